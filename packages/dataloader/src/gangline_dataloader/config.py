@@ -19,29 +19,35 @@ if TYPE_CHECKING:
 
 
 Epochs = Annotated[int, Ge(1), Le(1_000_000)]
-FRACTION = 0.01  # default fraction to hold out of a store without a validation part
+FRACTION = 0.01  # default of data.validation_fraction, for stores without a validation part
 CACHE = ("cache", "cache_bytes", "deadline")
 
 
 @dataclass
 class SequenceConfig(DataConfig, ABC):
-    """Options that all data sources over token stores share: how tokens become sequences, and the shard cache."""
+    """Options shared by all data sources that read token stores: packing, FIM, validation split and shard cache."""
 
     layout_options: ClassVar[tuple[str, ...]] = CACHE
 
     document_masking: bool = (
-        False  # separate documents: no attention across documents, positions restart at each document
+        False  # document mask: no attention across documents of a sequence, position ids restart at each document
     )
-    packing: Literal["concatenate", "best_fit"] = "concatenate"  # packing; best_fit: complete documents, by a pack plan
-    fim_rate: Share = 0.0  # fraction of documents rearranged for fill-in-the-middle (FIM); 0: none
-    fim_spm_rate: Share = 0.5  # fraction of FIM documents in order suffix, prefix, middle; rest prefix, suffix, middle
-    fim_tokens: list[str] = field(  # FIM marks in the store's tokenizer: before the prefix, the middle, the suffix
+    packing: Literal["concatenate", "best_fit"] = (  # sequence packing; concatenate: concatenate and chunk;
+        "concatenate"  # best_fit: few documents are split, by a pack plan (gangline data prepare --pack T)
+    )
+    fim_rate: Share = 0.0  # fraction of training documents rearranged for fill-in-the-middle (FIM); 0: no FIM
+    fim_spm_rate: Share = (  # fraction of FIM documents in suffix-prefix-middle order (SPM);
+        0.5  # all other FIM documents are in prefix-suffix-middle order (PSM)
+    )
+    fim_tokens: list[str] = field(  # FIM sentinel tokens, names in the store's tokenizer: [prefix, middle, suffix]
         default_factory=lambda: ["<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>"]
     )
-    validation_fraction: Share = FRACTION  # fraction held out at shard ends if prepare held out none; 1: validation set
-    cache: str = "~/.cache/gangline/data"  # directory of the shard cache, for stores behind URLs
+    validation_fraction: Share = (  # fraction of sequences held out for validation, at the end of each shard,
+        FRACTION  # if prepare held out no documents; 1: the complete store (only for stores of validate.sets)
+    )
+    cache: str = "~/.cache/gangline/data"  # directory of the shard cache, which holds shards of stores behind URLs
     cache_bytes: PositiveInt = 100_000_000_000  # maximum size of the shard cache per machine, in bytes
-    deadline: PositiveFloat = 600.0  # timeout in seconds for the fetch of a shard that a step waits for
+    deadline: PositiveFloat = 600.0  # timeout in seconds to fetch one file of a store behind a URL, retries included
 
     def make_remote_cache(self) -> RemoteCache:
         """Return the directory, size limit and timeout of the shard cache for stores behind URLs."""
@@ -87,7 +93,7 @@ class SequenceConfig(DataConfig, ABC):
         return [*report_old_masks(stores), *report_glued_texts(stores), *unused]
 
     def check_fraction(self, run: Run) -> list[Problem]:
-        """Return a problem if the fraction holds out all of the store that the run trains on."""
+        """Return a problem if data.validation_fraction=1 is set for the store that the run trains on."""
         if self.validation_fraction < 1 or self is not run.data:
             return []
         return [
@@ -101,14 +107,23 @@ class SequenceConfig(DataConfig, ABC):
 
 @dataclass
 class TokensConfig(SequenceConfig):
-    """Options of data=tokens: one token store, as `gangline data prepare` writes it, or a file of another format."""
+    """Options of data=tokens: one token store, as `gangline data prepare` writes it, or files in an external format."""
 
     file_options: ClassVar[tuple[str, ...]] = ("path", "cache")
 
-    path: str | None = None  # token store (DIR, URL), Megatron-LM or nanoGPT .bin, MDS, Arrow, Parquet (file or DIR/*)
-    column: str | None = None  # token column; MDS bytes: NAME:DTYPE; .bin: :uint16, :uint32, :int32, :int64; null: auto
-    shuffle_span: PositiveInt | None = None  # shuffle window in tokens: spans, then rows in each; null: whole store
-    order: Literal["shuffled", "text"] = "shuffled"  # sample order; text: the order of data=text, to compare the two
+    path: str | None = (  # path (required) of a token store (directory or URL),
+        None  # .bin file (Megatron-LM, nanoGPT, llm.c), MDS folder, or Arrow or Parquet file, folder or glob pattern
+    )
+    column: str | None = (  # token column of MDS, Arrow or Parquet; NAME:DTYPE for an MDS column of bytes;
+        # dtype of a raw .bin file: :uint16, :uint32, :int32 or :int64;
+        None  # null: input_ids, tokens or the only column; for .bin the dtype of the header or index, else uint16
+    )
+    shuffle_span: PositiveInt | None = (  # shuffle window in tokens: shuffles windows, then sequences in each window;
+        None  # null: one window, the complete store
+    )
+    order: Literal["shuffled", "text"] = (  # sample order: shuffled, or text,
+        "shuffled"  # which reproduces the order of data=text, to compare runs of data=text and data=tokens
+    )
 
     def list_paths(self) -> list[str]:
         return [self.path] if isinstance(self.path, str) else []
@@ -166,7 +181,7 @@ class TokensConfig(SequenceConfig):
         )
 
     def _check_remote(self, run: Run) -> list[Problem]:
-        """Return the problems of a store behind a URL; reads manifests, no shard."""
+        """Return the problems of a store behind a URL. Reads manifests, but no shards."""
         from gangline_dataloader.sources.build import open_run_parts
         from gangline_dataloader.sources.present import find_file_problems
         from gangline_dataloader.sources.room import check_room
@@ -210,19 +225,28 @@ class TokensConfig(SequenceConfig):
 class MixConfig(SequenceConfig):
     """Options of data=mix: a weighted mixture of token stores that share a tokenizer.
 
-    Weights are shares of the samples, normalised. The long-run proportions are exact, each source is read epoch by
-    epoch, and the order of samples is a function of (seed, sources, weights, sample number).
+    Weights are normalised to shares of the samples. The proportions of the sources are exact in the long run, each
+    source is read epoch by epoch, and the order of samples is a function of (seed, sources, weights, sample number).
     """
 
     file_options: ClassVar[tuple[str, ...]] = ("path", "sources", "cache")
-    # a store may move, and the mixture may change from the next sample on: a checkpoint records the mixture up to there
+    # A resumed run may find a store at another path, and may change the mixture from its next sample on, because a
+    # checkpoint records the mixture of all samples before it.
     layout_options: ClassVar[tuple[str, ...]] = ("sources", "weights", "epochs", "stages", *CACHE)
 
-    sources: dict[str, str] = field(default_factory=dict)  # token stores by name: {web: DIR, code: DIR}
-    weights: dict[str, NonNegativeFloat] = field(default_factory=dict)  # mixture weights by source; {}: by store size
-    epochs: dict[str, Epochs] = field(default_factory=dict)  # maximum epochs by source: {code: 4}; unset: unlimited
-    stages: list[dict[str, Any]] = field(default_factory=list)  # weight changes: [{from: SAMPLE, weights: {...}}]
-    shuffle_span: PositiveInt | None = None  # shuffle window in tokens: spans, then rows in each; null: whole source
+    sources: dict[str, str] = field(default_factory=dict)  # token stores by source name: {web: DIR, code: URL}
+    weights: dict[str, NonNegativeFloat] = field(  # mixture weights by source name: relative shares of the samples;
+        default_factory=dict  # {}: weights proportional to the number of sequences of each source
+    )
+    epochs: dict[str, Epochs] = field(  # maximum number of epochs by source name: {code: 4};
+        default_factory=dict  # a source that is not named repeats without limit
+    )
+    stages: list[dict[str, Any]] = field(  # changes of the mixture weights during the run:
+        default_factory=list  # [{from: SAMPLE_NUMBER, weights: {...}}, ...]; []: data.weights from start to end
+    )
+    shuffle_span: PositiveInt | None = (  # shuffle window in tokens: shuffles windows, then sequences in each window;
+        None  # null: one window, the complete source
+    )
 
     def list_paths(self) -> list[str]:
         return [path for _, path in sorted(self.sources.items())]

@@ -1,4 +1,4 @@
-"""The command `gangline data`: prepare a corpus, check it, look at it. Imports no torch.
+"""The command `gangline data`: prepare, verify and show a corpus. Imports no torch.
 
 Each subcommand is a module, which is imported when the subcommand runs.
 """
@@ -26,7 +26,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def check_out(out: str) -> None:
-    """Raise UserError if `--out` is empty (it would mean this directory) or a URL (a directory of that name)."""
+    """Raise UserError if `--out` is empty (which would mean the current directory) or a URL."""
     if not out:
         raise UserError("--out '' must be a path.", "It is empty: a variable of the shell may be unset.")
     if "://" in out:

@@ -13,7 +13,7 @@ from gangline_dataloader.store.local import LocalTokens
 
 
 def run(argv: Sequence[str]) -> int:
-    """Write the .bin and .idx files. Raises UserError if one exists, or the store holds conversations."""
+    """Write the .bin and .idx files. Raises UserError if one of the files exists, or the store holds conversations."""
     words = argparse.ArgumentParser(
         prog="gangline data export", description="Write a token store in the format of Megatron-LM: NAME.bin, NAME.idx."
     )

@@ -24,13 +24,13 @@ from gangline_dataloader.prepare.settings import BYTES, ENGINES, TIKTOKEN, Setti
 from gangline_dataloader.store.durable import explain_write_errors
 from gangline_dataloader.store.manifest import FILE, TEMPLATE, VALIDATION, Manifest, read
 
-ALL, NONE = "all", "none"  # values for no names: ALL of --language, NONE of --clean and --replace
+ALL, NONE = "all", "none"  # option values that mean no names: ALL for --language, NONE for --clean and --replace
 MB = 1e6
 SPEED = 30 * MB  # bytes of text per second and core for byte tokens, with cleaning; a tenth of that with a tokenizer
 
 
 def make_parser(known: Settings | None = None) -> argparse.ArgumentParser:
-    """Return the parser of the options; `known`: the settings of the store that --append extends, as defaults."""
+    """Return the parser of the options; `known`: defaults, the settings of the store that --append extends."""
     default = known or Settings()
     words = argparse.ArgumentParser(
         prog="gangline data prepare",
@@ -151,7 +151,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def make_settings(arguments: argparse.Namespace, known: Settings) -> Settings:
-    """Return the settings that the options give; `known` has the default of --confidence.
+    """Return the settings from the options; `known` has the default of --confidence.
 
     Raises UserError for a list with an empty name, and for --confidence without --language.
     """

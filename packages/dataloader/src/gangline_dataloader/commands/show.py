@@ -68,7 +68,7 @@ def summarise_corpus(store: StoreFiles) -> dict[str, Any]:
 
 
 def count_documents_by_length(store: StoreFiles, manifest: Manifest) -> list[dict[str, int]]:
-    """Count the documents by length, in bins from a power of two to below the next; one shard in memory at a time."""
+    """Count the documents by length in tokens, in bins [2^k, 2^(k+1)); one shard is in memory at a time."""
     counts = np.zeros(33, np.int64)
     for shard, documents in enumerate(manifest.shards.documents):
         with store.get_local_file(name_ends_file(shard), compute_file_size("<u4", documents)) as path:
@@ -108,7 +108,7 @@ def format_corpus(about: dict[str, Any]) -> str:
 
 
 def describe_sample(run_dir: str, number: int) -> dict[str, Any]:
-    """Return sample `number` of a run's training data as JSON, split into documents; its last token is only a target.
+    """Return sample `number` of a run's training data as JSON, split into documents; the last token is only a target.
 
     Raises UserError for a number below 0.
     """

@@ -19,7 +19,7 @@ from gangline_dataloader.prepare.inputs import Input, list_inputs
 from gangline_dataloader.prepare.rule import Dropped
 
 END_OF_TEXT = "<|endoftext|>"
-LEAST = 257  # tokens: one for each byte, and the end of text
+LEAST = 257  # minimum vocabulary size: one token for each byte, and the end of text
 
 
 def run(argv: Sequence[str]) -> int:

@@ -69,7 +69,7 @@ def find_tokenizer_damage(store: StoreFiles, about: Tokenizer) -> Iterator[str]:
 
 
 def list_lost_plans(store: StoreFiles) -> Iterator[str]:
-    """Yield a line for each packing plan whose JSON file is missing while its other files exist."""
+    """Yield a line for each pack plan whose JSON file is missing while its other files exist."""
     there = {int(match[1]) for name in store.list_names() if (match := _OF_PLAN.fullmatch(name))}
     for T in sorted(there - set(list_lengths(store.folder))):
         again = format_plan_command(store.name, T)
@@ -78,7 +78,7 @@ def list_lost_plans(store: StoreFiles) -> Iterator[str]:
 
 
 def find_plan_damage(store: StoreFiles, manifest: Manifest, sequence_length: int) -> Iterator[str]:
-    """Yield a line for each damaged file of a packing plan, and if the plan is of another store or incomplete."""
+    """Yield a line for each damaged file of a pack plan, and if the plan belongs to another store or is incomplete."""
     try:
         plan = read_plan(store.folder, sequence_length, store.name)
     except UserError as error:
@@ -137,7 +137,7 @@ def find_vector_damage(
     xxh3: str,
     look: Callable[[np.ndarray], str | None] = lambda array: None,
 ) -> Iterator[str]:
-    """Yield a line if a vector's bytes have changed, or if `look` returns what is wrong with the intact vector."""
+    """Yield a line if a vector's bytes have changed, or if `look` returns an error in the unchanged vector."""
     try:
         with store.get_local_file(name, compute_file_size(dtype, length)) as path:
             array = map_vector(path, dtype, length)

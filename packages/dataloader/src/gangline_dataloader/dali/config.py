@@ -21,15 +21,17 @@ def is_installed() -> bool:
 
 @dataclass
 class DaliConfig(TokensConfig):
-    """Options of data=dali: a token store read through NVIDIA DALI, with the samples of data=tokens in their order.
+    """Options of data=dali: a token store read through NVIDIA DALI, with the samples and order of data=tokens.
 
-    On a GPU, tokens are prefetched in their stored width on a CUDA stream of DALI. On a CPU, data=dali costs a little
-    more than data=tokens (the README has numbers) and exists so that a pipeline can be tested anywhere.
+    On a GPU, tokens are prefetched in their stored width on a CUDA stream of DALI. On a CPU, data=dali is a little
+    slower than data=tokens (the README has numbers); it exists so that the pipeline can be tested without a GPU.
     """
 
     layout_options: ClassVar[tuple[str, ...]] = ("prefetch", *CACHE)
 
-    prefetch: PositiveInt = 2  # prefetch depth of DALI in chunks: of one step, or of steps up to 4 million tokens
+    prefetch: PositiveInt = (  # prefetch depth of DALI in chunks; a chunk is one step,
+        2  # or several steps with at most 4.2 million tokens per rank
+    )
 
     def check(self, run: Run) -> list[Problem]:
         if not is_installed():

@@ -1,8 +1,8 @@
-"""DALI pipeline that prefetches what a function returns for chunk 0, 1, 2, ..., to the GPU if there is one.
+"""DALI pipeline that calls a function for chunk 0, 1, 2, ... and prefetches its rows, to a GPU if there is one.
 
-A DALI batch is one flat sample here, all steps of a chunk: one DALI sample per sequence would cost 1 us each, and a
-run of the pipeline costs as much as the tokens of many steps. The pipeline has no state to save: the run's cursor
-counts the samples that were handed over, not the samples that were read.
+A DALI batch holds a single DALI sample, all sequences of a chunk: one DALI sample per sequence would cost 1 us each,
+and a run of the pipeline costs as much as the tokens of many steps. The pipeline has no state to save, because the
+run's cursor counts the samples that `take` returned, not the samples that were prefetched.
 
 N rows (sequences) of a chunk on this rank, T tokens
 """
@@ -22,7 +22,7 @@ _NAMES = {"u1": "UINT8", "u2": "UINT16", "u4": "UINT32", "i1": "INT8", "i2": "IN
 
 @dataclass
 class ChunkTensors:
-    """The `StoredRows` of a chunk: tokens and mask on the device, in memory of DALI; the rest in host memory."""
+    """The `StoredRows` of a chunk: tokens and loss mask on the device, in DALI memory; other fields in host memory."""
 
     tokens: torch.Tensor
     ends: np.ndarray
@@ -34,7 +34,7 @@ class ChunkPipeline:
     """A DALI pipeline that calls `read(n)` for n = 0, 1, 2, ..., `depth` chunks ahead of `take`.
 
     dtype   dtype of the tokens
-    masked  whether there is a loss mask
+    masked  whether `read` returns a loss mask
     An error of `read` is raised by the `take` of its chunk and by every later `take`.
     """
 
@@ -45,7 +45,7 @@ class ChunkPipeline:
 
         self._read, self._masked, self._device, self._taken = read, masked, device, 0
         self._failed: tuple[int, BaseException] | None = None
-        # ends and filled of chunks that were read: few numbers, which only the host needs
+        # `ends` and `filled` of the prefetched chunks: small arrays that only the host needs
         self._rest: dict[int, tuple[np.ndarray, np.ndarray | None]] = {}
         self._spare = StoredRows(np.zeros((1, 1), dtype), np.zeros(0, np.int32), np.zeros((1, 1), bool))
         number = None if device.type == "cpu" else device.index or 0
@@ -61,11 +61,11 @@ class ChunkPipeline:
         self._pipeline.build()
 
     def take(self) -> ChunkTensors:
-        """Return the next chunk, in memory that is valid while a tensor of it is held. Raises errors of `read`."""
+        """Return the next chunk. Its memory is valid while one of its tensors is held. Raises errors of `read`."""
         self._raise_failed()
         if self._device.type == "cpu":
             outputs = self._pipeline.run()
-        else:  # orders the copies before the next work on the step's own stream, without blocking the host
+        else:  # orders the copies before the next work on the step's CUDA stream, without blocking the host
             outputs = self._pipeline.run(torch.cuda.current_stream(self._device).cuda_stream)
         self._raise_failed()
         tokens, *mask = (torch.from_dlpack(one[0]) for one in outputs)

@@ -1,8 +1,8 @@
 """The reader of `data=dali`: samples of a source, gathered in a thread and passed through a DALI pipeline.
 
-Tokens are copied to the device in their stored width, one to four bytes each. Positions, documents and masks are
-computed from them and the document ends on the device (`gangline.data.expand`), because DALI has no operator that
-counts along a row.
+Tokens are copied to the device in their stored width, one to four bytes each. Position ids, document ids and
+masks are computed on the device from the tokens and the document ends (`gangline.data.expand`), because DALI has no
+operator that counts along a row.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gangline_dataloader.sources.windows import StoredRows, WindowSource
 class DaliReader(BatchReader):
     """Batch reader that prefetches `WindowSource.fill` through DALI.
 
-    depth  number of chunks of steps that DALI prefetches
+    depth  number of chunks, each of one or more steps, that DALI prefetches
     """
 
     def __init__(self, source: WindowSource, place: ReadPlace, depth: int) -> None:

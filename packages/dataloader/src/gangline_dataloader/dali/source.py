@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def build_dali(config: DaliConfig, run: Run, split: Split) -> WindowSource:
-    """Build the source of `data=tokens` with a DALI reader. Raises UserError as `build_tokens`."""
+    """Build the source of `data=tokens` with a DALI reader. Raises UserError like `build_tokens`."""
 
     def make_reader(source: WindowSource, place: ReadPlace) -> BatchReader:
         from gangline_dataloader.dali.reader import DaliReader

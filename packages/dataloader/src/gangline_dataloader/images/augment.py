@@ -21,9 +21,10 @@ class Crops:
 
 
 def draw_crops(numbers: np.ndarray, least: float, flip: bool, *key: object) -> Crops:
-    """Draw the crops of samples (N,): an area between `least` and 1, sides in a ratio of 3/4 to 4/3, half mirrored.
+    """Draw random crops for samples (N,), as in Szegedy et al., arXiv 1409.4842, section 6.
 
-    With `least` 1 and no `flip` images stay complete. As in Szegedy et al., arXiv 1409.4842, section 6.
+    A crop has `least` to 1 of the image's area, and 3/4 to 4/3 of its aspect ratio; with `least` 1 it is the complete
+    image. With `flip` half of the crops are mirrored. `key`: values that the draws depend on, with the sample number.
     """
     draws = np.empty((len(numbers), 5))
     for row, number in zip(draws, np.asarray(numbers).tolist(), strict=True):

@@ -18,17 +18,19 @@ class ImagesConfig(DataConfig):
     """Options of data=dali_images: images with texts from WebDataset tar files.
 
     Texts become byte tokens, pixels are in `Batch.extra["pixels"]`. A sequence begins with `places` placeholder tokens
-    for the image, which a model edit replaces by the image's patches.
+    for the image, which a model edit replaces by embeddings of the image's patches.
     """
 
     file_options: ClassVar[tuple[str, ...]] = ("path",)
 
-    path: str | None = None  # WebDataset tar file or folder of tar files, with KEY.jpg (or .jpeg, .png) and KEY.txt
+    path: str | None = (
+        None  # path (required): WebDataset tar file, or folder of tar files; KEY.jpg (.jpeg, .png), KEY.txt
+    )
     side: PositiveInt = 224  # image size: width and height in pixels, after crop and resize
-    places: PositiveInt = 16  # image tokens: number of placeholder tokens at the start of each sequence
-    least_area: Share = 0.5  # minimum area of the random crop in training, as a fraction of the image; 1: no crop
-    flip: bool = True  # random horizontal flip of half of the images in training
-    validation_fraction: ShareBelowOne = 0.02  # fraction of the samples, the last ones, held out for validation
+    places: PositiveInt = 16  # number of image tokens: placeholder tokens at the start of each sequence
+    least_area: Share = 0.5  # minimum area of the random crop in training, as a fraction of the image area; 1: no crop
+    flip: bool = True  # random horizontal flip of training images, with probability 0.5; false: no flip
+    validation_fraction: ShareBelowOne = 0.02  # fraction of the samples held out for validation, at the end of the data
 
     def check(self, run: Run) -> list[Problem]:
         from gangline.data.vocabulary import find_vocabulary_problems

@@ -17,7 +17,7 @@ _STATUS = {2: "invalid parameter", 3: "bad code stream", 4: "unsupported code st
 
 
 class ImageDecoder:
-    """Decoder of up to `most` images at a time to (side, side) pixels on the CPU, independent of the batch."""
+    """CPU decoder of up to `most` images at a time to (side, side) pixels, which do not depend on other images."""
 
     def __init__(self, side: int, most: int) -> None:
         from nvidia.dali import Pipeline, fn, types  # an optional dependency: importing this module must not need it
@@ -42,9 +42,9 @@ class ImageDecoder:
         self._pipeline.build()
 
     def __call__(self, encoded: Sequence[np.ndarray], crops: Crops) -> torch.Tensor:
-        """Decode images (N,) to (N, 3, side, side) float32, in DALI memory that stays valid while the tensor is held.
+        """Decode images (N,) to (N, 3, side, side) float32, valid while the tensor is referenced.
 
-        Raises RuntimeError of DALI if an image cannot be decoded.
+        The tensor is in DALI memory. Raises the RuntimeError of DALI if an image cannot be decoded.
         """
         self._pipeline.feed_input("encoded", list(encoded))
         self._pipeline.feed_input("corner", crops.corner)

@@ -19,7 +19,7 @@ AHEAD = 2  # prefetch depth in steps
 
 
 class ImageReader(BatchReader):
-    """Batch reader with the bytes and the order of `ImageSource.sample`."""
+    """Batch reader that returns the samples of `ImageSource.sample`, with equal bytes and in the run's order."""
 
     def __init__(self, source: ImageSource, place: ReadPlace) -> None:
         self.source, self.place = source, place

@@ -1,6 +1,6 @@
-"""The data source of `data=dali_images`: a sequence is placeholder tokens for an image, then its text; pixels apart.
+"""The data source of `data=dali_images`: sequences of image placeholder tokens, then text; pixels are a separate array.
 
-T tokens of a sequence, of which the first `places` are the placeholders of an image of (side, side) pixels.
+T tokens of a sequence; the first P = `places` tokens are the placeholders of an image of (side, side) pixels.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class ImageSource(DataSource):
     def read_encoded(self, i: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return (encoded image (n,) uint8, tokens (T+1,) uint8, loss mask (T,) bool) of sample `i`.
 
-        Raises UserError with the image's name if its structure is damaged: it might be decoded to wrong pixels.
+        Raises UserError with the image's name if the image file is damaged, which might be decoded to wrong pixels.
         """
         image, text = self.files.read(self._find_row(i))
         if why := find_damage(image):

@@ -1,8 +1,8 @@
-"""Structural damage in JPEG and PNG files: libjpeg decodes a damaged JPEG to wrong pixels and only warns.
+"""Detection of damaged JPEG and PNG files, because libjpeg decodes a damaged JPEG to wrong pixels and only warns.
 
-PNG   checksum (CRC) of every chunk: any changed byte is found
+PNG   checksum (CRC) of every chunk: any changed byte is detected
 JPEG  segments, order of restart markers, end marker, and runs of zeros that no encoder writes. Entropy-coded data has
-      no checksum: most changes of few bytes in it are not found. ITU-T T.81, annexes B, C and F
+      no checksum: most changes of a few of its bytes are not detected. ITU-T T.81, annexes B, C and F
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _find_png_damage(content: bytes) -> str:
 class _Jpeg:
     def __init__(self, content: bytes) -> None:
         self.content, self.interval, self.sequential = content, 0, False
-        self.first: dict[int, int] = {}  # AC table -> symbol of its first code, the code of zeros only
+        self.first: dict[int, int] = {}  # AC Huffman table -> symbol of its first code, which is all zero bits
         array = np.frombuffer(content, np.uint8)
         # Within entropy-coded data FF00 is the byte FF, and FF may be repeated before a marker.
         self.markers = np.flatnonzero((array[:-1] == 0xFF) & (array[1:] != 0) & (array[1:] != 0xFF))
@@ -89,7 +89,7 @@ class _Jpeg:
             self.sequential = code in _SEQUENTIAL
 
     def _check_entropy_data(self, at: int) -> tuple[int, str]:
-        """Return the offset of the first marker after the entropy data at `at`, and the damage before it, or ""."""
+        """Return (offset of the first marker after the entropy-coded data at `at`, description of damage or "")."""
         index = 0
         for place in self._iterate_markers(at):
             code = self.content[place + 1]
@@ -106,8 +106,9 @@ class _Jpeg:
     def _find_zeros(self, scan: bytes, at: int, end: int) -> str:
         """Return a description of a run of zero bytes that no encoder writes, or "".
 
-        Zeros decode to the first symbol of each table again and again. If that symbol ends a block, they are a flat
-        area; otherwise each coefficient is the smallest of its category, which no picture has in block after block.
+        Zero bytes decode to the first symbol of each Huffman table, again and again. If that symbol ends a block, the
+        zeros are a flat area; otherwise each coefficient is the smallest of its category, which no image has in block
+        after block.
         """
         tables = {self.first.get(scan[2 + 2 * one] & 15, 0) for one in range(scan[0]) if 2 + 2 * one < len(scan)}
         if not self.sequential or tables <= {0}:

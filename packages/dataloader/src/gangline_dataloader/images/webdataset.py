@@ -1,6 +1,6 @@
 """WebDataset tar files, whose members `KEY.jpg` and `KEY.txt` make a sample, with random access by byte offset.
 
-The members of all files are listed when the source is built: each header is read once, 80 bytes a sample in memory.
+When the source is built, each header of each file is read once; the list takes 80 bytes of memory per sample.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gangline_dataloader.store.foreign.vector import get_file_size, sample
 from gangline_dataloader.store.watch import WatchedFiles
 
 KINDS = {"jpg": "image", "jpeg": "image", "png": "image", "txt": "text"}
-PIECES = 16  # pieces of 4 KiB of each file whose bytes are part of the identity
+PIECES = 16  # number of 4 KiB blocks of each file that are hashed into the identity
 COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst", ".tzst", ".tar.lz4")
 NAMED = 8  # maximum number of files or folders named in a message
 AGAIN = "Copy or write the file again."
@@ -33,7 +33,7 @@ class ImageTexts:
     file     (N,) index of the sample's tar file in `files`
     image    (N, 2) int64, offset and size of the image in bytes
     text     (N, 2) int64, offset and size of the text in bytes, without white space around it
-    watched  status of the files when they were listed, to notice changes
+    watched  detects changes of the files since they were listed
     """
 
     files: list[Path]
@@ -46,7 +46,7 @@ class ImageTexts:
         return len(self.file)
 
     def read(self, number: int) -> tuple[bytes, bytes]:
-        """Read (encoded image, text) of a sample. Raises UserError if its file has changed or cannot be read."""
+        """Read (encoded image, text) of a sample. Raises UserError if its tar file has changed or cannot be read."""
         path = self.files[int(self.file[number])]
         try:
             with path.open("rb") as file:
@@ -60,7 +60,7 @@ class ImageTexts:
         return image, text
 
     def find_image_name(self, number: int) -> str:
-        """Find the member name of a sample's image; lists the tar file again, because names are not stored."""
+        """Find the member name of a sample's image. Reads the tar headers again, because names are not kept."""
         path, at = self.files[int(self.file[number])], int(self.image[number, 0])
         with path.open("rb") as file:
             return next(
@@ -68,7 +68,7 @@ class ImageTexts:
             )
 
     def compute_identity(self) -> str:
-        """Compute a hash of names, offsets, sizes and pieces of each file; changes outside the pieces go unnoticed."""
+        """Compute a hash of names, sizes, member offsets and sampled blocks of the files, but not of other blocks."""
         sizes = [(path.name, get_file_size(path)) for path in self.files]
         digest = blake2b(repr(sizes).encode(), digest_size=16)
         for array in (self.file, self.image, self.text):
@@ -86,7 +86,8 @@ def _read_bytes(file: BinaryIO, at: int, size: int) -> bytes:
 def list_samples(folder: str) -> ImageTexts:
     """List every sample of a tar file, or of the tar files of a folder.
 
-    Raises UserError if there are none, some would be left out, a file is damaged, or a sample lacks its image or text.
+    Raises UserError if there are no samples, tar files are compressed or in nested folders, a file is damaged, or a
+    sample lacks its image or text.
     """
     files = _list_tar_files(Path(folder).expanduser(), folder)
     if not files:
@@ -165,7 +166,7 @@ def _locate_samples(path: Path) -> list[tuple[tuple[int, int], tuple[int, int]]]
 def _iterate_headers(path: Path, file: BinaryIO) -> Iterator[tarfile.TarInfo]:
     """Yield every member of a tar file, then check that reading stopped at the end of the archive.
 
-    tarfile takes an invalid header for the end without an error, so the members after it would be dropped.
+    tarfile takes an invalid header for the end of the archive, without an error, and skips all members after it.
     Raises UserError if the file is damaged or truncated.
     """
     size, stopped = get_file_size(path), 0

@@ -8,15 +8,15 @@ import numpy as np
 
 from gangline_dataloader.order.permutation import SpanPermutation
 
-Sizes = tuple[tuple[int, int], ...]  # (first sample number of the source, rows of each epoch from there on)
+Sizes = tuple[tuple[int, int], ...]  # (sample number in the source, rows of each epoch from this sample on), ...
 
 
 class SourceEpochs:
     """The row order of one source: its sample n is row `permutation(n mod rows)` of epoch `n // rows`.
 
-    rows, span, key  as of SpanPermutation
+    rows, span, key  as in SpanPermutation
     sizes            history of a source that grew during a run: an epoch keeps the rows that it began with, and the
-                     next epoch has all rows, so that no epoch repeats or omits a row; None: it did not grow
+                     next epoch has all rows, so that no epoch repeats or omits a row; None: the source did not grow
     """
 
     def __init__(self, rows: int, span: int | None, *key: object, sizes: Sizes | None = None) -> None:
@@ -46,7 +46,7 @@ class SourceEpochs:
 
 
 def grow_sizes(sizes: Sequence[Sequence[int]], rows: int, samples: int) -> Sizes:
-    """Return the sizes of a source that had `sizes` in its first `samples` samples, and `rows` from the next epoch."""
+    """Return the history of a source: `sizes` for its first `samples` samples, then `rows` from its next epoch on."""
     read = [(int(start), int(each)) for start, each in sizes if start <= samples]
     start, each = read[-1]
     begins = start - (start - samples) // each * each  # first sample of the next epoch

@@ -4,12 +4,13 @@ Samples are assigned to sources in blocks of 65,536. After b blocks source k has
 
     count_k(b) = round(b · 65536 · W_k) - round(b · 65536 · W_{k-1}),      W_k = w_1 + ... + w_k, exact fractions
 
-samples: within one sample of its exact share for a run of any length, computed without a counter. Inside a block the
-samples are shuffled by a hash of (key, block, place). The n-th sample of a source is row n of its endless sequence of
-epochs, so that each epoch has each row once, whatever the weights.
+samples. So each count is within one sample of the exact share for a run of any length, computed without a counter.
+Inside a block the samples are shuffled by a hash of (key, phase, block, position in the block). The n-th sample of a
+source is row n of its endless sequence of epochs, so that each epoch has each row once, whatever the weights.
 
-Weights may change at any sample ("stages"), and a source may end after a number of epochs, when the others share its
-weight. Both begin a new phase, with its own blocks, at a sample number that is a function of the configuration.
+Weights may change at any sample ("stages"), and a source may be used up after a number of epochs, from where on the
+other sources share its weight. Either change begins a new phase, with its own blocks, at a sample number that is a
+function of the configuration.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ LEAST = Fraction(1, BLOCK)  # smallest share: one sample of each block
 class Ingredient:
     """One source of a mixture.
 
-    name    key of its order, next to the seed: adding another source does not reshuffle this one
+    name    part of the key of its row order, so that adding another source does not reshuffle this source
     rows    number of rows in an epoch
-    span    number of rows that are shuffled together; None: all
+    span    number of rows that are shuffled together; None: all rows
     epochs  number of epochs after which the source is used up; None: never
-    sizes   history of a source that grew during a run: (first of its samples, rows of an epoch from there on)
+    sizes   history of a source that grew during a run: (sample number in the source, rows of each epoch from it on)
     """
 
     name: str
@@ -57,7 +58,7 @@ class WeightStage:
 
 @dataclass(frozen=True)
 class RowPlace:
-    """The places of samples (N,): index of the source, epoch and row of that source, each (N,) int64."""
+    """Locations of samples (N,): index of the source, epoch of the source and row of the source, each (N,) int64."""
 
     source: np.ndarray
     epoch: np.ndarray
@@ -66,7 +67,7 @@ class RowPlace:
 
 @dataclass(frozen=True)
 class _Phase:
-    """A range of samples with one set of shares; `used` counts the samples of each source before it."""
+    """A range of samples with constant shares; `used` counts the samples of each source before the phase."""
 
     start: int
     shares: tuple[Fraction, ...]
@@ -90,8 +91,8 @@ class Exhausted(LookupError):
 def normalise_weights(weights: Sequence[float]) -> tuple[Fraction, ...]:
     """Normalise weights to exact fractions with sum 1; a zero stays zero.
 
-    Raises ValueError if a weight is negative or not finite, if all are zero, and if a share is so small (under 1/65536)
-    that a block has no sample for it.
+    Raises ValueError if a weight is negative or not finite, if all weights are zero, and if a share above 0 is under
+    1/65536, less than one sample of a block.
     """
     exact = []
     for weight in weights:
@@ -133,7 +134,7 @@ class MixtureOrder:
         self._starts = np.array([phase.start for phase in self.phases], np.int64)
 
     def __call__(self, numbers: np.ndarray) -> RowPlace:
-        """Return the places of samples `numbers` (N,) int64, in any order. Raises Exhausted past the last sample."""
+        """Locate samples `numbers` (N,) int64, which may be in any order. Raises Exhausted past the last sample."""
         numbers = np.asarray(numbers, np.int64)
         if self.end is not None and numbers.size and int(numbers.max()) >= self.end:
             raise Exhausted(self.end)
@@ -157,9 +158,9 @@ class MixtureOrder:
         return self._count_used(self.phases, phase, number)
 
     def resume_after(self, sizes: Mapping[str, Sequence[Sequence[int]]], cursor: int) -> MixtureOrder:
-        """Return the order, with these stages, of a run whose sources had `sizes` up to sample `cursor`.
+        """Return the order, with the stages of this order, of a run whose sources had `sizes` up to sample `cursor`.
 
-        Each source has the rows of this order from its next epoch on.
+        From its next epoch on, each source has its rows of this order.
         """
         before = self._replace_sources(sizes, {})
         now = [
@@ -171,7 +172,7 @@ class MixtureOrder:
     def gives_same_samples(
         self, sizes: Mapping[str, Sequence[Sequence[int]]], epochs: Mapping[str, int | None], cursor: int
     ) -> bool:
-        """Return whether the samples up to `cursor` are unchanged if `epochs` are the caps on the sources' epochs."""
+        """Return whether the samples up to `cursor` are the same with `epochs` as the sources' maximum epochs."""
         one, other = self._replace_sources(sizes, {}), self._replace_sources(sizes, epochs)
         return [p for p in one.phases if p.start < cursor] == [p for p in other.phases if p.start < cursor]
 
@@ -197,7 +198,7 @@ class MixtureOrder:
         quota = phase.count_per_source(block + 1) - before
         salt = derive_round_keys(*self.key, "deal", phase.start, block)[0]
         hashed = mix(np.arange(BLOCK, dtype=U64) + salt)
-        # The place in the low bits makes all values differ, so that every sort algorithm gives one order.
+        # The slot number in the low bits makes all values differ, so that every sort algorithm gives one order.
         hashed = np.sort((hashed & U64(~(BLOCK - 1) & (1 << 64) - 1)) | np.arange(BLOCK, dtype=U64))
         sources = np.empty(BLOCK, np.uint16 if len(quota) < BLOCK else np.int64)
         sources[(hashed & U64(BLOCK - 1)).astype(np.int64)] = np.repeat(np.arange(len(quota)), quota)
@@ -242,7 +243,7 @@ class MixtureOrder:
             counts = self._count_used(phases, -1, start)
 
     def _find_first_exhausted(self, phase: _Phase) -> int | None:
-        """Find the first sample of a phase at which a source has used up its epochs; None: there is none."""
+        """Find the first sample of a phase at which a source has used up its epochs; None: no such sample."""
         ends: list[int] = []
         for k, most in enumerate(self._most):
             if most is None or not phase.shares[k]:

@@ -67,7 +67,7 @@ class KeyedPermutation:
         return x.astype(np.int64).reshape(index.shape)
 
     def _apply_network(self, x: np.ndarray, salt: np.ndarray) -> np.ndarray:
-        """Apply the Feistel network once to `x` in range(2**bits). Rounds swap the halves' sizes; six restore them."""
+        """Apply the Feistel network once to `x` in range(2**bits). Each round swaps the sizes of the halves."""
         high, low = self.high, self.low
         left, right = x >> U64(low), x & U64((1 << low) - 1)
         for key in self.keys:
@@ -78,7 +78,7 @@ class KeyedPermutation:
 
 
 class SpanPermutation:
-    """A permutation of the spans of `span` rows, and then of the rows inside each span; None: one span for all rows.
+    """A permutation of the spans of `span` rows, and then of the rows inside each span; None: one span of all rows.
 
     A reader that streams a corpus from a remote store needs only the current span and the next one. A last span that is
     not full stays last.

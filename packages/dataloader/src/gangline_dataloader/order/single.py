@@ -24,7 +24,7 @@ class SingleOrder:
 
     @property
     def deciding(self) -> list[list[int]]:
-        """JSON value that decides the order together with its key: [[first sample, rows of its epochs], ...]."""
+        """JSON value that determines the order, together with the key: [[first sample, rows of its epochs], ...]."""
         return [list(size) for size in self.epochs.sizes]
 
     def __call__(self, numbers: np.ndarray) -> RowPlace:
@@ -37,7 +37,7 @@ class SingleOrder:
 
 
 class TextOrder:
-    """The order of `data=text` of basics, to compare runs on equal tokens: O(rows) in time and memory."""
+    """The order of `data=text` of gangline-basics, to compare runs on equal tokens: O(rows) in time and memory."""
 
     end: int | None = None
 
@@ -47,7 +47,7 @@ class TextOrder:
 
     @property
     def deciding(self) -> list[list[int]]:
-        """JSON value that decides the order together with its key: [[0, rows of an epoch]]."""
+        """JSON value that determines the order, together with the key: [[0, rows of an epoch]]."""
         return [[0, int(self.rows[0])]]
 
     def __call__(self, numbers: np.ndarray) -> RowPlace:

@@ -1,8 +1,8 @@
 """Best-fit-decreasing packing of documents into rows of a fixed size, with few documents split and little padding.
 
 Ding et al., "Fewer Truncations Improve Language Modeling", arXiv 2404.10830, section 3: a document that is longer than
-a row is split into rows, and the remaining pieces are packed, the longest first, each into the row with the least room
-that still holds it. Torch-free.
+a row is split into rows, and the remaining pieces are packed, the longest first, each into the row with the least
+free space that still holds the piece. Torch-free.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import numpy as np
 
 
 def split_documents(ends: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
-    """Split documents that end at `ends` (D,) into pieces: their starts and lengths, both (P,) int64, in order.
+    """Split documents that end at `ends` (D,) into pieces: starts and lengths of the pieces, both (P,) int64, in order.
 
-    capacity  tokens of a row. A longer document is split, and each piece begins with the last token of the piece before
-              it, so that each token of the document but the first is a target exactly once.
+    capacity  length of a row in tokens. A longer document is split, and each piece begins with the last token of the
+              previous piece, so that each token of the document but the first is a target exactly once.
     """
     ends = np.asarray(ends, np.int64)
     lengths = np.diff(ends, prepend=0)
@@ -29,7 +29,7 @@ def split_documents(ends: np.ndarray, capacity: int) -> tuple[np.ndarray, np.nda
 def pack_best_fit(lengths: np.ndarray, capacity: int) -> np.ndarray:
     """Pack pieces of 1 to `capacity` tokens and return the row of each piece (P,); rows are numbered from 0, unordered.
 
-    Linear in the pieces: rows with room are found by the room that is left, with one bit for each value of it.
+    Takes linear time: the row for a piece is found in a bit mask with one bit for each number of free tokens.
     """
     lengths = np.asarray(lengths, np.int64)
     rows = np.empty(len(lengths), np.int64)
@@ -38,8 +38,8 @@ def pack_best_fit(lengths: np.ndarray, capacity: int) -> np.ndarray:
     count = len(full)
     short_pieces = np.flatnonzero(lengths < capacity)
     order = short_pieces[np.argsort(-lengths[short_pieces], kind="stable")]
-    with_room: list[list[int]] = [[] for _ in range(capacity)]  # room in tokens -> rows with that room
-    rooms = 0  # bit r: a row with room r exists
+    with_room: list[list[int]] = [[] for _ in range(capacity)]  # free tokens -> rows with that many free tokens
+    rooms = 0  # bit r: whether a row with r free tokens exists
     placements = []
     for need in lengths[order].tolist():
         large_enough = rooms >> need

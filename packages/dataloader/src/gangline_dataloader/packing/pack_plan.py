@@ -7,7 +7,7 @@
     shard-00000.pack-2048.npy        uint32, start and length of each piece, in tokens of the shard, row after row
     shard-00000.pack-2048.rows.npy   uint32, number of pieces up to the end of each row
 
-A row has up to T + 1 tokens, all of one shard, so that a row needs only one shard. Torch-free.
+A row has up to T + 1 tokens, all from one shard, so that reading a row needs only that shard. Torch-free.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class PackedShards:
 
     pieces: list[int] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
-    xxh3: list[str] = field(default_factory=list)  # XXH3-128 of the files of pieces; `rows_xxh3`: of the files of rows
+    xxh3: list[str] = field(default_factory=list)  # XXH3-128 of each file of pieces; `rows_xxh3`: of each file of rows
     rows_xxh3: list[str] = field(default_factory=list)
 
 
@@ -47,8 +47,8 @@ class PackPlan:
     """The content of a pack plan's JSON file."""
 
     sequence_length: int
-    store: str  # identity of the store that was planned
-    padding: int  # tokens of padding in all rows
+    store: str  # identity of the store that the plan belongs to
+    padding: int  # number of padding tokens in all rows
     documents_cut: int  # number of documents that are longer than a row and were split
     shards: PackedShards
 
@@ -57,7 +57,7 @@ class PackPlan:
         return sum(self.shards.rows)
 
     def compute_identity(self, shards: int | None = None) -> str:
-        """Compute a hash that changes with any row; with `shards`, the hash of a plan of the first `shards` shards."""
+        """Compute a hash of all rows; with `shards`, the hash of a plan that has only the first `shards` shards."""
         columns = (self.shards.xxh3[:shards], self.shards.rows_xxh3[:shards])
         return blake2b(repr((self.sequence_length, columns)).encode(), digest_size=16).hexdigest()
 
@@ -78,9 +78,9 @@ def name_pack_rows_file(shard: int, sequence_length: int) -> str:
 
 
 def make(folder: Path, manifest: Manifest, sequence_length: int) -> PackPlan:
-    """Plan the rows of a store and write the plan, unless it exists; if the store only grew, its old rows are kept.
+    """Plan the rows of a store and write the plan, unless it exists. If the store only grew, old rows are kept.
 
-    The JSON is written last. Memory is that of one shard at a time.
+    The plan's JSON file is written last. Only one shard's document ends and rows are in memory at a time.
     """
     identity = manifest.compute_identity()
     shards, padding, cut = PackedShards(), 0, 0
@@ -170,14 +170,14 @@ def read(folder: Path, sequence_length: int, name: str = "") -> PackPlan:
 
 @dataclass(frozen=True)
 class RowPieces:
-    """Token ranges [start, stop) (n,) of a store, row after row: row r of (N,) has the next `count[r]` ranges."""
+    """Token ranges [start, stop) (n,) of a store, grouped by row: row r of N rows has the next `count[r]` ranges."""
 
     start: np.ndarray
     stop: np.ndarray
     count: np.ndarray
 
     def compute_offsets(self, first: np.ndarray) -> np.ndarray:
-        """Return the offset of each piece (n,) if row r begins at first[r] (N,) and its pieces follow one another."""
+        """Return the output offset of each range (n,); row r begins at first[r] (N,), its ranges without gaps."""
         length = self.stop - self.start
         before = np.cumsum(length) - length
         rows = np.cumsum(self.count) - self.count
@@ -185,7 +185,7 @@ class RowPieces:
 
 
 def expand_ranges(first: np.ndarray, count: np.ndarray) -> np.ndarray:
-    """Expand each i to the `count[i]` numbers first[i], first[i] + 1, ..., in turn: (count.sum(),) int64."""
+    """Expand ranges of `count[i]` numbers from first[i] on, for each i, to one array (count.sum(),) int64."""
     before = np.cumsum(count) - count
     return np.arange(int(count.sum())) + np.repeat(first - before, count)
 
@@ -193,7 +193,7 @@ def expand_ranges(first: np.ndarray, count: np.ndarray) -> np.ndarray:
 class PackedRows:
     """The packed rows of a store for one sequence length, in mapped files.
 
-    Raises UserError if there is no plan or it is of another store, and when a row is read, if a file is damaged.
+    Raises UserError if the plan is missing or belongs to another store, and when a row is read from a damaged file.
     """
 
     def __init__(self, store: StoreTokens, sequence_length: int) -> None:

@@ -37,7 +37,7 @@ _NUMBER = re.compile(r"shard-(\d+)\.")
 
 
 def write_shard(plan: PreparePlan, number: int) -> None:
-    """Write new shard `number`, counted over both splits, unless it exists."""
+    """Write new shard `number`, counted over the shards of both splits, unless it exists."""
     selection = choice.read(plan)
     assert selection is not None, "documents are chosen before shards are written"
     split, new = selection.pieces[number]
@@ -83,8 +83,8 @@ def _iterate_runs(
 def publish(plan: PreparePlan) -> None:
     """Move the new shards into the store, the validation part first, and write the manifests, the store's last.
 
-    Called again after a kill, it continues. An existing store is unchanged until its manifest is replaced, and then
-    begins with all its old shards. The manifest holds the identity of the validation part, so both grow together.
+    A call after a killed call continues its work. An existing store is unchanged until its manifest is replaced, and
+    keeps all its old shards first. The manifest has the identity of the validation part, so both grow together.
     """
     selection = choice.read(plan)
     assert selection is not None, "documents are chosen before a store is made of them"
@@ -124,7 +124,7 @@ def _count_source_files(plan: PreparePlan, chosen: choice.KeptDocuments) -> dict
 
 
 def _make_report(plan: PreparePlan, chosen: choice.KeptDocuments) -> dict[str, Any]:
-    """Return the report of the store: counts by source over all calls, the first call, and the calls that appended."""
+    """Return the report of the store: counts by source over all calls, and settings of the first and later calls."""
     old_manifest, counts = plan.read_previous(""), {name: Count(**one) for name, one in chosen.counts.items()}
     here = {"identity": plan.identity, "settings": asdict(plan.settings), "rules": RULES_VERSION}
     if old_manifest is None:
@@ -147,7 +147,7 @@ def _locate_note(folder: Path, shard: int) -> Path:
 
 
 def _drop_from(folder: Path, count: int) -> None:
-    """Remove shards from number `count` on, which a killed call left and no manifest names."""
+    """Remove the shards from number `count` on, which a killed call left and which are not in the manifest."""
     for path in folder.glob("shard-*"):
         if (match := _NUMBER.match(path.name)) and int(match[1]) >= count:
             path.unlink()

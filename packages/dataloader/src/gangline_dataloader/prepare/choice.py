@@ -1,6 +1,6 @@
-"""Deduplication and sharding: the one stage over all tasks, which chooses the kept documents and plans the shards.
+"""Deduplication and sharding: the only stage over all tasks at once chooses the kept documents and plans the shards.
 
-It reads 37 bytes per document, with near-deduplication 512 more, and no tokens.
+The stage reads 37 bytes per document, with near-deduplication 512 bytes more, but no tokens.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class KeptDocuments:
 
     starts  number of the first document of each task, then the number of all documents
     shards  folder below the store -> [first, end) document of each new shard
-    counts  source -> `task.Count` of its documents, as a dict
+    counts  source -> `task.Count` of the documents of the source, as a dict
     """
 
     starts: list[int]
@@ -49,7 +49,7 @@ def read(plan: PreparePlan) -> KeptDocuments | None:
 
 
 def choose(plan: PreparePlan) -> None:
-    """Choose the documents to keep, unless that is done. Raises UserError if no document is left to train on."""
+    """Choose the documents to keep, unless they are chosen. Raises UserError if no document is left to train on."""
     if read(plan) is not None:
         return
     tasks = load_tasks(plan)
@@ -118,8 +118,8 @@ def plan_shards(lengths: np.ndarray, shard_tokens: int) -> list[tuple[int, int]]
 def mark_unique(rows: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Mark exact duplicates: for each task a mask of its documents, false if an earlier document has its hash.
 
-    Earlier is by the order of the input. The hash is XXH3-128: among 10^12 different documents, two have one hash with
-    a probability of 10^-15.
+    Documents are in the order of the input. The hash is XXH3-128: among 10^12 different documents, two share a hash
+    with a probability of 10^-15.
     """
     hashes = np.concatenate([np.stack([one["high"], one["low"]], 1) for one in rows])
     order = np.lexsort((np.arange(len(hashes)), hashes[:, 1], hashes[:, 0]))
@@ -132,7 +132,7 @@ def mark_unique(rows: Sequence[np.ndarray]) -> list[np.ndarray]:
 def sum_counts(tasks: Sequence[Finished], fallen: Mapping[str, Sequence[np.ndarray]]) -> dict[str, Count]:
     """Sum the counts of all tasks by source, and subtract the documents that deduplication drops.
 
-    fallen  reason -> for each task the mask of the documents dropped for it; each document has at most one reason
+    fallen  reason -> for each task the mask of the documents dropped for it; a document has at most one reason
     """
     total: dict[str, Count] = {}
     for number, task in enumerate(tasks):

@@ -1,4 +1,4 @@
-"""Cleaning rules, applied to a document before it is tokenised: each returns a cleaned text, or why it is dropped.
+"""Cleaning rules, applied to a document before it is tokenised: a rule returns the cleaned text, or why it drops it.
 
 The default rules normalise Unicode and drop documents without text; quality filters (`prepare.quality`) are opt-in.
 """
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from gangline_dataloader.prepare.quality import apply_c4, apply_fineweb, apply_gopher, apply_gopher_repetition
 from gangline_dataloader.prepare.rule import Dropped, Rule
 
-# Control characters except tab and newline; the byte-order mark; halves of surrogate pairs.
+# Control characters except tab, LF and CR; byte-order mark, U+FFFE and U+FFFF; halves of surrogate pairs.
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufeff\ufffe\uffff\ud800-\udfff]")
 _ASCII_CONTROL = bytes(byte for byte in range(128) if _CONTROL.match(chr(byte)))
 _BLANKS = re.compile(r"\n{4,}")

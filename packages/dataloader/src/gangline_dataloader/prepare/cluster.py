@@ -1,7 +1,7 @@
 """The stages of `prepare` as datatrove tasks (extra `[cluster]`), on this machine or as Slurm job arrays.
 
-A stage begins when all tasks of the previous stage have ended, under Slurm by job dependencies. Task r of n does the
-pieces r, r + n, ... of its stage and skips finished ones, so a job that is requeued or submitted again continues. All
+A stage begins when all tasks of the previous stage have ended, under Slurm by job dependencies. Task r of n does
+the items r, r + n, ... of its stage and skips finished items, so a job that is requeued or resubmitted continues. All
 machines must see the store's directory at the same path.
 """
 
@@ -52,7 +52,7 @@ def run_here(plan: PreparePlan, tasks: int, workers: int) -> None:
             tasks=count,
             workers=min(workers, count),
             logging_dir=str(plan.store.absolute() / LOGS / stage),
-            skip_completed=False,  # finished pieces are recognised by their files
+            skip_completed=False,  # finished items are recognised by their files
             start_method="spawn",
         ).run()
 

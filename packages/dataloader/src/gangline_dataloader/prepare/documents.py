@@ -108,7 +108,7 @@ def _read_parquet(file: Input, stream: BinaryIO, field: str, chat: bool) -> Iter
 
 
 def _decode_rows(batch: Any, where: str, before: int) -> list[Any]:
-    """Decode the rows of a batch that has `before` rows before it. Raises UserError at `where` for invalid UTF-8."""
+    """Decode the rows of a batch, preceded by `before` rows. Raises UserError with the row if it is not UTF-8."""
     try:
         return cast(list[Any], batch.to_pylist())
     except UnicodeDecodeError as error:

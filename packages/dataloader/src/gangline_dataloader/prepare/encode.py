@@ -25,9 +25,9 @@ NOT_UTF8 = "bytes that are not UTF-8"  # name in the report, with the number of 
 class EncodedDocument:
     """A document that passed all rules, with its tokens.
 
-    content   the text, in UTF-8
+    content   `text` in UTF-8
     tokens    (n,) token ids, with begin and end of text
-    counted   (n,) bool loss mask: tokens that are trained on; None: all
+    counted   (n,) bool loss mask: tokens that are trained on; None: all tokens
     replaced  kind of replaced text (personal data, invalid UTF-8) -> number of replacements
     """
 
@@ -85,7 +85,7 @@ class DocumentEncoder:
         return outcome if isinstance(outcome, Dropped) else str(self._replace_private(outcome, counts))
 
     def _replace_private(self, value: Any, counts: dict[str, int]) -> Any:
-        """Replace personal data in a text, or in all texts in lists and objects: a template may render any field."""
+        """Replace personal data in a text, or in all texts of lists and objects, as a template may render any field."""
         if isinstance(value, list):
             return [self._replace_private(one, counts) for one in value]
         if isinstance(value, dict):
@@ -102,7 +102,7 @@ class DocumentEncoder:
     def _encode_conversation(
         self, messages: list[dict[str, Any]], tools: list[Any] | None, counts: dict[str, int]
     ) -> EncodedDocument | Dropped:
-        """Encode a conversation with a loss mask over the assistant's words; the end of text is not trained on."""
+        """Encode a conversation with a loss mask of the assistant's tokens; the end of text is not trained on."""
         assert self._chats is not None, "conversations are read where there is a template"
         try:
             chat = render_chat(self._chats.template.bind_tools(tools), messages)

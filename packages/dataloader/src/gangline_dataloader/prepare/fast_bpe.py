@@ -1,8 +1,8 @@
-"""Fast byte-level BPE: tiktoken encodes for a tokenizer.json, with equal tokens, several times as fast.
+"""Fast byte-level BPE: tiktoken encodes by the vocabulary of a tokenizer.json, to equal tokens, several times faster.
 
 tiktoken merges by the rank of the merged token, tokenizers by the rank of the pair. If every token of a vocabulary is
-made by one pair, and is encoded to itself, the two agree wherever training was greedy, as in every known trainer. That
-is no proof, so one document in `SAMPLED` is encoded by both, and a difference ends the preparation. Any other
+made by one pair, and is encoded to itself, both libraries agree if training was greedy, as in every known trainer. This
+is no proof, so one document in `SAMPLED` is encoded by both libraries, and a difference ends the preparation. Any other
 vocabulary is encoded by tokenizers.
 """
 

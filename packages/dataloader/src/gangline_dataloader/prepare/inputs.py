@@ -31,7 +31,7 @@ class Input:
     modified: float  # modification time in seconds since the epoch; 0 if unknown
     kind: str  # "text": the file is a document; "jsonl", "parquet": each row is a document
     compression: str  # ending of the name that tells the compression; "" for none
-    split: str = ""  # "train" or "validation" if the data set has splits; "": a hash decides
+    split: str = ""  # "train" or "validation" if the data set has splits; "": the hash of name or text decides
 
 
 def ignore_line(line: str) -> None:
@@ -41,7 +41,7 @@ def ignore_line(line: str) -> None:
 def list_inputs(
     words: Sequence[str], out: str | Path | None = None, say: Callable[[str], None] = ignore_line
 ) -> list[Input]:
-    """List the input files in the order of `words`, sorted by name within each.
+    """List the input files in the order of `words`, sorted by name within each argument.
 
     words  paths, globs and URLs of the command line; empty: the default corpus of `train`
     out    directory of the store; files below it are left out, because a store may be made inside a folder of texts
@@ -73,7 +73,7 @@ def list_inputs(
 
 
 def select_splits(word: str, files: Sequence[Input], say: Callable[[str], None]) -> list[Input]:
-    """Select the files of a data set in splits, as on the Hugging Face Hub: train, and validation as held out.
+    """Select the files of a data set with splits, as on the Hugging Face Hub: train and, as held out, validation files.
 
     Such a folder has rows in files or folders named after a train split and another split. Its test split, caches
     and plain texts are left out. Any other folder is returned unchanged.

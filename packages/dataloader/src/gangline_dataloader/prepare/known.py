@@ -15,7 +15,7 @@ from gangline_dataloader.store.npy import map_vector
 def work(plan: PreparePlan, number: int) -> None:
     """Write rows and MinHash signatures of the known shard that is task `number`, unless they exist.
 
-    Signatures are computed from the decoded tokens, which is the original text except with lossy vocabularies.
+    Signatures are computed from the decoded tokens, which give the original text unless the tokenizer is lossy.
     Raises UserError if a file of the store is damaged.
     """
     if load_finished(plan.work, number):

@@ -39,7 +39,7 @@ def check(languages: Sequence[str]) -> None:
 def check_language(text: str, languages: Sequence[str], confidence: float) -> Dropped | None:
     """Return None if the text is in one of `languages` with at least `confidence` in [0, 1], else why it is dropped.
 
-    For a text of few words the guess means little and has a low confidence: the reason is then "unsure", no language.
+    For a text of few words the confidence is low: the reason is then "unsure", without a language.
     """
     code, sure = _load_identifier().classify(text[:READ])
     if sure < confidence:

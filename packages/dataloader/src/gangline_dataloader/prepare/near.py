@@ -1,17 +1,17 @@
 """Near-deduplication by MinHash signatures and locality-sensitive hashing (LSH) in bands.
 
 A document is the set of its shingles: every five words in a row, lower-cased, where a word is a run of letters, digits
-and underscores. A shorter document is a single shingle; a document without words resembles no other. The similarity of
-two documents is |A ∩ B| / |A ∪ B| of their sets (the resemblance of Broder, "On the resemblance and containment of
-documents", 1997). For each of 128 hash functions the signature holds the least value over the set (by rensa, extra
-`[near]`). The fraction of places at which two signatures agree estimates the resemblance s with a standard deviation of
-sqrt(s (1 - s) / 128), 0.035 at s = 0.8.
+and underscores. A shorter document is a single shingle; a document without words resembles no other document. The
+similarity of two documents is the Jaccard index |A ∩ B| / |A ∪ B| of their sets (Broder, "On the resemblance and
+containment of documents", 1997). For each of 128 hash functions the signature holds the minimum over the set (by rensa,
+extra `[near]`). The fraction of values in which two signatures agree estimates the similarity s with a standard
+deviation of sqrt(s (1 - s) / 128), 0.035 at s = 0.8.
 
-Signatures are split into b bands of r places. Documents that agree in a complete band are compared, a pair with the
+Signatures are split into b bands of r values. Documents that agree in a complete band are compared, each pair with
 probability 1 - (1 - s^r)^b (Lee et al., arXiv 2107.06499, section 4.2 and appendix A). A document is dropped if its
-signature agrees with that of an earlier kept document in at least `threshold` of the places. So the first document of
-each cluster is kept, and a chain of small changes is not followed beyond the threshold. r is the largest power of two
-at which a pair right at the threshold is compared with a probability of 0.9:
+signature agrees with the signature of an earlier kept document in at least the fraction `threshold` of the values. So
+the first document of each cluster is kept, and a chain of small changes is not followed beyond the threshold. r is the
+largest power of two at which a pair right at the threshold is compared with a probability of at least 0.9:
 
     threshold        r    b
     under 0.188      1  128
@@ -38,7 +38,7 @@ SEED = 42  # seed of the hash functions
 FOUND = 0.9  # minimum fraction of the pairs right at the threshold that are compared
 _WORD = re.compile(r"\w+")
 _SPACED = bytes(byte if _WORD.match(chr(byte)) else 32 for byte in range(128)).ljust(256)  # as _WORD, twice as fast
-_EMPTY = np.iinfo(np.uint32).max  # value in every place of the signature of a document without words
+_EMPTY = np.iinfo(np.uint32).max  # all values of the signature of a document without words
 
 
 def list_shingles(text: str) -> list[str]:
@@ -68,7 +68,7 @@ def check() -> str:
 
 
 def choose_bands(threshold: float) -> tuple[int, int]:
-    """Choose (number of bands, places in each band) for a threshold in (0, 1]."""
+    """Choose (number of bands, values in each band) for a threshold in (0, 1]."""
     for places in (16, 8, 4, 2):
         bands = PERMUTATIONS // places
         if 1 - (1 - threshold**places) ** bands >= FOUND:
@@ -82,8 +82,8 @@ def mark_near_unique(
     """Mark near-duplicates: for each task a mask of its documents, false if an earlier kept document is similar.
 
     signatures  (n, 128) uint32 for each task; they may be mapped
-    alive       (n,) bool for each task: documents to compare; the others stay marked true and drop no document
-    standing    number of documents, from the first on, that are always kept
+    alive       (n,) bool for each task: documents to compare; other documents stay marked true and drop no document
+    standing    number of first documents that are always kept
     """
     starts = np.cumsum([0, *map(len, signatures)])
     keys = np.concatenate([_compute_band_keys(one, threshold) for one in signatures])

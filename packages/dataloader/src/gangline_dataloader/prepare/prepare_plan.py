@@ -1,4 +1,4 @@
-"""The plan of a `prepare` call, in a file below the store, so that any process on any machine can do a part of it.
+"""The plan of a `prepare` call, in a file below the store, so that any process on any machine can do part of the work.
 
     OUT/.prepare/plan.json             inputs, options, shards that the store had before, and the identity of the folder
                                        `validation` once this call makes it
@@ -82,9 +82,9 @@ class PreparePlan:
         return manifests.read(self.store / split).take_first_shards(count) if count else None
 
     def claim_validation(self, identity: str) -> None:
-        """Record that this call makes the folder `validation`, and with which identity.
+        """Record that this call makes the folder `validation`, and the identity of that part.
 
-        Raises UserError if a folder of that name exists that this call did not make.
+        Raises UserError if a folder `validation` exists that this call did not make.
         """
         folder = self.store / VALIDATION
         part_identity = _read_content(self.work).get(MADE)
@@ -93,12 +93,12 @@ class PreparePlan:
         replace_json(self.work / PLAN, {**_read_content(self.work), MADE: identity})
 
     def write(self) -> None:
-        """Write the plan into the working folder, which is emptied first if it was another call's."""
+        """Write the plan into the working folder, which is emptied first if it belongs to another call."""
         part_identity = None
         if _read_same_base(self.work, self) is not None:
             part_identity = _read_content(self.work).get(MADE)
         elif self.work.exists():
-            if content := _read_content(self.work):  # from here on, its call can no longer continue
+            if content := _read_content(self.work):  # from here on, the other call can no longer continue
                 replace_json(self.work / PLAN, {**content, "identity": None})
             if _is_unfinished_part(self.store):
                 (self.store / VALIDATION / FILE).unlink(missing_ok=True)
@@ -124,7 +124,7 @@ def begin_plan(
 ) -> PreparePlan:
     """Begin a call: write its plan and return it, with the recorded base if an equal call was interrupted.
 
-    Raises UserError if the store lacks its validation part, or a folder of that name is not its own.
+    Raises UserError if the store lacks its validation part, or has a folder `validation` that is not its own.
     """
     base, unfinished = Base(), _is_unfinished_part(store)
     if append:

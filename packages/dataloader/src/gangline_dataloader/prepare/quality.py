@@ -19,7 +19,7 @@ _STOP = {"the", "be", "to", "of", "and", "that", "have", "with"}
 _SENTENCE = re.compile(r"[.!?][\"'”’)]*(?=\s|$)")
 _ENDS = (".", "!", "?", '"', "”")
 
-# n -> maximum fraction of characters: in the most frequent n-gram (_TOP), in all repeated n-grams (_REPEATED).
+# n -> maximum fraction of characters in the most frequent n-gram (_TOP), or in all repeated n-grams (_REPEATED).
 _TOP = {2: 0.20, 3: 0.18, 4: 0.16}
 _REPEATED = {5: 0.15, 6: 0.14, 7: 0.13, 8: 0.12, 9: 0.11, 10: 0.10}
 
@@ -117,7 +117,7 @@ def _count_top_ngram(words: Sequence[str], n: int) -> int:
 
 
 def _count_repeated(words: Sequence[str], n: int) -> int:
-    """Count the characters of words in n-grams that repeat an earlier one, each word once."""
+    """Count the characters of words in n-grams that repeat an earlier n-gram, each word once."""
     grams: set[tuple[str, ...]] = set()
     characters, covered = 0, 0  # covered: end of the words that are counted
     for start in range(len(words) - n + 1):

@@ -34,8 +34,8 @@ from gangline_dataloader.prepare.settings import RULES_VERSION, TIKTOKEN, Settin
 from gangline_dataloader.store.durable import explain_write_errors
 from gangline_dataloader.store.manifest import FILE, TEMPLATE, VALIDATION, Manifest, read, store_around
 
-EXIT_FAILURE = 1  # exit code of a failure that is not the user's mistake, as of a run that lost a rank
-Progress = Callable[[str, int, int], None]  # (stage, pieces done, pieces in total)
+EXIT_FAILURE = 1  # exit code of a failure that is not the user's mistake, as for a run that lost a rank
+Progress = Callable[[str, int, int], None]  # (stage, items done, items in total)
 
 
 def prepare(
@@ -52,7 +52,7 @@ def prepare(
     engine  tokeniser library, one of settings.ENGINES, without effect on the tokens
     append  whether to append the documents to the store at `out`
 
-    Raises UserError if an input cannot be read, no document is left to train on, or `out` holds something else.
+    Raises UserError if an input cannot be read, no document is left to train on, or `out` holds other files.
     """
     plan_and_carry_out(words, out, settings, engine, append, lambda plan: carry_out(plan, workers, progress))
     return read(Path(out).expanduser())
@@ -62,7 +62,7 @@ def prepare(
 class OlderIdentity:
     """The identity of a call in stores that were prepared before names and sources were part of the identity.
 
-    hash     `Settings.compute_older_identity`
+    hash     result of `Settings.compute_older_identity`
     sources  arguments of the command line; with the paths of the files they give the names
     """
 
@@ -78,7 +78,7 @@ def plan_and_carry_out(
     append: bool,
     carry: Callable[[PreparePlan], None],
 ) -> None:
-    """Plan a call and pass the plan to `carry`, unless finished. Raises UserError as `prepare`, and for a full disk."""
+    """Plan a call and pass the plan to `carry`, unless done. Raises UserError like `prepare`, and for a full disk."""
     folder = Path(out).expanduser()
     check_not_a_part(folder)
     settings.check()
@@ -122,9 +122,9 @@ def remove_unused(folder: Path, made: Sequence[Path]) -> None:
 class PrepareStage:
     """One stage of the pipeline.
 
-    many   whether it may have more than one piece of work
-    count  returns the number of pieces of a plan, once the earlier stages are done
-    work   does one piece
+    many   whether the stage may have more than one work item
+    count  returns the number of work items for a plan, once the earlier stages are done
+    work   does one work item
     """
 
     name: str
@@ -156,12 +156,12 @@ STAGES = (
 
 
 def run_stage_item(store: Path, identity: str, stage: int, number: int) -> None:
-    """Run one piece of a stage, in any process: reads the plan from the disk."""
+    """Run one work item of a stage, in any process: reads the plan from the disk."""
     STAGES[stage].work(plans.read(store, identity), number)
 
 
 def carry_out(plan: PreparePlan, workers: int, progress: Progress) -> None:
-    """Run every stage on `workers` processes. Raises the error of a piece; finished pieces are kept."""
+    """Run every stage on `workers` processes. Raises the error of a work item; finished items are kept."""
     with open_pool(workers) as pool:
         for index, stage in enumerate(STAGES):
             total = stage.count(plan)
@@ -179,7 +179,7 @@ def carry_out(plan: PreparePlan, workers: int, progress: Progress) -> None:
 
 @contextmanager
 def open_pool(workers: int) -> Iterator[ProcessPoolExecutor | None]:
-    """Yield a pool of `workers` processes, which start when there is work; None for one worker.
+    """Yield a pool of `workers` processes, which start when there is work; None if `workers` is 1.
 
     Raises UserError with `EXIT_FAILURE` as exit code if a worker process ended before its work did.
     """

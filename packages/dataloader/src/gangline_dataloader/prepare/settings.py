@@ -1,4 +1,4 @@
-"""Settings that decide the bytes of a prepared store; other options, as the number of workers, must not."""
+"""Settings that determine the bytes of a prepared store; other options, such as the number of workers, must not."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from gangline_dataloader.store.manifest import TEMPLATE, Tokenizer
 from gangline_dataloader.store.write import SHARD_TOKENS
 
 BYTES = "bytes"
-BESIDE = ("tokenizer_config.json", "special_tokens_map.json", TEMPLATE)  # files that transformers puts next to it
+BESIDE = ("tokenizer_config.json", "special_tokens_map.json", TEMPLATE)  # files next to a tokenizer.json
 # Version of --clean, --language and --replace, raised when a rule changes its result. Plans and stores record it: with
 # another version a killed call restarts and --append is refused. 1: no record. 2: characters are composed last.
 RULES_VERSION = 2
@@ -37,20 +37,20 @@ TIKTOKEN, TOKENIZERS = ENGINES = ("tiktoken", "tokenizers")
 
 @dataclass(frozen=True)
 class Settings:
-    """The options of `gangline data prepare` that decide the bytes of the store."""
+    """The options of `gangline data prepare` that determine the bytes of the store."""
 
     tokenizer: str = BYTES  # "bytes" or the path of a tokenizer.json
     end_of_text: str | None = None  # token after each document; None: the tokenizer's own, byte 0 for bytes
     field: str = "text"  # field of JSONL, column of Parquet
-    begin_of_text: str | None = None  # token before each document; None: none
-    chat: bool = False  # whether the field holds messages, of which the assistant's are trained on
+    begin_of_text: str | None = None  # token before each document; None: no token
+    chat: bool = False  # whether the field holds messages; only the assistant's messages are trained on
     chat_template: str | None = None  # chat template file; None: the template next to the tokenizer
     clean: tuple[str, ...] = DEFAULT
-    languages: tuple[str, ...] = ()  # ISO 639 codes of the languages to keep (`prepare.language`); (): all
+    languages: tuple[str, ...] = ()  # ISO 639 codes of the languages to keep (`prepare.language`); (): all languages
     confidence: float = 0.5  # minimum confidence of the language classifier, in [0, 1]
     private: tuple[str, ...] = ()  # kinds of personal data to replace (`prepare.private`)
     exact: bool = True  # exact deduplication
-    near: float | None = None  # near-deduplication threshold, a resemblance in (0, 1] (`prepare.near`); None: off
+    near: float | None = None  # near-deduplication threshold: minimum similarity in (0, 1] (`prepare.near`); None: off
     validation: float = 0.02  # fraction of the documents to hold out
     shard_tokens: int = SHARD_TOKENS
     task_bytes: int = 64 << 20
@@ -137,14 +137,14 @@ class Settings:
             raise UserError(f"--validation {self.validation} is not a fraction.", "Choose at least 0 and less than 1.")
 
     def compute_identity(self, files: Sequence[Input]) -> str:
-        """Compute a hash of everything that decides the store; work with another hash must not be reused.
+        """Compute a hash of everything that determines the store; work of a call with another hash must not be reused.
 
-        It covers the names of files, which decide the held-out documents, and their sources, which the report has.
+        The hash covers the names of files, which determine the held-out documents, and their sources, for the report.
         """
         return self._hash([(file.path, file.size, file.modified, file.split, file.name, file.source) for file in files])
 
     def compute_older_identity(self, files: Sequence[Input]) -> str:
-        """Compute the identity of older stores, from before names and sources of files were part of it."""
+        """Compute the identity of older stores, from before names and sources of files were part of the hash."""
         return self._hash([(file.path, file.size, file.modified, file.split) for file in files])
 
     def _hash(self, listed: Sequence[tuple]) -> str:
@@ -176,7 +176,7 @@ def choose_dtype(vocab_size: int) -> str:
 def copy_tokenizer(settings: Settings, folder: Path) -> Tokenizer:
     """Copy the tokenizer, its special tokens and its chat template next to the manifest; return the manifest's entry.
 
-    The copy makes the store self-contained. For conversations, the template is the one that rendered them.
+    The copy makes the store self-contained. The template of conversations is the template that rendered them.
     """
     codec, template = settings.open_codec(), settings.load_template()
     kind, file = (BYTES, None) if settings.tokenizer == BYTES else ("tokenizer.json", "tokenizer.json")

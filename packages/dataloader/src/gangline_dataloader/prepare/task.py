@@ -27,8 +27,8 @@ from gangline_dataloader.prepare.settings import Settings, choose_dtype
 from gangline_dataloader.store.durable import replace_json
 from gangline_dataloader.store.npy import NpyWriter, save_array
 
-# A row for each document that passed: end of its tokens, their hash, whether it is held out, index of its source in the
-# task, and bytes of its text.
+# A row for each document that passed: end of its tokens, hash of its tokens and loss mask (high and low 64 bits),
+# whether the document is held out, index of its source in the task, and bytes of its text.
 ROW = np.dtype(
     [("end", "<i8"), ("high", "<u8"), ("low", "<u8"), ("held_out", "?"), ("source", "<u4"), ("nbytes", "<u8")]
 )
@@ -45,7 +45,7 @@ class Count:
     tokens: int = 0
     nbytes: int = 0  # bytes of kept text, after cleaning
     dropped: dict[str, int] = field(default_factory=dict)  # reason -> number of documents
-    replaced: dict[str, int] = field(default_factory=dict)  # kind (`prepare.private`) -> number, before deduplication
+    replaced: dict[str, int] = field(default_factory=dict)  # kind (`prepare.private`) -> count before deduplication
 
     def add(self, other: Count) -> None:
         for name in ("files", "documents", "kept", "tokens", "nbytes"):
@@ -81,7 +81,7 @@ def locate_task_files(folder: Path, number: int) -> tuple[Path, Path, Path, Path
 
 
 def locate_counted(tokens: Path) -> Path:
-    """Locate the loss mask of a task's tokens, which tasks of conversations have."""
+    """Locate the loss mask of a task's tokens, which exists for conversations."""
     return tokens.with_suffix(".counted.npy")
 
 
@@ -180,9 +180,9 @@ def compute_digest(tokens: np.ndarray, counted: np.ndarray | None) -> int:
 
 
 def hash_file_name(file: Input) -> int | None:
-    """Hash a text file's name to [0, 2^64), which decides whether it is held out; None for files with rows.
+    """Hash a text file's name to [0, 2^64), which decides whether the file is held out; None: files with rows.
 
-    A row is decided by the hash of its text. So a document keeps its split when other inputs are added or removed.
+    For a row, the hash of its text decides. So a document keeps its split when other inputs are added or removed.
     """
     if file.kind == "text":
         return int.from_bytes(blake2b(file.name.encode(), digest_size=8).digest(), "little")

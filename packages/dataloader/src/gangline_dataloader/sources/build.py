@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def build_tokens(config: TokensConfig, run: Run, split: Split, reader: MakeReader | None = None) -> WindowSource:
     """Build the source of data=tokens. Raises UserError if the store cannot be read or is too short for one sequence.
 
-    reader  makes the batch reader; None: the source's own `WindowReader`
+    reader  function that makes the batch reader; None: `WindowReader`
     """
     T = run.batch.sequence_length
     path, vocabulary = config.path or "", run.model.vocab_size
@@ -59,9 +59,9 @@ def build_tokens(config: TokensConfig, run: Run, split: Split, reader: MakeReade
 
 
 def open_run_parts(config: TokensConfig, run: Run) -> list[SplitRows]:
-    """Open the parts of all splits that a run of `data=tokens` reads. Raises UserError as `build_tokens`."""
+    """Open the parts of all splits that a run of `data=tokens` reads. Raises UserError like `build_tokens`."""
     splits: tuple[Split, ...] = ("train", "validation") if run.validate.every else ("train",)
-    if config is not run.data:  # the options are those of a validation set
+    if config is not run.data:  # `config` has the options of a validation set
         splits = ("validation",)
     return [part for split in splits for part in build_tokens(config, run, split).parts]
 
@@ -84,5 +84,5 @@ def build_mix(config: MixConfig, run: Run, split: Split) -> WindowSource:
 
 
 def get_infill_identity(config: SequenceConfig) -> list[object]:
-    """Return the fill-in-the-middle options that decide the samples; [] without fill-in-the-middle."""
+    """Return the fill-in-the-middle options that determine the samples; [] without fill-in-the-middle."""
     return [("infill", config.fim_rate, config.fim_spm_rate, tuple(config.fim_tokens))] if config.fim_rate else []

@@ -1,4 +1,4 @@
-"""Data sources that may change while a run continues: a store that grows, a mixture with new weights."""
+"""Data sources that may change when a run resumes: a store with new shards, a mixture with new weights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gangline_dataloader.sources.windows import WindowSource
 
 
 class GrowingSource(WindowSource, ABC):
-    """One store that may get new shards: the current epoch continues without them, the next epoch has them."""
+    """One store that may get new shards: the current epoch continues without new shards, the next epoch has them."""
 
     def continues(self, fingerprint: str, cursor: int, state: dict[str, Any]) -> bool:
         if fingerprint == self.compute_fingerprint():

@@ -1,6 +1,6 @@
 """Chunks of steps that are read together: the samples of a chunk, and its split into microbatches.
 
-A thread that woke up for each step, or a DALI pipeline that ran for each, would cost as much as the tokens.
+To wake a thread, or to run a DALI pipeline, for every single step would cost as much as to read the step's tokens.
 
 B sequences of a microbatch, T tokens, N rows of a chunk
 """
@@ -20,16 +20,16 @@ from gangline_dataloader.order.mixture import RowPlace
 if TYPE_CHECKING:
     from gangline_dataloader.sources.windows import StoredRows, WindowSource
 
-CHUNK = 1 << 22  # tokens that are gathered at once, unless a step has more: three chunks are in memory
-GROUP = 4  # chunks whose places are computed together: a call for one costs as much as for many
-PATIENCE = 5.0  # seconds: a chunk that fails later has waited for a deadline, and its steps are not tried one by one
+CHUNK = 1 << 22  # maximum tokens of a chunk, unless a single step has more; three chunks are in memory
+GROUP = 4  # number of chunks that are located in one call, which costs as much as a call for one chunk
+PATIENCE = 5.0  # seconds; a chunk that fails later ran into a fetch timeout, and its steps are not retried singly
 
 
 class StepChunks:
     """Chunks 0, 1, 2, ... of the steps from sample `cursor` on, read in order.
 
-    Chunks have 1, 2, 4, ... steps, at most `steps`, a power of two, so that the first `WindowReader.take` waits for one
-    step only.
+    The chunks have 1, 2, 4, ... steps, up to `steps` (a power of two), so that the first `WindowReader.take` waits for
+    one step only.
     """
 
     def __init__(self, source: WindowSource, place: ReadPlace, cursor: int, steps: int) -> None:
@@ -52,7 +52,8 @@ class StepChunks:
     def fill(self, chunk: int, memory: Callable[[int], np.ndarray]) -> StoredRows:
         """Read the next chunk into `memory(number of rows)`.
 
-        If a step of it cannot be read, returns the steps before it, and the next call raises the error.
+        If a step cannot be read, returns the steps before that step, and the next call raises the error. Raises the
+        error at once for the first step, and for a chunk that failed after `PATIENCE` seconds.
         """
         if self._failed is not None:
             raise self._failed
@@ -76,7 +77,7 @@ class StepChunks:
         return self.source.fill(numbers[:good], memory(good))
 
     def _locate_samples(self, chunk: int, numbers: np.ndarray) -> RowPlace | None:
-        """Return the places of a chunk's samples (N,), computed for a group of chunks; None: `fill` computes them."""
+        """Return source, epoch and row of a chunk's samples (N,), for `GROUP` chunks at once; None: left to `fill`."""
         if self.source.distant or chunk < self._grown or self.source.order.end is not None:
             return None
         if chunk not in self._places:

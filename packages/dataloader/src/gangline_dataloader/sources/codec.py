@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def open_codec(store: Tokens) -> TextCodec | None:
-    """Open the codec of a store, to decode its tokens; None if unknown. Raises UserError for another tokenizer file."""
+    """Open the text codec of a store; None for external formats. Raises UserError if the tokenizer file was changed."""
     if not isinstance(store, StoreTokens):
         return None
     about = store.manifest.tokenizer
@@ -40,7 +40,7 @@ def open_codec(store: Tokens) -> TextCodec | None:
 
 
 def open_stores(config: SequenceConfig) -> list[StoreTokens]:
-    """Open the token stores that options name, without files of other formats. Raises UserError for a bad one."""
+    """Open the token stores that options name, without external formats. Raises UserError for a damaged store."""
     cache = config.make_remote_cache()
     stores: list[StoreTokens] = []
     for path in config.list_paths():
@@ -97,7 +97,7 @@ def report_glued_texts(stores: Sequence[StoreTokens]) -> list[str]:
 
 
 def report_unused_fraction(stores: Sequence[StoreTokens], share: float, default: float) -> list[str]:
-    """Return a notice for each store whose own validation part is read although data.validation_fraction is `share`."""
+    """Return a notice for each store whose validation part is used instead of the validation fraction `share`."""
     return [
         f"data.validation_fraction={share:g} has no effect on {store.name}: prepare held out a part of its documents, "
         f"which is read from {store.name}/{VALIDATION}."

@@ -1,4 +1,4 @@
-"""The order of sources that have several parts, as a complete store used as a validation set."""
+"""The order of sources with several parts: a complete store as validation set also has its validation part."""
 
 from __future__ import annotations
 

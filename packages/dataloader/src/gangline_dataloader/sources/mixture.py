@@ -1,7 +1,7 @@
 """The parts and the sample order of `data=mix`, built from its options, with the checks of these options.
 
-A run trains on the weighted mixture. It validates on the validation parts of the stores, by the first weights, each
-sequence once: when one store is used up, the others share its weight until all are.
+A run trains on the weighted mixture. It validates on the validation splits of the stores, with the first weights, each
+sequence once: when one store is used up, the other stores share its weight, until all stores are used up.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class TrainOrder:
 
 
 class HeldOutOrder:
-    """The order of a mixture in validation: each row once, then all rows again in an equal order."""
+    """The order of a mixture in validation: each row once, then all rows again in the same order."""
 
     end: int | None = None
 
@@ -68,7 +68,7 @@ class HeldOutOrder:
 
 
 def get_order_state(mixture: MixtureOrder) -> dict[str, Any]:
-    """Return the JSON value that decides the order together with its key. Shares are exact, without zero shares."""
+    """Return the JSON value that determines the order, together with the key: exact shares, without zero shares."""
     stages = []
     for stage in mixture.stages:
         parts = zip(mixture.ingredients, normalise_weights(stage.weights), strict=True)
@@ -78,7 +78,7 @@ def get_order_state(mixture: MixtureOrder) -> dict[str, Any]:
 
 
 def build_mixture(config: MixConfig, run: Run, split: Split) -> tuple[list[list[SplitRows]], TrainOrder | HeldOutOrder]:
-    """Build the parts of each source and the order of the sources; sources are sorted by name, not by the options.
+    """Build the parts of each source and the order of the sources, which are sorted by name.
 
     Raises UserError for stores that do not fit together, and for invalid weights, stages or epochs.
     """
@@ -195,7 +195,7 @@ def _compute_max_steps(run: Run, samples: int) -> int:
 
 
 def find_problems(config: MixConfig, run: Run) -> list[Problem]:
-    """Find the problems of a run with data=mix before its processes start; reads manifests, no tokens."""
+    """Find the problems of a run with data=mix before its processes start. Reads manifests, but no tokens."""
     if not config.sources:
         return [Problem("data=mix needs data.sources.", "It mixes token stores, each under a name.", EXAMPLE)]
     if config.path is not None:

@@ -19,20 +19,20 @@ from gangline_dataloader.sources.windows import WindowSource
 
 @dataclass(frozen=True)
 class HeldDocument:
-    """A sample and the documents that it holds; its last token is only a target."""
+    """A sample and the documents that it holds; the last token of the sample is only a target."""
 
-    sample: int  # number in the run
+    sample: int  # number of the sample in the run
     source: str
     epoch: int  # epoch of the source, from 0
-    row: int  # row of the source: of its sequences of T tokens, or of its pack plan
-    first_token: int  # number of its first token in the store
-    documents: list[int]  # numbers in the store, from 0, of the documents with tokens in the sample
+    row: int  # row of the source: index of a sequence of T tokens, or of a row of the pack plan
+    first_token: int  # index in the store of the first token of the sample
+    documents: list[int]  # numbers of the documents with tokens in the sample, counted from 0 in the store
 
 
 def open_run_source(run_dir: str | Path) -> tuple[Run, WindowSource]:
     """Open the run in a directory and its training data.
 
-    Raises UserError if there is no run, its data source is of another kind, or its data has changed.
+    Raises UserError if there is no run, its data source does not number documents, or its data has changed.
     """
     directory = RunDirectory.open(run_dir)
     run = directory.run()
@@ -57,8 +57,8 @@ def open_run_source(run_dir: str | Path) -> tuple[Run, WindowSource]:
 def find_first_sample(lines: Iterable[Attempt], step: int, batch: BatchSection) -> int:
     """Find the first sample of step `step`, counted from 1, on the branch that the run is on.
 
-    lines  attempts of attempts.jsonl. Skipped samples are left out of every step, also of steps before the skip: the
-           samples that the branch had read by then lie before them.
+    lines  attempts of attempts.jsonl. Samples that a rollback skipped are left out of every step. Steps before the
+           rollback keep their samples, which have lower numbers than the skipped samples.
     batch  batch options of the run
     """
     lines, cursor, steps_left = list(lines), 0, step - 1

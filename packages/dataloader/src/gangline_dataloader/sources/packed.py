@@ -15,8 +15,8 @@ from gangline_dataloader.sources.windows import StoredRows, WindowSource, make_l
 class PackedSource(WindowSource, ABC):
     """A WindowSource whose rows hold the pieces of the pack plan, one after another, then padding.
 
-    Padding never counts in the loss. With `documents`, each piece and the padding is a document of its own; the rest of
-    a document that was split begins at position 0 again.
+    Padding never contributes to the loss. With `documents`, each piece and the padding is a document of its own; each
+    piece of a split document restarts at position 0.
     """
 
     def __init__(self, *parts: Any, **named: Any) -> None:
@@ -57,7 +57,7 @@ class PackedSource(WindowSource, ABC):
         for places, token in paddings:
             flat[places] = token
         self.check(tokens, place)
-        border = np.sort(np.concatenate(borders))  # end of each piece, in all rows of T + 1 tokens
+        border = np.sort(np.concatenate(borders))  # end of each piece, as offset in the flattened rows of T + 1 tokens
         if self.infill is not None:
             self.infill.apply(tokens, numbers, border)
         for places, token in paddings:  # again, because fill-in-the-middle may have rearranged the padding

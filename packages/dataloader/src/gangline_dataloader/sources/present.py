@@ -1,4 +1,4 @@
-"""Check before a run that the files of stores exist with the right sizes; their bytes are compared when first read."""
+"""Check before a run that the files of stores exist with the right sizes; checksums are verified at the first read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NAMED = 3  # maximum number of files named in a message
 
 
 def find_file_problems(parts: Sequence[SplitRows]) -> list[Problem]:
-    """Find the stores that lack files or have files of another size than the manifest says; one problem for each."""
+    """Find the stores that lack files or have files of another size than the manifest; one problem for each store."""
     store_files: dict[tuple[str, str], tuple[StoreTokens, dict[str, int]]] = {}
     for one in parts:
         if isinstance(one.store, StoreTokens):

@@ -17,7 +17,7 @@ def check_room(parts: Sequence[SplitRows], shuffle_span: int | None, cache_bytes
 
     Every sample would then wait for a shard that was just evicted.
 
-    parts  parts of all splits that are read in turn: they share the cache
+    parts  parts of all splits of the run, which share the cache
     """
     store_bytes: dict[str, int] = {}
     sources = len({one.name for one in parts})
@@ -67,5 +67,5 @@ def compute_max_bytes(ends: np.ndarray, nbytes: np.ndarray, stretch: int) -> int
     nbytes  (S,) int64: bytes of each shard
     """
     up_to = np.concatenate([[0], np.cumsum(nbytes)])
-    stop = np.minimum(ends - 1 + stretch, ends[-1])  # end of the stretch that begins with the last item of each shard
+    stop = np.minimum(ends - 1 + stretch, ends[-1])  # end of the stretch from the last item of each shard on
     return int((up_to[np.searchsorted(ends, stop) + 1] - up_to[:-1]).max())

@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class SplitRows:
-    """The rows (sequences) of one split of a store: ranges of its rows, numbered one after another."""
+    """The rows (sequences) of one split of a store: ranges of the store's rows, numbered one after another."""
 
     name: str  # name of the source
     store: Tokens
     first: np.ndarray  # (P,) int64: first row of each range, ascending
     counts: np.ndarray  # (P,) int64: number of rows of each range, above 0 if there are several
-    share: float = 0.0  # fraction of the store's rows that is held out; 0: none, or in a folder of its own
-    plan: PackedRows | None = None  # pack plan that makes the rows; None: T tokens after T tokens
+    share: float = 0.0  # fraction of the store's rows that is held out; 0: none, or a separate validation part
+    plan: PackedRows | None = None  # pack plan that defines the rows; None: consecutive windows of T tokens
 
     @property
     def count(self) -> int:
@@ -52,14 +52,14 @@ class SplitRows:
 
     def compute_reach(self, count: int) -> int:
         """Compute the maximum number of store rows that `count` adjacent rows of the split span."""
-        lasts = self._before + self.counts - 1  # runs that begin at the end of a range span the most
+        lasts = self._before + self.counts - 1  # adjacent rows that begin with the last row of a range span most
         ends = np.minimum(lasts + count - 1, self.count - 1)
         return (
             count if len(self.first) == 1 else max(count, int((self.find_rows(ends) - self.find_rows(lasts)).max()) + 1)
         )
 
     def get_identity(self) -> list[str | float]:
-        """Return the JSON value that decides the rows: [name, share, identity of the store, identity of any plan]."""
+        """Return the JSON value that determines the rows: [name, share, store identity, any plan identity]."""
         plan = [] if self.plan is None else [self.plan.plan.compute_identity()]
         return [self.name, self.share or 0, self.store.identity, *plan]
 
@@ -114,7 +114,7 @@ def open_split_parts(
 ) -> list[SplitRows]:
     """Open the rows of a split; with validation_fraction 1, the rows of the store and of its validation part.
 
-    Raises UserError as `open_split_rows`, and if the validation part is missing.
+    Raises UserError like `open_split_rows`, and if the validation part is missing.
     """
     how = (option, vocab_size, best_fit, column, cache)
     one = open_split_rows(name, folder, split, sequence_length, validation_fraction, *how)
@@ -149,11 +149,11 @@ def open_split_rows(
 ) -> SplitRows:
     """Open one split of the store at `folder`, the value of `option`.
 
-    vocab_size  vocabulary of the model; if given, `folder` may be in another format than a token store
-    best_fit    rows are those of the store's pack plan, instead of T tokens after T tokens
-    column      column with the tokens, in other formats
+    vocab_size  vocabulary of the model; if given, `folder` may be in an external format
+    best_fit    use the rows of the store's pack plan, instead of consecutive windows of T tokens
+    column      column with the tokens, in external formats
     cache       shard cache, for a store behind a URL
-    may_be_short  allow a split without a sequence
+    may_be_short  allow a split without a single sequence
     Raises UserError if the store cannot be read, is too short for one sequence, or has no plan.
     """
     root = Path(folder).expanduser()
@@ -190,7 +190,7 @@ def open_split_rows(
     share = 0.0 if apart else validation_fraction
     held_counts = count_held_out(up_to, share)
     first, counts = np.concatenate([[0], up_to[:-1]]), np.diff(up_to, prepend=0) - held_counts
-    if apart or not share:  # all rows are of this split, or, if none are held out, of training
+    if apart or not share:  # all rows belong to this split, or, if none are held out, to training
         first, counts = np.array([0]), up_to[-1:] if apart or split == "train" else np.array([0])
     elif split == "validation":
         first, counts = first + counts, held_counts

@@ -39,7 +39,7 @@ class WindowReader(BatchReader):
             self._ahead.close()
         self._chunk = iter(())
         chunks = StepChunks(self.source, self.place, cursor, self.steps)
-        # Each start has its own memory: a thread that outlived `close` may still write into the old one.
+        # Each `begin` allocates memory: a thread that outlived `close` may still write into the previous memory.
         make = partial(self._gather, chunks, KeptMemory(self.place.device))
         self._ahead = ReadAhead(make, SLOTS, prepare=partial(use_device, self.place.device))
 

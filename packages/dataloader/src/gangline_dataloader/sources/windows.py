@@ -1,7 +1,7 @@
 """Data source of fixed-length sequences, split one after another from concatenated documents (concatenate and chunk).
 
-Row r of a source reads its tokens r·T to (r+1)·T inclusive. So in an epoch each token is a target once, except the
-first token and the last (N - 1) mod T, which never are.
+Row r of a source has the source's tokens r·T to (r+1)·T inclusive. So in an epoch each of N tokens is a target once,
+except the first token and the last (N - 1) mod T tokens, which are never targets.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from gangline_dataloader.sources.split import SplitRows
     from gangline_dataloader.store.tokens import Tokens
 
-AHEAD = 1024  # samples whose places are computed at once: a call for one costs as much as a call for hundreds
-MANY = 256  # samples from which on a call without the cache costs less
+AHEAD = 1024  # samples that are located in one call: a call for one sample costs as much as a call for hundreds
+MANY = 256  # minimum number of samples for which locating them directly costs less than by cached blocks
 
 
 MakeReader = Callable[["WindowSource", ReadPlace], BatchReader]
@@ -44,7 +44,7 @@ class SampleOrder(Protocol):
 
     @property
     def deciding(self) -> Any:
-        """JSON value that decides the order together with its key."""
+        """JSON value that determines the order, together with the key."""
 
     def __call__(self, numbers: np.ndarray) -> RowPlace: ...
 
@@ -54,10 +54,10 @@ class StoredRows:
     """The data of samples (N,), with tokens in their stored width.
 
     tokens     (N, T+1)
-    ends       (n,) int32, ascending: n·T + e for a document that ends before token e of row n, 0 < e <= T; empty if
+    ends       (n,) int32, ascending: r·T + e for a document that ends before token e of row r, 0 < e <= T; empty if
                documents are not separated
-    loss_mask  (N, T) bool over the targets; None: all count except the first target after each end
-    filled     (N,) number of the T inputs that belong to documents, the rest is padding; None: all
+    loss_mask  (N, T) bool over the targets; None: all targets except the first target after each document end
+    filled     (N,) number of the T inputs that belong to documents, the rest is padding; None: no padding
     """
 
     tokens: np.ndarray
@@ -73,12 +73,12 @@ class WindowSource(DataSource, ABC):
     contents of rows.
 
     parts      one for each source of the order: its store, and the store's rows in this split
-    documents  no attention across documents, positions restart at each document, no target in another document
-    identity   values that decide the order, next to the stores
-    samples    samples of an epoch, or until all sources are used up; None: there is no end
+    documents  whether documents are separated: no attention and no targets across documents, positions restart
+    identity   values that determine the samples, next to the stores
+    samples    number of samples of an epoch, or until all sources are used up; None: no end
     infill     fill-in-the-middle of documents; None: off
-    reach      samples that a shuffle of remote stores spans: shards are fetched that far ahead
-    make_reader  makes the batch reader; None: WindowReader
+    reach      number of samples that a shuffle spans: shards of remote stores are prefetched that far ahead
+    make_reader  function that makes the batch reader; None: WindowReader
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class WindowSource(DataSource, ABC):
         self._ahead = lru_cache(maxsize=4)(self._locate_block)
 
     def locate_samples(self, numbers: np.ndarray) -> RowPlace:
-        """Locate samples (N,): source, epoch and row of its store. Remote stores start to fetch their shards."""
+        """Locate samples (N,): source, epoch, row of the store. Announce these and later samples to remote stores."""
         place = self._locate_samples(numbers)
         if self.distant and numbers.size:
             later = np.asarray(numbers) + max(AHEAD, self.reach)
@@ -128,7 +128,7 @@ class WindowSource(DataSource, ABC):
         return replace(place, row=row)
 
     def find_row_starts(self, place: RowPlace) -> np.ndarray:
-        """Return the first token of rows (N,) in their stores, (N,)."""
+        """Return the index of the first token of each row (N,) in its store, (N,)."""
         return place.row * self.sequence_length
 
     def locate_sample(self, i: int) -> tuple[int, int]:
@@ -146,7 +146,7 @@ class WindowSource(DataSource, ABC):
         """Read samples `numbers` (N,), which should be close to each other.
 
         out    (N, T+1) contiguous memory for the tokens; None: it is allocated
-        place  places of the samples by `locate_samples`; None: they are computed
+        place  result of `locate_samples` for the samples; None: `fill` locates the samples
         Raises UserError past the end of the data, for a token outside the vocabulary, and for a file that has changed.
         """
         self.look_again()
@@ -182,13 +182,13 @@ class WindowSource(DataSource, ABC):
     def look_again(self) -> None:
         """Look again whether files have changed. Raises UserError if so.
 
-        Called before mapped files are read, because a truncated one would end the process, and before the data is used.
+        Called before mapped files are read, because a truncated file would end the process, and before data is used.
         """
         for store in self.stores:
             store.look_again()
 
     def look_up_samples(self, numbers: np.ndarray) -> RowPlace:
-        """Look up the places of samples close to each other in cached blocks. Raises UserError past the data's end."""
+        """Locate samples close to each other, by cached blocks of samples. Raises UserError past the data's end."""
         if self.order.end is not None and int(numbers.max()) >= self.order.end:
             raise self.explain_end(int(numbers.max()))
         if len(numbers) >= MANY:
@@ -242,7 +242,7 @@ class WindowSource(DataSource, ABC):
         at: np.ndarray,
         learnt: bool = False,
     ) -> None:
-        """Copy tokens [start, stop) of stores `source` (n,) to `out` (M,) at offsets `at` (n,); `learnt`: loss mask."""
+        """Copy tokens [start, stop) of stores `source` (n,), or if `learnt` loss masks, to `out` (M,) at `at` (n,)."""
         for store, here in self._group_by_store(source):
             copy = store.copy_learnt if learnt else store.copy
             copy(starts[here], stops[here], out, at[here])
@@ -266,7 +266,7 @@ class WindowSource(DataSource, ABC):
         return self.samples
 
     def state(self, i: int) -> dict[str, Any]:
-        """Return everything that may change while a run continues: the identities of the parts, and the order."""
+        """Return everything that may change when a run resumes: the identities of the parts, and the order."""
         return {"parts": [one.get_identity() for one in self.parts], "order": self.order.deciding}
 
     def compute_fingerprint(self) -> str:

@@ -1,4 +1,4 @@
-"""Durable file writes, safe against power loss: the files that a JSON document names are on disk before it is."""
+"""Durable file writes, safe against power loss: files that a JSON document names are on disk before the document."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def explain_write_errors(folder: Path) -> Iterator[None]:
 
 
 def replace_bytes(path: Path, content: bytes, tag: str = "") -> None:
-    """Replace a file atomically and durably, after all names that its directory has by now are durable.
+    """Replace a file atomically and durably, after making all existing names in its directory durable.
 
     tag  part of the temporary name, for files that several processes may write at once
     """
@@ -45,5 +45,5 @@ def replace_bytes(path: Path, content: bytes, tag: str = "") -> None:
 
 
 def replace_json(path: Path, content: dict[str, Any], tag: str = "") -> None:
-    """Replace a JSON file, as `replace_bytes`; indented, but with a tag on one line, for files only programs read."""
+    """Replace a JSON file like `replace_bytes`: indented, or with a tag on one line, because only programs read it."""
     replace_bytes(path, json.dumps(content, indent=None if tag else 1).encode(), tag)

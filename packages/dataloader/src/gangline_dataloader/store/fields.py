@@ -17,7 +17,7 @@ _XXH3 = re.compile(r"[0-9a-f]{32}")
 
 @dataclass(frozen=True)
 class JsonFields:
-    """An object of a JSON document, and its place for messages. Each reader raises UserError with place and field."""
+    """An object of a JSON document. Each `read_` method raises UserError with the object's location and the field."""
 
     content: Any
     place: str

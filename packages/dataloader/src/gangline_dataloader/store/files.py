@@ -1,4 +1,4 @@
-"""A store's files as complete local files, one after another, also behind a URL: for commands that read every byte."""
+"""Access to complete local copies of a store's files, one at a time, for commands that read every byte."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class StoreFiles(ABC):
     folder: Path
 
     def read_manifest(self) -> Manifest:
-        """Read the manifest. Raises UserError as `manifest.read`."""
+        """Read the manifest. Raises UserError like `manifest.read`."""
         return read(self.folder)
 
     @abstractmethod
     @contextmanager
     def get_local_file(self, name: str, nbytes: int) -> Iterator[Path]:
-        """Yield the path of a file of `nbytes` bytes, local in the block. Raises UserError if it cannot be fetched."""
+        """Yield the local path of a file of `nbytes` bytes. Raises UserError if the file cannot be fetched."""
 
     @abstractmethod
     def read_small_file(self, name: str) -> bytes | None:
@@ -41,11 +41,11 @@ class StoreFiles(ABC):
 
     @abstractmethod
     def list_names(self) -> list[str]:
-        """Return the names of the files; none if the file system cannot list them."""
+        """Return the names of the files; [] if the file system cannot list them."""
 
     @abstractmethod
     def open_held_out(self) -> StoreFiles | None:
-        """Open the validation part; None if the store has none. Raises UserError if it is missing or incomplete."""
+        """Open the validation part; None if the store has none. Raises UserError if a recorded part is missing."""
 
 
 class LocalFiles(StoreFiles):
@@ -76,7 +76,7 @@ class LocalFiles(StoreFiles):
 
 
 class RemoteFiles(StoreFiles):
-    """The files of a store behind a URL; `folder` is a local folder, which gets the manifest and the pack plans."""
+    """The files of a store behind a URL; manifest and pack plans are copied to the local `folder`."""
 
     def __init__(self, url: str, folder: Path) -> None:
         self.name, self.folder, self.remote = url.rstrip("/"), folder, Remote(url, DEADLINE)
@@ -124,7 +124,7 @@ class RemoteFiles(StoreFiles):
 
 @contextmanager
 def open_store_files(place: str) -> Iterator[StoreFiles]:
-    """Open the files of a store in a directory or behind a URL; of the latter, one file is on the local disk at a time.
+    """Open the files of a store in a directory or behind a URL, of which one shard file at a time is copied locally.
 
     Raises UserError if there is no store behind the URL.
     """

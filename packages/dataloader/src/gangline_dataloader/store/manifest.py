@@ -27,7 +27,7 @@ from gangline_dataloader.store.durable import replace_json
 from gangline_dataloader.store.fields import JsonFields, add_checksum
 
 FILE = "manifest.json"
-TEMPLATE = "chat_template.jinja"  # file next to the manifest, for conversations
+TEMPLATE = "chat_template.jinja"  # chat template next to the manifest, for stores of conversations
 VALIDATION = "validation"  # folder of the validation part, a store of its own
 FORMAT, VERSION = "gangline-tokens", 1
 DTYPES = ("|u1", "<u2", "<u4")  # as numpy writes them into the header of an .npy file
@@ -36,14 +36,14 @@ LARGEST = 1 << 30  # maximum bytes of a manifest: enough for a million shards of
 
 @dataclass(frozen=True)
 class ShardEntry:
-    """One shard: a .npy file of tokens, and one of the exclusive document ends, uint32, the last end = tokens."""
+    """One shard: .npy files of tokens and of exclusive document ends (uint32; the last end equals `tokens`)."""
 
     tokens: int
     documents: int
     xxh3: str  # XXH3-128 of the complete file of tokens
-    ends_xxh3: str  # XXH3-128 of the file of ends
+    ends_xxh3: str  # XXH3-128 of the complete file of document ends
     loss_xxh3: str | None = None  # XXH3-128 of the file with the loss mask; None: no file, all tokens are trained on
-    pieces_xxh3: str | None = None  # checksum of pieces of the tokens (`npy.compute_sampled_checksum`); None: old store
+    pieces_xxh3: str | None = None  # sampled XXH3-128 of the tokens (`npy.compute_sampled_checksum`); None: old store
 
 
 @dataclass
@@ -55,7 +55,7 @@ class Shards:
     xxh3: list[str] = field(default_factory=list)
     ends_xxh3: list[str] = field(default_factory=list)
     loss_xxh3: list[str] = field(default_factory=list)  # empty in a store without conversations
-    pieces_xxh3: list[str] = field(default_factory=list)  # empty in a store whose first shards have none
+    pieces_xxh3: list[str] = field(default_factory=list)  # empty if the first shards of the store have none
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -93,15 +93,15 @@ class Tokenizer:
 
     kind: str  # "bytes" or "tokenizer.json"
     identity: str
-    file: str | None = None  # name of its copy next to the manifest
-    end_of_text: int | None = None  # token after each document; None: none
-    beside: list[str] = field(default_factory=list)  # names of its other files next to the manifest, as chat template
-    beside_xxh3: list[str] = field(default_factory=list)  # XXH3-128 of each of these files
+    file: str | None = None  # name of the tokenizer.json next to the manifest; None: byte tokens
+    end_of_text: int | None = None  # token after each document; None: no token
+    beside: list[str] = field(default_factory=list)  # other files next to the manifest, such as the chat template
+    beside_xxh3: list[str] = field(default_factory=list)  # XXH3-128 of each file in `beside`
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """The content of manifest.json. Not checked here; `read` checks a file."""
+    """The content of manifest.json. The constructor checks nothing; `read` checks a file."""
 
     dtype: str
     vocab_size: int
@@ -111,7 +111,7 @@ class Manifest:
     report: dict[str, Any] = field(default_factory=dict)  # settings, and counts of documents by source
     learnt_rule: int | None = None  # `gangline_basics.data.chat_tokens.LEARNT_RULE` of the writer; None: not recorded
     held_out: bool = False  # whether a folder `validation` belongs to the store
-    validation: str | None = None  # identity of the validation part; None: there is none, or the store is older
+    validation: str | None = None  # identity of the validation part; None: no validation part, or an older store
 
     @property
     def tokens(self) -> int:
@@ -131,7 +131,7 @@ class Manifest:
         return replace(self, shards=Shards(**columns))
 
     def match_prefix(self, identity: str) -> int | None:
-        """Return the number of first shards that make the store with that identity; None: no prefix makes it."""
+        """Return the number of first shards that make the store with that identity; None: no prefix does."""
         digest = self._make_digest("")
         for number, line in enumerate(self._format_lines()):
             digest.update(line.encode())
@@ -180,7 +180,8 @@ def explain_stray_validation(name: str) -> UserError:
 def read(folder: str | Path, url: str = "") -> Manifest:
     """Read and check the manifest of a store. Raises UserError with file and field.
 
-    For a validation part, shards that an interrupted --append added are left out, as its parent store's manifest tells.
+    The manifest of a validation part has only the shards that its parent store's manifest covers: shards that an
+    interrupted --append added are left out.
     url: URL of a store whose manifest was copied to `folder`, for messages.
     """
     folder = Path(folder).expanduser()
@@ -231,7 +232,7 @@ def _read(folder: Path) -> Manifest:
 
 
 def parse(content: Any, path: str) -> Manifest:
-    """Parse a manifest from JSON. Raises UserError with the place `path` and the wrong field."""
+    """Parse a manifest from JSON. Raises UserError with the location `path` and the wrong field."""
     document = JsonFields(content, path)
     if document.read_text("format") != FORMAT:
         raise document.explain_damage("format", f"expected {FORMAT!r}")

@@ -17,8 +17,8 @@ from gangline import UserError
 from gangline.storage.files import open_replacement
 
 HEADER = 128
-WHOLE = 1 << 27  # bytes up to which a file is compared completely with its checksum; above, only PIECES of it
-PIECES, PIECE = 16, 1 << 12
+WHOLE = 1 << 27  # maximum bytes of a file that is verified completely; of larger files, PIECES blocks are verified
+PIECES, PIECE = 16, 1 << 12  # number of sampled blocks of a file, and bytes of a block
 _MAGIC = b"\x93NUMPY\x01\x00"
 
 
@@ -38,7 +38,7 @@ def compute_file_size(dtype: str | np.dtype, length: N) -> N:
 
 
 def compute_checksum(path: Path) -> str:
-    """Compute the XXH3-128 of a file, read piece by piece."""
+    """Compute the XXH3-128 of a file, read in chunks."""
     with path.open("rb") as file:
         return compute_stream_checksum(file)
 
@@ -53,14 +53,14 @@ def compute_stream_checksum(file: BinaryIO) -> str:
 
 
 def sample(file: BinaryIO, digest: Any, pieces: int) -> None:
-    """Sample `pieces` evenly spread pieces of an open file into a hash, the first and the last piece included."""
+    """Sample `pieces` evenly spaced blocks of an open file into a hash, the first and the last block included."""
     for place in np.linspace(0, max(0, os.fstat(file.fileno()).st_size - PIECE), pieces, dtype=np.int64).tolist():
         file.seek(place)
         digest.update(file.read(PIECE))
 
 
 def compute_sampled_checksum(path: Path) -> str:
-    """Compute the XXH3-128 of PIECES pieces of a file: it detects another file, but mostly not a few changed bytes."""
+    """Compute the XXH3-128 of PIECES blocks of a file: detects another file, but mostly not a few changed bytes."""
     digest = xxhash.xxh3_128()
     with path.open("rb") as file:
         sample(file, digest, PIECES)
@@ -70,10 +70,10 @@ def compute_sampled_checksum(path: Path) -> str:
 def map_vector(
     path: Path, dtype: str, length: int, xxh3: str | None = None, pieces_xxh3: str | None = None
 ) -> np.ndarray:
-    """Map the vector (length,) in a file into memory, read-only. Raises UserError as `map_file`, or for other bytes.
+    """Map the vector (length,) in a file into memory, read-only. Raises UserError like `map_file`, or for other bytes.
 
-    xxh3         checksum to compare all bytes with; None: they are not compared
-    pieces_xxh3  checksum to compare pieces with instead, if the file has more than WHOLE bytes; None: not known
+    xxh3         checksum of all bytes; None: not verified
+    pieces_xxh3  sampled checksum, verified instead if the file has more than WHOLE bytes; None: unknown
     """
     try:
         file = path.open("rb")
@@ -101,7 +101,7 @@ def map_vector(
 
 
 def map_file(file: BinaryIO, dtype: str, length: int) -> np.ndarray:
-    """Map the vector (length,) in an open file into memory, read-only; it stays valid when the file's name is removed.
+    """Map the vector (length,) in an open file into memory, read-only; the map stays valid when the file is unlinked.
 
     Raises UserError if the file cannot be read, or does not have the size, dtype and length that the manifest says.
     """
@@ -130,7 +130,7 @@ def format_verify_command(path: Path) -> str:
 
 
 class NpyWriter:
-    """Writer of one .npy vector, piece by piece, under a temporary name until it is complete.
+    """Incremental writer of one .npy vector, under a temporary name until the vector is complete.
 
     tag  part of the temporary name, for files that several processes may write at once
     """

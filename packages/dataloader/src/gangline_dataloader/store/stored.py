@@ -17,13 +17,13 @@ from gangline_dataloader.store.tokens import Sharded
 class StoreTokens(Sharded, ABC):
     """The tokens of a store. Opening it reads only the manifest.
 
-    A file is mapped and compared with its checksum when it is first read. A file of tokens above `npy.WHOLE` bytes is
-    compared by some pieces, if the manifest has their checksum; any other file by every byte.
+    When a file is first read, it is mapped and its checksum verified: the checksum of all bytes, or, for a file of
+    tokens above `npy.WHOLE` bytes, the sampled checksum, if the manifest has one.
 
     folder  local folder with the manifest, the tokenizer and the plans
     name    path or URL of the store, for messages
     keep    maximum number of shards that are mapped at a time; None: all
-    Raises UserError if the manifest is damaged, and when a file is mapped, if the file is.
+    Raises UserError if the manifest is damaged, and when a damaged file is mapped.
     """
 
     def __init__(self, folder: Path, name: str, keep: int | None = None) -> None:
@@ -46,12 +46,12 @@ class StoreTokens(Sharded, ABC):
     ) -> np.ndarray:
         """Map the vector (length,) in a file of the store and compare it with its checksums (`npy.map_vector`).
 
-        Raises UserError if it is not as the manifest says.
+        Raises UserError if the file does not match the manifest.
         """
 
     @abstractmethod
     def find_file_sizes(self, names: Sequence[str]) -> dict[str, int | None]:
-        """Find the actual bytes of files of the store; None for a missing one. Files of unknown size are left out."""
+        """Find the actual bytes of files of the store; None for a missing file. Files of unknown size are left out."""
 
     def get_expected_sizes(self) -> dict[str, int]:
         """Return the bytes of each file of the shards by name, as the manifest says."""

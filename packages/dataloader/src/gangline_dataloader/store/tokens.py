@@ -12,7 +12,7 @@ from functools import lru_cache
 import numpy as np
 
 AT_ONCE = 1 << 18  # bytes of windows that are copied at once
-FEW = 8  # mean number of windows per shard from which on one gather per shard is faster
+FEW = 8  # minimum mean number of windows per shard for which one gather per shard is faster
 
 
 class Tokens(ABC):
@@ -21,7 +21,7 @@ class Tokens(ABC):
     dtype: np.dtype
     total: int  # number of tokens
     vocab_size: int
-    end_of_text: int | None  # token after each document; None: none
+    end_of_text: int | None  # token after each document; None: no token
     identity: str  # hash of the data
     documents: int | None  # number of documents; None: unknown
     distant: bool = False  # whether the store is remote, so that `announce` starts to fetch
@@ -31,18 +31,18 @@ class Tokens(ABC):
 
     @abstractmethod
     def copy(self, starts: np.ndarray, stops: np.ndarray, out: np.ndarray, at: np.ndarray) -> None:
-        """Copy tokens [start, stop), for each of (n,), to out[at:at + stop - start].
+        """Copy token ranges [start, stop) (n,): each range to out[at:at + stop - start].
 
         `out` (M,) is contiguous and has the dtype of the tokens. All ranges lie inside the corpus.
         """
 
     def copy_learnt(self, starts: np.ndarray, stops: np.ndarray, out: np.ndarray, at: np.ndarray) -> None:
-        """Copy the loss mask, as `copy`, uint8: 1 for a token that is trained on."""
+        """Copy the loss mask of token ranges like `copy`: uint8, 1 for a token that is trained on."""
         for first, length in zip(at.tolist(), (stops - starts).tolist(), strict=True):
             out[first : first + length] = 1
 
     def copy_windows(self, starts: np.ndarray, length: int, out: np.ndarray) -> None:
-        """Fill out (N, length) with the tokens from each of `starts` (N,) on."""
+        """Fill `out` (N, length) with windows of `length` tokens that begin at `starts` (N,)."""
         self.copy(starts, starts + length, out.reshape(-1), np.arange(len(starts)) * length)
 
     @abstractmethod
@@ -51,7 +51,7 @@ class Tokens(ABC):
 
     @abstractmethod
     def find_borders(self, starts: np.ndarray, length: int, at: np.ndarray) -> np.ndarray:
-        """Find document ends in (start, start + length], for each of (N,): at + (end - start), ascending (n,) int64."""
+        """Find document ends in windows (start, start + length] (N,): at + (end - start), ascending (n,) int64."""
 
     def announce(self, starts: np.ndarray) -> None:
         """Announce the starts of windows that will be read soon, so that a remote store prefetches their shards."""
@@ -64,7 +64,7 @@ class Tokens(ABC):
         return None
 
     def list_documents(self, start: int, stop: int) -> list[int]:
-        """Return the numbers of the documents with tokens in [start, stop), ascending; none if they are unknown."""
+        """Return the numbers of the documents with tokens in [start, stop), ascending; [] if they are unknown."""
         first, last = self.find_document(start), self.find_document(stop - 1)
         return [] if first is None or last is None else list(range(first, last + 1))
 
@@ -78,7 +78,7 @@ class Tokens(ABC):
 
 
 class Sharded(Tokens):
-    """Tokens in shards, end to end, each opened when it is first read, by a method of the subclass.
+    """Tokens in consecutive shards; a method of the subclass opens a shard when the shard is first read.
 
     lengths  tokens of each shard
     keep     maximum number of shards that are open at a time; None: all, for mapped files
@@ -136,7 +136,7 @@ class Sharded(Tokens):
         shards, across = self._group_by_shard(starts, stops)
         lengths = stops - starts
         length = int(lengths[0])
-        # Rows of few shards are gathered; rows of many shards, and pieces of different lengths, are copied one by one.
+        # Rows of few shards are gathered; rows of many shards, and ranges of different lengths, are copied one by one.
         if out.size % length == 0 and len(starts) >= FEW * len(shards) and (lengths == length).all():
             rows, beyond = np.divmod(at, length)
             if not beyond.any():
@@ -174,7 +174,7 @@ class Sharded(Tokens):
             if ends is None:
                 continue
             first = starts[here] - self._starts[shard]
-            order = np.argsort(first)  # each search then begins near the end of the previous one, in cached memory
+            order = np.argsort(first)  # each search then begins near the end of the previous search, in cached memory
             first, here = first[order], here[order]
             low, high = _count_before(ends, first), _count_before(ends, first + length)
             counts = high - low
@@ -186,7 +186,7 @@ class Sharded(Tokens):
         return np.sort(np.concatenate(borders))
 
     def _group_by_shard(self, starts: np.ndarray, stops: np.ndarray) -> tuple[list[tuple[int, np.ndarray]], np.ndarray]:
-        """Group pieces [start, stop) by shard: ([(shard, indices of its pieces)], indices of pieces across shards)."""
+        """Group ranges [start, stop) by shard: ([(shard, indices of its ranges)], indices of ranges across shards)."""
         if len(self._starts) == 2:
             return [(0, np.arange(len(starts)))], np.empty(0, np.int64)
         shard_of = np.searchsorted(self._starts, starts, side="right") - 1
@@ -202,12 +202,12 @@ class Sharded(Tokens):
 
 
 def _count_before(ends: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """Count the ascending `ends` up to each place. Places get the dtype of `ends`, or numpy would copy all ends."""
+    """Count the ascending `ends` up to each of `places`, cast to the dtype of `ends`, or numpy would copy `ends`."""
     return np.searchsorted(ends, places.astype(ends.dtype), side="right")
 
 
 def copy_pieces(data: np.ndarray, starts: np.ndarray, lengths: np.ndarray, out: np.ndarray, at: np.ndarray) -> None:
-    """Copy data[start:start + length] to out[at:at + length], for each of (n,)."""
+    """Copy data[start:start + length] to out[at:at + length], for each of n ranges."""
     size = _get_token_size(data, out)
     # memoryview slices, because each numpy copy would release the GIL and wait for it.
     source, target = data.data.cast("B"), out.data.cast("B")
@@ -217,10 +217,10 @@ def copy_pieces(data: np.ndarray, starts: np.ndarray, lengths: np.ndarray, out: 
 
 
 def copy_rows(data: np.ndarray, starts: np.ndarray, length: int, out: np.ndarray, rows: np.ndarray) -> None:
-    """Copy data[start:start + length] to row `rows[i]` of `length` in `out`, for each of (n,).
+    """Copy data[start:start + length] to row `rows[i]` of `length` in `out`, for each of n windows.
 
-    A window is one item of many bytes here, which fancy indexing copies fastest. It has no `out` argument, so windows
-    are copied in batches that fit the CPU cache. (np.take has one, but first copies all windows of `data`.)
+    A window is viewed as one item of many bytes, which fancy indexing copies fastest. Indexing has no `out` argument,
+    so windows are copied in batches that fit the CPU cache. (np.take has `out`, but first copies all of `data`.)
     """
     size = _get_token_size(data, out)
     window = np.dtype(f"V{length * size}")

@@ -10,32 +10,33 @@ from pathlib import Path
 from gangline import UserError
 from gangline_dataloader.store.npy import compute_checksum, format_verify_command
 
-EVERY = 60.0  # maximum seconds between two looks; a look is a file system call for each file
-OFTEN = 1.0  # minimum seconds between two looks
-COST = 0.01  # maximum fraction of the time that looks take, up to EVERY
+EVERY = 60.0  # maximum seconds between two checks; a check makes a file system call for each file
+OFTEN = 1.0  # minimum seconds between two checks
+COST = 0.01  # maximum fraction of the time for checks, unless they are EVERY seconds apart
 
 
 class WatchedFiles:
-    """Watcher of files: compares size and time once a second, or once a minute if that is slow.
+    """Watcher of files: compares sizes and times of change every second, or at least every minute if checks are slow.
 
-    A file whose size or time changed is compared with its checksum. A file that is truncated between a look and a read
-    ends the process with SIGBUS, as for any mapped file; the next start reports it.
+    A changed size is an error. If mtime or ctime has changed, the checksum is verified; without a checksum, a changed
+    mtime is an error and ctime is ignored. A mapped file that is truncated between a check and a read ends the process
+    with SIGBUS, and the next start of the run reports the file.
 
-    cached  the files are in a cache, which compared them with their checksums when it opened them, may remove them, and
-            changes their inodes to record their last use
+    cached  whether the files are in the shard cache, which verified their checksums when it opened them, may remove
+            them, and changes their ctime when it records their last use: ctime and removal are then ignored
     """
 
     def __init__(self, cached: bool = False) -> None:
         self._cached = cached
         self._began, self._next = time.time(), time.monotonic() + OFTEN
-        self._files: dict[Path, tuple[int, int, int, str | None]] = {}  # size, time of content, of inode, checksum
+        self._files: dict[Path, tuple[int, int, int, str | None]] = {}  # size, mtime and ctime in ns, checksum
         self._changed: UserError | None = None
 
     def add(self, path: Path, xxh3: str | None, before: os.stat_result | None = None) -> None:
-        """Add an opened file; a file written since the run began is compared with its checksum at once.
+        """Add an opened file; the checksum of a file written since the run began is verified at once.
 
-        xxh3    checksum of the file; None: unknown, and any change is an error
-        before  status of the file before its bytes were compared; a change since then is checked now
+        xxh3    checksum of the file; None: unknown, so that any change of size or mtime is an error
+        before  status of the file before its checksum was verified; a change since then is checked now
         Raises UserError if its bytes have changed.
         """
         if (about := before or find_status(path)) is None and self._cached:
@@ -48,7 +49,7 @@ class WatchedFiles:
             self._look_at(path)
 
     def look(self) -> None:
-        """Look at all files, if it is time to. Raises UserError if a file has changed, and at every call after that."""
+        """Check all files if the interval has passed. Raises UserError if a file has changed, and at later calls."""
         if self._changed is not None:
             raise self._changed
         if (now := time.monotonic()) < self._next:
@@ -63,7 +64,7 @@ class WatchedFiles:
         self._next = end + min(EVERY, max(OFTEN, (end - now) / COST))
 
     def look_at(self, path: Path) -> None:
-        """Look at one file now, for a file that is opened for each read. Raises UserError as `look`."""
+        """Check one file now, for files that are opened for each read. Raises UserError like `look`."""
         try:
             self._look_at(path)
         except UserError as error:

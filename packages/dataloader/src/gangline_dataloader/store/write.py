@@ -17,7 +17,7 @@ class ShardWriter:
     """Writer of shard number `number` in `folder`. A document is never split over shards.
 
     masked  whether to write a loss mask, too
-    tag     as of NpyWriter
+    tag     as in NpyWriter
     """
 
     def __init__(self, folder: Path, number: int, dtype: str, masked: bool = False, tag: str = "") -> None:
@@ -30,7 +30,7 @@ class ShardWriter:
         return self._tokens.length
 
     def write(self, documents: Iterable[np.ndarray]) -> None:
-        """Append documents, each (n,) with n > 0, with its end-of-text token."""
+        """Append documents, each an array (n,) of n > 0 tokens, end-of-text token included."""
         arrays = list(documents)
         self.write_run(
             np.concatenate([np.empty(0, np.int64), *arrays]), np.array([len(one) for one in arrays], np.int64)

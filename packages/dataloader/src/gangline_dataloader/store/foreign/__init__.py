@@ -27,11 +27,11 @@ def has_columns(path: str | Path) -> bool:
 
 
 def open_tokens(path: str | Path, vocab_size: int, column: str | None = None) -> ForeignTokens:
-    """Open the tokens in a file or folder; a token not below `vocab_size` is refused when it is read.
+    """Open the tokens in a file or folder; reading a token outside the vocabulary raises UserError.
 
     column  MDS, Arrow and Parquet: name of the column, NAME:DTYPE for raw bytes; raw .bin: :DTYPE (uint16, uint32,
             int32, int64); None: the usual column or dtype
-    Raises UserError if the file, or its index, is damaged or does not have this column.
+    Raises UserError if the file or its index is damaged, or the column is missing.
     """
     from gangline_dataloader.store.foreign import arrow, mds, megatron, plain
 

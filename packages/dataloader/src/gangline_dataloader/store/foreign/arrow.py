@@ -22,8 +22,8 @@ from gangline_dataloader.store.foreign.splits import is_pattern, list_table_file
 from gangline_dataloader.store.foreign.vector import ForeignTokens, sample
 from gangline_dataloader.store.watch import WatchedFiles
 
-KEPT = 32  # decoded row groups of Parquet in memory
-PROBED = 1 << 22  # values of mask columns up to which all are checked; above, only three parts of each column
+KEPT = 32  # maximum number of decoded Parquet row groups in memory
+PROBED = 1 << 22  # maximum number of mask values to check; of more, only three parts of each column are checked
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class _Part:
 class _Mask:
     """A part of a column that may mark tokens as not trained on.
 
-    lowest  returns its lowest value; None: it has no values
-    values  number of values to read for that; 0 if the file's statistics have the lowest value
+    lowest  returns the lowest value of the part, None if the part has no values
+    values  number of values that `lowest` reads; 0 if the file's statistics have the lowest value
     """
 
     file: Path
@@ -52,7 +52,7 @@ class _Mask:
 
 
 class ArrowTokens(ForeignTokens):
-    """The tokens of a column, row after row. An empty row counts as a document and has no end."""
+    """The tokens of a column, row after row. An empty row counts as a document, but has no document end."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class ArrowTokens(ForeignTokens):
 def open_tokens(path: Path, vocab_size: int, column: str | None) -> ArrowTokens:
     """Open the tokens of a file, a folder as `Dataset.save_to_disk` writes it, or the files that a pattern matches.
 
-    Raises UserError if they cannot be read, the column is not lists of integers, or a mask excludes tokens.
+    Raises UserError if the files cannot be read, the column is not lists of integers, or a mask excludes tokens.
     """
     try:
         import pyarrow
@@ -144,7 +144,7 @@ def open_tokens(path: Path, vocab_size: int, column: str | None) -> ArrowTokens:
 
 
 def _select_probes(masks: list[_Mask]) -> list[_Mask]:
-    """Select the masks to check: all if cheap, else masks with a known lowest value and three parts of each column."""
+    """Select the masks to check: all if cheap, else masks with statistics, and three other parts of each column."""
     known_masks, unknown = [one for one in masks if not one.values], [one for one in masks if one.values]
     if sum(one.values for one in unknown) > PROBED:
         by_name = [[one for one in unknown if one.name == name] for name in UNTRAINED]

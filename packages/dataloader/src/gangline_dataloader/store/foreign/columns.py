@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from gangline import UserError
 
 USUAL = ("input_ids", "tokens")
-# Values up to this one exclude a token from the loss: 0 of a mask, -100 (torch's ignore_index) of labels.
+# Column -> largest value that excludes a token from the loss: 0 of a mask; labels use -100, torch's ignore_index.
 UNTRAINED = {"attention_mask": 0, "loss_mask": 0, "completion_mask": 0, "assistant_masks": 0, "labels": -1}
 
 
 def choose_column(name: str, columns: Sequence[str], option: str | None) -> str:
-    """Choose the column `option`, else the usual or only one. Raises UserError with the columns if there is none."""
+    """Choose the column `option`, else the usual or only column. Raises UserError if there is no such column."""
     if option is None:
         candidates = [one for one in USUAL if one in columns] or (list(columns) if len(set(columns)) == 1 else [])
         if candidates:

@@ -4,8 +4,8 @@ uint32 number of samples n, uint32 (n + 1,) start of each sample and size of the
 is uint32 size of each column without a fixed size, then the columns, in the order of the index.
 
 A column of tokens is `ndarray:DTYPE:T`, `ndarray:DTYPE`, `ndarray`, or `bytes`, whose dtype comes from
-data.column=NAME:DTYPE. Each sample is a document. If the index has a hash of a shard, the shard is compared with it
-when it is first read.
+data.column=NAME:DTYPE. Each sample is a document. If the index has a hash of a shard, the hash is verified when
+the shard is first read.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ INDEX = "index.json"
 COLUMNS = ("column_names", "column_encodings", "column_sizes")
 HASHES = {"md5", "sha1", "sha224", "sha256", "sha384", "sha512", "xxh32", "xxh64", "xxh128", "xxh3_64", "xxh3_128"}
 DTYPES = {8: "uint8", 9: "int8", 16: "uint16", 17: "int16", 32: "uint32", 33: "int32", 64: "uint64", 65: "int64"}
-KEPT = 32  # shards whose tokens are in memory at once; they usually have at most 64 MiB
+KEPT = 32  # maximum number of shards whose tokens are in memory; shards usually have at most 64 MiB
 FIXED = {"int": 8, **{f"{kind}{bits}": bits // 8 for kind in ("int", "uint", "float") for bits in (8, 16, 32, 64)}}
 
 
 @dataclass(frozen=True)
 class _ShardLayout:
-    """Positions of the tokens of a shard's samples: first byte `at` (n,) and number of tokens `count` (n,)."""
+    """Byte offsets `at` (n,) of the tokens of a shard's n samples, and numbers of tokens `count` (n,)."""
 
     file: Path
     at: np.ndarray
@@ -46,7 +46,7 @@ class _ShardLayout:
 
 
 class MdsTokens(ForeignTokens):
-    """The tokens of all MDS samples, one after another. A shard is assembled when it is read."""
+    """The tokens of all MDS samples, one after another. A shard's tokens are joined in memory when it is read."""
 
     def __init__(
         self, folder: Path, layouts: list[_ShardLayout], dtype: np.dtype, vocab_size: int, watched: WatchedFiles
@@ -54,7 +54,7 @@ class MdsTokens(ForeignTokens):
         self.name, self._layouts, self._dtype, self.watched = str(folder), layouts, dtype, watched
         samples = np.cumsum([0, *(len(one.count) for one in layouts)])
         self.documents_before = samples[:-1]
-        self._compared: set[int] = set()  # shards that were compared with the hash of the index
+        self._compared: set[int] = set()  # shards whose hash was verified
         digest = blake2b((folder / INDEX).read_bytes() + str(dtype).encode(), digest_size=16)
         for one in layouts:
             sample(one.file, digest, 8)
@@ -165,7 +165,7 @@ def _read_shard_layout(
 
 
 def _read_columns(content: bytes) -> dict[str, Any]:
-    """Read a shard's own description of its columns; {} if it is not JSON, which streaming does not read either."""
+    """Read a shard's own description of its columns; {} if the description is not JSON (streaming ignores it, too)."""
     try:
         columns = json.loads(content)
     except (ValueError, RecursionError):
@@ -174,7 +174,7 @@ def _read_columns(content: bytes) -> dict[str, Any]:
 
 
 def _compare(file: Path, content: np.ndarray, hashes: Mapping[str, str]) -> None:
-    """Compare a shard with the hashes of the index, except unknown kinds. Raises UserError if one differs."""
+    """Compare a shard with the hashes of the index, except unknown kinds. Raises UserError if a hash differs."""
     for kind, index_hash in hashes.items():
         new = getattr(xxhash if kind.startswith("xxh") else hashlib, kind, None) if kind in HASHES else None
         if new is not None and (shard_hash := new(content).hexdigest()) != index_hash:
@@ -195,7 +195,7 @@ def _locate_tokens(
 ) -> tuple[np.dtype, np.ndarray, np.ndarray]:
     """Skip the array headers of MDS and return (dtype, first byte (n,), number of tokens (n,)) of the samples' tokens.
 
-    Raises UserError if the column does not hold tokens, or a sample does not have the size that it says.
+    Raises UserError if the column does not hold tokens, or a sample's size contradicts its header.
     """
     base, _, rest = kind.partition(":")
     word, _, shape = rest.partition(":")
@@ -258,7 +258,7 @@ def _read_sizes(
 
 
 def _refuse_if_wider(file: Path, content: np.ndarray, at: np.ndarray, nbytes: np.ndarray, dtype: np.dtype) -> None:
-    """Raise UserError if bytes that are read as one dtype seem to be of a wider one: many tokens would be 0."""
+    """Raise UserError if the bytes seem to be of a wider dtype than `dtype`: many tokens would be 0."""
     some = int(np.searchsorted(np.cumsum(nbytes), PROBE)) + 1
     pairs = zip(at[:some].tolist(), nbytes[:some].tolist(), strict=True)
     probe = np.concatenate([content[start : start + min(size, PROBE)] for start, size in pairs])

@@ -2,7 +2,7 @@
 
 9 bytes magic, uint64 version (1), uint8 dtype, uint64 sequences S, uint64 document boundaries D,
 int32 (S,) tokens of each sequence, int64 (S,) its first byte in the .bin, int64 (D,) first sequence of each
-document, the last one S; int8 (S,) modes if there are several
+document, the last entry is S; int8 (S,) modes if there are several
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ def open_tokens(file: Path, vocab_size: int) -> Vector:
 
 
 def write(out: Path, store: StoreTokens) -> None:
-    """Write a store as OUT.bin and OUT.idx, each document a sequence; the index, which completes them, is last.
+    """Write a store as OUT.bin and OUT.idx, each document as one sequence; the index is written last.
 
-    Megatron-LM has no uint32: such tokens become int32, as its own tools write them. Raises UserError if int32 is too
+    Megatron-LM has no uint32: uint32 tokens are written as int32, as Megatron-LM does. Raises UserError if int32 is too
     small for the vocabulary.
     """
     dtype = {"|u1": "|u1", "<u2": "<u2", "<u4": "<i4"}[store.manifest.dtype]
@@ -73,7 +73,7 @@ def write(out: Path, store: StoreTokens) -> None:
         raise UserError(f"{store.folder} has a vocabulary of {store.vocab_size}, which int32 does not hold.")
     code = next(number for number, name in DTYPES.items() if name == dtype)
     lengths = []
-    with _replace_file(out, "idx") as index, _replace_file(out, "bin") as file:  # the inner one is renamed first
+    with _replace_file(out, "idx") as index, _replace_file(out, "bin") as file:  # the inner file is renamed first
         for shard in range(len(store.manifest.shards)):
             file.write(np.ascontiguousarray(store.shard(shard), dtype).data)
             lengths.append(np.diff(np.asarray(store.shard_ends(shard), np.int64), prepend=0))

@@ -52,7 +52,7 @@ def open_tokens(file: Path, vocab_size: int, column: str | None) -> Vector:
 def _choose_dtype(file: Path, size: int, vocab_size: int, column: str | None) -> str:
     """Return the dtype of tokens without a header.
 
-    Raises UserError if the dtype may be wider than `column` says: read as it says, every second token would be 0.
+    Raises UserError if the tokens seem wider than the dtype of `column`: every second token would be read as 0.
     """
     with file.open("rb") as stream:
         content = np.frombuffer(stream.read(PROBE), np.uint8)

@@ -33,15 +33,15 @@ def is_pattern(path: Path) -> bool:
 
 
 def find_split(name: str) -> str:
-    """Find the split in the words of a file's name; `OTHERS` if there is none."""
+    """Find the split in the words of a file's name; `OTHERS` if the name has no split."""
     words = re.split(r"[^a-z]+", name.lower())
     return next((split for split, synonyms in SPLITS.items() if any(word in synonyms for word in words)), OTHERS)
 
 
 def list_table_files(path: Path) -> list[Path]:
-    """List the Arrow or Parquet files that a pattern matches, or in a folder.
+    """List the Arrow or Parquet files that a glob pattern matches or that are in a folder.
 
-    Raises UserError if there are none, and if a folder has files of several splits or formats.
+    Raises UserError if there are no such files, and if a folder has files of several splits or formats.
     """
     if is_pattern(path):
         files = [Path(one) for one in sorted(glob.glob(str(path), recursive=True))]
@@ -91,7 +91,7 @@ def _train_first(kinds: dict[tuple[str, str], list[str]]) -> list[list[str]]:
 
 
 def _find_pattern(names: list[str], kinds: dict[tuple[str, str], list[str]]) -> str | None:
-    """Find a short glob pattern that matches these names and no other of `kinds`; None if there is none."""
+    """Find a short glob pattern that matches all `names` and no other name of `kinds`; None if there is none."""
     if len(names) == 1:
         return names[0]
     others = [one for group in kinds.values() for one in group if one not in names]

@@ -1,4 +1,4 @@
-"""Base of tokens in external formats: identified by a part of their bytes, checked against the model's vocabulary."""
+"""Base of tokens in external formats: identified by sampled blocks, checked against the model's vocabulary."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gangline_dataloader.store import npy
 from gangline_dataloader.store.tokens import Sharded
 from gangline_dataloader.store.watch import WatchedFiles
 
-PIECES_OF_IDENTITY = 64  # pieces of a file whose bytes make its identity
+PIECES_OF_IDENTITY = 64  # number of blocks of a file that are hashed into its identity
 PROBE = 1 << 16  # leading bytes from which the dtype of tokens is guessed
 HIGH = 16  # upper bound of the upper halves of uint32 tokens, for vocabularies up to 2^20
 
@@ -24,10 +24,10 @@ HIGH = 16  # upper bound of the upper halves of uint32 tokens, for vocabularies 
 class ForeignTokens(Sharded, ABC):
     """Tokens in an external format.
 
-    Such files have no checksum and no vocabulary. The identity is a hash of sizes and of some pieces of each file, so
-    that a change outside the pieces is not noticed, and each token is checked against the model's vocabulary when read.
+    Such files have no checksum and no vocabulary. The identity is a hash of sizes and of some blocks of each file, so
+    that a change in another block is not detected. Each token is checked against the model's vocabulary when read.
 
-    watched           status of the files when they were opened, to notice changes
+    watched           detects changes of the files since they were opened
     documents_before  (shards,) number of the first document of each shard, empty documents included
     """
 
@@ -67,13 +67,13 @@ class ForeignTokens(Sharded, ABC):
         return [number for number in map(self.find_document, places) if number is not None]
 
     def get_all_ends(self, shard: int) -> np.ndarray:
-        """Return the ends of all documents of a shard, empty ones too; formats with empty documents override it."""
+        """Return the ends of all documents of a shard, empty documents included; formats that have some override it."""
         ends = self.shard_ends(shard)
         return np.empty(0, np.int64) if ends is None else ends
 
 
 class Vector(ForeignTokens):
-    """Tokens of a mapped file from byte `offset` on; `ends`: its document ends, empty documents too; None: unknown."""
+    """Tokens of a mapped file from byte `offset` on; `ends`: document ends, also of empty ones; None: unknown."""
 
     def __init__(
         self, file: Path, dtype: str, offset: int, length: int, vocab_size: int, ends: np.ndarray | None
@@ -109,13 +109,13 @@ class Vector(ForeignTokens):
 
 
 def sample(file: Path, digest: blake2b, pieces: int) -> None:
-    """Sample `pieces` evenly spread pieces of a file into a hash. Raises UserError as `open_regular`."""
+    """Sample `pieces` evenly spaced blocks of a file into a hash. Raises UserError like `open_regular`."""
     with open_regular(file) as stream:
         npy.sample(stream, digest, pieces)
 
 
 def get_file_size(file: Path) -> int:
-    """Return the size of a file in bytes. Raises UserError as `open_regular`."""
+    """Return the size of a file in bytes. Raises UserError like `open_regular`."""
     with open_regular(file) as stream:
         return os.fstat(stream.fileno()).st_size
 

@@ -1,7 +1,7 @@
 """Shard cache: a directory of fetched files with a size limit, shared by all processes of a machine.
 
-A file's name holds its checksum. The least recently used file is evicted first; a process that has it mapped keeps its
-bytes until it closes the map.
+A file's name holds its checksum. The least recently used file is evicted first; a process that has an evicted file
+mapped can read it until it closes the map.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gangline_dataloader.store.durable import replace_bytes
 from gangline_dataloader.store.npy import compute_checksum, compute_stream_checksum
 
 ABANDONED = 3600.0  # seconds without a byte after which a partly fetched file is removed
-TRIES = 3  # attempts to fetch a file that arrives with a wrong checksum
+TRIES = 3  # maximum attempts to fetch a file that arrives with a wrong checksum
 FOLDER = "gangline-shards"  # folder below data.cache: every file in it belongs to the cache
 MARKER = "CACHEDIR.TAG"  # https://bford.info/cachedir/: backups skip a directory that has one
 SIGNATURE = b"Signature: 8a477f597d28d172789f06886806bc55\n# Shards of token stores, fetched by gangline.\n"
@@ -35,7 +35,7 @@ _checked: set[tuple[int, int, int, int]] = set()  # device, inode, size, modific
 class FileCache:
     """Cache of files in `FOLDER` below `place`, at most `limit` bytes; the folder is created if it is missing.
 
-    Raises UserError if `FOLDER` holds files and no `MARKER` of gangline: it is then not a cache.
+    Raises UserError if `FOLDER` holds files but no `MARKER` of gangline, because the folder is then not a cache.
     """
 
     def __init__(self, place: Path, limit: int) -> None:
@@ -51,10 +51,10 @@ class FileCache:
             replace_bytes(self.folder / MARKER, SIGNATURE, f".{os.getpid()}")
 
     def open(self, name: str, size: int, xxh3: str, fetch: Callable[[Path], None]) -> BinaryIO:
-        """Open the file with that checksum for reading; if it is missing, `fetch(path)` fetches it.
+        """Open the file `name` with checksum `xxh3` for reading; if it is missing, `fetch(path)` fetches it.
 
-        One process fetches it, the others wait. An open file stays readable when the cache removes it.
-        Raises UserError if it exceeds the limit, or arrives damaged `TRIES` times.
+        One process fetches a file, other processes wait. An open file stays readable when the cache removes it.
+        Raises UserError if the file exceeds the cache limit, or arrives damaged `TRIES` times.
         """
         path = self.folder / f"{xxh3}-{Path(name).name}"
         assert _NAME.fullmatch(path.name), f"{path.name} is not a name that the cache may remove"
@@ -109,7 +109,7 @@ class FileCache:
         return sorted(files, key=lambda one: (one[0].st_atime, one[1]))
 
     def _make_room(self, size: int) -> None:
-        """Make room for a file of `size` bytes next to the files that other processes are fetching."""
+        """Make room for `size` bytes: evict files, and count the files that other processes are fetching."""
         files = self._list_files(_NAME)
         total_bytes = sum(about.st_size for about, _ in files)
         for about, path in self._list_files(_FETCHED):
@@ -134,7 +134,7 @@ def _is_marked(folder: Path) -> bool:
 def _open_used(path: Path, xxh3: str) -> BinaryIO | None:
     """Open a cached file and mark it as used now; None if it is missing or damaged.
 
-    Each process compares it with its checksum once, because the disk may have changed it since it was fetched.
+    Each process verifies the checksum of a file once, because the disk may have changed the file since its fetch.
     """
     try:
         file = path.open("rb")
@@ -163,12 +163,12 @@ def _sync(path: Path) -> None:
 
 @dataclass(frozen=True)
 class RemoteCache:
-    """Options of the shard cache: its directory, its limit in bytes, and the timeout in seconds of a fetch."""
+    """Options of the shard cache: directory, maximum size in bytes, and timeout in seconds to fetch a file."""
 
     folder: str
     nbytes: int
     deadline: float
 
     def open_file_cache(self) -> FileCache:
-        """Open the cache; its directory is created if it is missing. Raises UserError as `FileCache`."""
+        """Open the cache; its directory is created if it is missing. Raises UserError like `FileCache`."""
         return FileCache(Path(self.folder).expanduser(), self.nbytes)

@@ -1,7 +1,7 @@
 """Download of one file from an fsspec file system, in parallel ranges of 8 MiB, with retries until a deadline.
 
-Windows are never read remotely: at 25 ms a request, windows of 4 kB come at 0.03 M tokens a second, a shard in ranges
-at more than 100 M (measured).
+Single windows are never fetched: at 25 ms per request, windows of 4 kB arrive at 0.03 M tokens per second, a shard in
+parallel ranges at more than 100 M tokens per second (measured).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from gangline import UserError
 from gangline.storage.retry import RetryTimeout, get_http_status, retry
 
 RANGE = 8 << 20  # bytes of a request
-AT_ONCE = 16  # parallel requests for a file
-LOOKERS, LOOK = 32, 10.0  # parallel requests for file sizes, and the timeout in seconds for all files
+AT_ONCE = 16  # maximum parallel requests for a file
+LOOKERS, LOOK = 32, 10.0  # maximum parallel requests for file sizes, and timeout in seconds for all sizes
 
 log = logging.getLogger(__name__)
 
@@ -48,8 +48,8 @@ class Remote:
     def read_small_file(self, name: str, optional: bool = False) -> bytes | None:
         """Read a small file with one request; None if it does not exist. Raises UserError past the deadline.
 
-        optional  return None, too, if access is denied: S3 answers 403 for a missing file if names may not be listed;
-                  otherwise UserError is raised
+        optional  whether to return None also if access is denied, because S3 answers 403 for a missing file if names
+                  may not be listed; otherwise UserError is raised
         """
         until = time.monotonic() + self.deadline
         try:
@@ -65,11 +65,11 @@ class Remote:
             return None
 
     def list_names(self) -> list[str]:
-        """Return the names of the files; none if the file system cannot list them."""
+        """Return the names of the files; [] if the file system cannot list them."""
         return list(self._list())
 
     def find_file_sizes(self, names: Sequence[str]) -> dict[str, int | None]:
-        """Find the bytes of files; None for a missing one. Files of unknown size after `LOOK` seconds are left out."""
+        """Find the sizes of files in bytes; None: missing. Files of unknown size after `LOOK` seconds are left out."""
         listing = self._list()
         if any(listing.values()):  # a listing without sizes (http) has every link of a page
             return {name: listing.get(name) for name in names}

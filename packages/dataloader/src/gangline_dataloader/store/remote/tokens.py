@@ -20,8 +20,8 @@ from gangline_dataloader.store.remote.fetch import Remote
 from gangline_dataloader.store.stored import StoreTokens
 from gangline_dataloader.store.watch import WatchedFiles
 
-FETCHERS = 2  # shards that are prefetched at once: one arrives while another is compared with its checksum
-OPEN = 32  # shards that are mapped at once; an evicted file that is still mapped keeps its disk space
+FETCHERS = 2  # shards that are prefetched at once: one arrives while the checksum of another is verified
+OPEN = 32  # maximum number of mapped shards; an evicted file that is still mapped keeps its disk space
 
 
 def is_remote(path: str) -> bool:
@@ -30,14 +30,14 @@ def is_remote(path: str) -> bool:
 
 
 class RemoteTokens(StoreTokens):
-    """A store behind a URL, whose complete shards are fetched into a cache when they are read or announced.
+    """A store behind a URL. Complete shards are fetched into a cache when they are read or announced.
 
     url       URL of the store
     cache     shard cache, shared by all stores and ranks of a machine
     deadline  maximum seconds that a read waits for a shard
     files     other files to copy, next to the manifest and the tokenizer
 
-    Manifest, plan and tokenizer are copied each time it is opened, because they are small and may have changed.
+    Manifest, plan and tokenizer are copied each time the store is opened, because they are small and may change.
     Raises UserError if there is no store at the URL.
     """
 
@@ -80,7 +80,7 @@ class RemoteTokens(StoreTokens):
         return self.remote.find_file_sizes(names)
 
     def compute_shard_bytes(self) -> np.ndarray:
-        """Compute the bytes to fetch for each shard, (number of shards,) int64, without the files of a pack plan."""
+        """Compute the bytes of the files of each shard, (number of shards,) int64, without the files of a pack plan."""
         shards, tokens = self.manifest.shards, np.array(self.manifest.shards.tokens, np.int64)
         nbytes = compute_file_size(self.dtype, tokens) + compute_file_size("<u4", np.array(shards.documents, np.int64))
         return nbytes + compute_file_size("|u1", tokens) if self.masked else nbytes
@@ -131,7 +131,7 @@ def _locate_folder(cache: FileCache, url: str) -> Path:
 
 
 def _copy(remote: Remote, folder: Path, name: str, optional: bool = False) -> bool:
-    """Copy a small file to `folder` and return whether it exists; `optional` as of `Remote.read_small_file`."""
+    """Copy a small file to `folder` and return whether it exists; `optional` as in `Remote.read_small_file`."""
     if (content := remote.read_small_file(name, optional)) is None:
         (folder / name).unlink(missing_ok=True)
         return False
