@@ -11,7 +11,7 @@ from annotated_types import Ge, Gt, Interval, IsFinite, IsNotNan, Le, Len, Lt, M
 
 from gangline.config.check import check, find_meaningless
 from gangline.config.defaults import build_default_run
-from gangline.config.fields import iterate_options
+from gangline.config.fields import iterate_options, read_comments
 from gangline.config.ranges import (
     OneOf,
     PositiveInt,
@@ -171,3 +171,28 @@ def test_misspelled_choice_gets_suggestion():
         "data.encoding_errors=stric must be one of replace, ignore, strict.",
         "Did you mean strict?",
     )
+
+
+@dataclass
+class Commented:
+    """A configuration with help of both kinds."""
+
+    short: int = 1  # one line
+    # a help text
+    # of two lines
+    long: int = 2
+    own: int = 3  # of the base
+
+    bare: int = 4
+
+
+@dataclass
+class Narrow(Commented):
+    """A configuration with another value."""
+
+    # measured: five is better
+    own: int = 5
+
+
+def test_option_help_is_comment_after_or_above() -> None:
+    assert read_comments(Narrow) == {"short": "one line", "long": "a help text of two lines", "own": "of the base"}

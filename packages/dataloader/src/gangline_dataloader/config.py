@@ -29,22 +29,21 @@ class SequenceConfig(DataConfig, ABC):
 
     layout_options: ClassVar[tuple[str, ...]] = CACHE
 
-    document_masking: bool = (
-        False  # document mask: no attention across documents of a sequence, position ids restart at each document
-    )
-    packing: Literal["concatenate", "best_fit"] = (  # sequence packing; concatenate: concatenate and chunk;
-        "concatenate"  # best_fit: few documents are split, by a pack plan (gangline data prepare --pack T)
-    )
+    # document mask: no attention across documents of a sequence, position ids restart at each document
+    document_masking: bool = False
+    # sequence packing; concatenate: concatenate and chunk; best_fit: few documents are split, by a pack plan
+    # (gangline data prepare --pack T)
+    packing: Literal["concatenate", "best_fit"] = "concatenate"
     fim_rate: Share = 0.0  # fraction of training documents rearranged for fill-in-the-middle (FIM); 0: no FIM
-    fim_spm_rate: Share = (  # fraction of FIM documents in suffix-prefix-middle order (SPM);
-        0.5  # all other FIM documents are in prefix-suffix-middle order (PSM)
-    )
+    # fraction of FIM documents in suffix-prefix-middle order (SPM); all other FIM documents are in
+    # prefix-suffix-middle order (PSM)
+    fim_spm_rate: Share = 0.5
     fim_tokens: list[str] = field(  # FIM sentinel tokens, names in the store's tokenizer: [prefix, middle, suffix]
         default_factory=lambda: ["<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>"]
     )
-    validation_fraction: Share = (  # fraction of sequences held out for validation, at the end of each shard,
-        FRACTION  # if prepare held out no documents; 1: the complete store (only for stores of validate.sets)
-    )
+    # fraction of sequences held out for validation, at the end of each shard, if prepare held out no documents; 1:
+    # the complete store (only for stores of validate.sets)
+    validation_fraction: Share = FRACTION
     cache: str = "~/.cache/gangline/data"  # directory of the shard cache, which holds shards of stores behind URLs
     cache_bytes: PositiveInt = 100_000_000_000  # maximum size of the shard cache per machine, in bytes
     deadline: PositiveFloat = 600.0  # timeout in seconds to fetch one file of a store behind a URL, retries included
@@ -111,19 +110,16 @@ class TokensConfig(SequenceConfig):
 
     file_options: ClassVar[tuple[str, ...]] = ("path", "cache")
 
-    path: str | None = (  # path (required) of a token store (directory or URL),
-        None  # .bin file (Megatron-LM, nanoGPT, llm.c), MDS folder, or Arrow or Parquet file, folder or glob pattern
-    )
-    column: str | None = (  # token column of MDS, Arrow or Parquet; NAME:DTYPE for an MDS column of bytes;
-        # dtype of a raw .bin file: :uint16, :uint32, :int32 or :int64;
-        None  # null: input_ids, tokens or the only column; for .bin the dtype of the header or index, else uint16
-    )
-    shuffle_span: PositiveInt | None = (  # shuffle window in tokens: shuffles windows, then sequences in each window;
-        None  # null: one window, the complete store
-    )
-    order: Literal["shuffled", "text"] = (  # sample order: shuffled, or text,
-        "shuffled"  # which reproduces the order of data=text, to compare runs of data=text and data=tokens
-    )
+    path: str | None = None  # required: token store (directory or URL), .bin, MDS, Arrow, Parquet; path or pattern
+    # token column of MDS, Arrow or Parquet; NAME:DTYPE for an MDS column of bytes; dtype of a raw .bin file: :uint16,
+    # :uint32, :int32 or :int64; null: input_ids, tokens or the only column; for .bin the dtype of the header or
+    # index, else uint16
+    column: str | None = None
+    # shuffle window in tokens: shuffles windows, then sequences in each window; null: one window, the complete store
+    shuffle_span: PositiveInt | None = None
+    # sample order: shuffled, or text, which reproduces the order of data=text, to compare runs of data=text and
+    # data=tokens
+    order: Literal["shuffled", "text"] = "shuffled"
 
     def list_paths(self) -> list[str]:
         return [self.path] if isinstance(self.path, str) else []
@@ -244,9 +240,8 @@ class MixConfig(SequenceConfig):
     stages: list[dict[str, Any]] = field(  # changes of the mixture weights during the run:
         default_factory=list  # [{from: SAMPLE_NUMBER, weights: {...}}, ...]; []: data.weights from start to end
     )
-    shuffle_span: PositiveInt | None = (  # shuffle window in tokens: shuffles windows, then sequences in each window;
-        None  # null: one window, the complete source
-    )
+    # shuffle window in tokens: shuffles windows, then sequences in each window; null: one window, the complete source
+    shuffle_span: PositiveInt | None = None
 
     def list_paths(self) -> list[str]:
         return [path for _, path in sorted(self.sources.items())]

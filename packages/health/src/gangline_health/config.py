@@ -105,9 +105,8 @@ class Playbook:
 
     actions: list[ActionWord] = field(default_factory=lambda: ["warn"])  # actions in order; the last one repeats
     patience: PositiveInt = 1  # verdicts in a row before the first action; until then their own suggestions count
-    back: NonNegativeInt = (
-        0  # minimum steps from the checkpoint (roll_back, restart, exclude) to the first bad step, if one is that old
-    )
+    # minimum steps from the checkpoint (roll_back, restart, exclude) to the first bad step, if one is that old
+    back: NonNegativeInt = 0
     skip: bool = True  # skipping of the samples read since the checkpoint (roll_back); false: they are read again
     rate: Annotated[float, Gt(0), Le(1)] = 1.0  # factor of the learning rate after lower_rate, roll_back, restart
     rate_steps: NonNegativeInt = 0  # number of steps at the reduced learning rate
@@ -179,9 +178,8 @@ class WatchedHealth(HealthConfig):
     machine: MachineOptions = field(default_factory=MachineOptions)
     saves: SavesOptions = field(default_factory=SavesOptions)
     repeated: RepeatedOptions = field(default_factory=RepeatedOptions)
-    alert: Annotated[str, RunsCode(data=is_url)] = (
-        ""  # shell command (JSON on stdin) or URL (POST) for alerts: warnings, orders, failures; empty: none
-    )
+    # shell command (JSON on stdin) or URL (POST) for alerts: warnings, orders, failures; empty: none
+    alert: Annotated[str, RunsCode(data=is_url)] = ""
     metrics_port: Annotated[int, Ge(0), Le(65535)] = 0  # port of the OpenMetrics (Prometheus) server; 0: no server
     metrics_host: str = "127.0.0.1"  # address that the metrics server listens on; 0.0.0.0: all interfaces
     playbooks: Playbooks = field(default_factory=Playbooks)

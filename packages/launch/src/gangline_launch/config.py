@@ -29,9 +29,8 @@ class ClusterLaunch(ElasticLaunch, ABC):
     spares: NonNegativeInt = 0  # spare nodes beyond launch.nodes: each waits and replaces a lost node
     signal_seconds: PositiveFloat | None = 120.0  # seconds from the scheduler's signal to SIGKILL; null: no signal
     join_seconds: PositiveFloat = 120.0  # seconds to wait for the minimum number of nodes before the job ends
-    image: Annotated[str | None, RunsCode()] = (
-        None  # container image with gangline installed; null: the environment of the submit
-    )
+    # container image with gangline installed; null: the environment of the submit
+    image: Annotated[str | None, RunsCode()] = None
     fabric: Annotated[str, OneOf(FABRICS)] = "default"  # name of a set of network settings (NCCL, EFA, ...)
     futile_requeues: NonNegativeInt = 3  # maximum number of job starts in a row without a new step; then the job ends
     shared: list[str] = field(default_factory=list)  # mount points that all nodes see, but that look like local disks

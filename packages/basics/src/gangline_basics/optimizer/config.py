@@ -30,9 +30,8 @@ class Adamw8bit(Adamw):
     layout_options: ClassVar[tuple[str, ...]] = ("block",)
 
     block: PositiveInt = 256  # block size: neighbours of a row that share a scale; no shard splits one
-    min_8bit_size: PositiveInt = (
-        4096  # minimum elements of a matrix for 8-bit moments; below, and for vectors, full precision
-    )
+    # minimum elements of a matrix for 8-bit moments; below, and for vectors, full precision
+    min_8bit_size: PositiveInt = 4096
 
     def quantises(self, shape: Sequence[int]) -> bool:
         """Return whether the moments of a parameter of this shape are in 8 bits."""

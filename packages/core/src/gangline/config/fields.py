@@ -137,7 +137,11 @@ def _is_container(hint: Any) -> bool:
 
 @cache
 def read_comments(cls: type) -> dict[str, str]:
-    """Return field name -> comment after the field in the source code, base classes first; {} without source code."""
+    """Return field name -> its comment in the source code, base classes first; {} without source code.
+
+    The comment is after the field, or, if it is too long for that, in the lines above it; comments above a field of a
+    subclass that has one already speak of the value alone.
+    """
     field_comments: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         if not is_dataclass(base):
@@ -151,9 +155,16 @@ def read_comments(cls: type) -> dict[str, str]:
             for token in tokenize.generate_tokens(io.StringIO(source).readline)
             if token.type == tokenize.COMMENT
         }
+        own_lines = {number for number, line in enumerate(source.splitlines(), 1) if line.lstrip().startswith("#")}
         for item in ast.parse(source).body[0].body:  # type: ignore[attr-defined]
             if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
-                lines = range(item.lineno, (item.end_lineno or item.lineno) + 1)
-                if comment := " ".join(comments[line] for line in lines if line in comments):
+                first, last = item.lineno, (item.end_lineno or item.lineno) + 1
+                if not any(line in comments for line in range(first, last)):
+                    last = first
+                    if item.target.id in field_comments:
+                        continue
+                    while first - 1 in own_lines:
+                        first -= 1
+                if comment := " ".join(comments[line] for line in range(first, last) if line in comments):
                     field_comments[item.target.id] = comment
     return field_comments

@@ -211,9 +211,8 @@ class ScheduleConfig(PartConfig):
 class CheckpointConfig(PartConfig):
     """Options of a checkpointer, which is built with the key-value store of the job."""
 
-    every: PositiveInt | Literal["auto"] | None = (
-        None  # checkpoint interval in steps; auto: set by the checkpointer, if supported; null: no periodic checkpoint
-    )
+    # checkpoint interval in steps; auto: set by the checkpointer, if supported; null: no periodic checkpoint
+    every: PositiveInt | Literal["auto"] | None = None
     at_end: bool = True  # final checkpoint after the last step
     save_frozen: bool = True  # frozen weights in checkpoints; false: a resume initializes them or loads model.weights
 

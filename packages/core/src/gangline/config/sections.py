@@ -46,10 +46,9 @@ class BatchSection:
     ramp: dict[PositiveInt, PositiveInt] = field(
         default_factory=dict  # batch size ramp, {global batch size: sample at which its stage ends}: {4: 8000}
     )
-    micro_size: PositiveInt | None = (
-        None  # microbatch size: sequences per forward pass of a rank; null: the rank's share, or less with a pipeline
-        # (gradient accumulation is global_size / (micro_size x data-parallel ranks))
-    )
+    # microbatch size: sequences per forward pass of a rank; null: the rank's share, or less with a pipeline (gradient
+    # accumulation is global_size / (micro_size x data-parallel ranks))
+    micro_size: PositiveInt | None = None
     sequence_length: PositiveInt = 128  # context length: tokens per sequence
 
     def list_sizes(self) -> list[int]:

@@ -29,9 +29,8 @@ class DaliConfig(TokensConfig):
 
     layout_options: ClassVar[tuple[str, ...]] = ("prefetch", *CACHE)
 
-    prefetch: PositiveInt = (  # prefetch depth of DALI in chunks; a chunk is one step,
-        2  # or several steps with at most 4.2 million tokens per rank
-    )
+    # prefetch depth of DALI in chunks; a chunk is one step, or several steps with at most 4.2 million tokens per rank
+    prefetch: PositiveInt = 2
 
     def check(self, run: Run) -> list[Problem]:
         if not is_installed():

@@ -26,9 +26,8 @@ class RouterConfig(PartConfig):
 
     bias_rate: NonNegativeFloat = 0.0  # update rate of the balancing bias of each expert; 0: no bias
     seq_aux_loss: NonNegativeFloat = 0.0  # weight of the load-balancing loss over each sequence
-    global_aux_loss: NonNegativeFloat = (
-        0.0  # weight of the load-balancing loss (Switch), with the load of the last step
-    )
+    # weight of the load-balancing loss (Switch), with the load of the last step
+    global_aux_loss: NonNegativeFloat = 0.0
     z_loss: NonNegativeFloat = 0.0  # weight of the router z-loss: mean squared log-sum-exp of the logits
     jitter: ShareBelowOne = 0.0  # jitter noise: the router's input is multiplied by 1 - jitter to 1 + jitter
 
