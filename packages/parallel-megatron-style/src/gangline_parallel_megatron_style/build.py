@@ -1,4 +1,4 @@
-"""Building of a runtime from a model on the meta device: lay out, shard modules, materialise, finish, sort by stage."""
+"""Build a runtime from a model on the meta device: lay out, shard modules, materialise, finish, sort by stage."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def build(config: AxesConfig, job: Job) -> ComposedRuntime:
     """Build the runtime of the strategies `3d`, `fsdp`, `hsdp`, `tp` and `pp`."""
     run, plan, model, mesh, comms, precision = job.run, job.plan, job.model, job.mesh, job.comms, job.precision
     pp, tp, cp = (comms.get_comm(axis) for axis in ("pp", "tp", "cp"))
-    if pp.size > 1:  # NCCL needs all ranks in a group's first exchange; later exchanges are between two
+    if pp.size > 1:  # NCCL needs all ranks of a group in its first communication; later ones are between two ranks
         pp.all_reduce(torch.zeros(1, device=comms.device))
     sequence_parallel = config.sequence_parallel and tp.size > 1
     stages = StageAssignment(config, job.composed, mesh, comms.rank)
@@ -120,7 +120,7 @@ def build(config: AxesConfig, job: Job) -> ComposedRuntime:
 def cut_context(
     config: AxesConfig, model: nn.Module, plan: Plan, cp: Comm, tree: Node
 ) -> tuple[Callable[[Batch], Batch], list[tuple[nn.Module, Callable[..., Tensor]]]]:
-    """Set up attention over the full sequence; return the function that splits a batch, and the replaced functions."""
+    """Set up attention over full sequences; return a function that splits a batch, and the replaced attentions."""
     if cp.size == 1:
         return _as_it_is, []
     from gangline_parallel_megatron_style.context.apply import ORDERS, set_attention
@@ -132,7 +132,7 @@ def cut_context(
 
 
 def split_products(model: nn.Module, precision: Precision) -> None:
-    """Split the backward pass of every matmul of a `Linear` into two halves that may run at different times."""
+    """Split the backward pass of every `Linear` into input and weight gradients, which may run at different times."""
     from gangline_parallel_megatron_style.pipeline.split_linear import split_linear
 
     for module in model.modules():
@@ -143,7 +143,7 @@ def split_products(model: nn.Module, precision: Precision) -> None:
 def find_first_rows(
     arrays: ModelLayout, plan: Plan, mesh: Mesh, rank: int, model_shapes: ModelShapes
 ) -> dict[str, int]:
-    """Return the first row on this rank of every parameter whose rows tp shards."""
+    """Return, by name, the global index of this rank's first row of every parameter whose rows tp shards."""
     first_rows = {}
     for name in model_shapes.shapes:
         for division in arrays.registry[name_model_array(name)].divisions:
@@ -153,7 +153,7 @@ def find_first_rows(
 
 
 def get_fold_comm(plan: Plan, mesh: Mesh, comms: Comms, name: str) -> Comm:
-    """Return the ranks of a fold; this rank alone if the mesh has no ranks for it."""
+    """Return the communicator of a fold; of this rank alone if the mesh has no ranks for the fold."""
     from gangline.comm.solo import Solo
 
     fold = find_active_fold(plan, mesh, name)
@@ -161,19 +161,20 @@ def get_fold_comm(plan: Plan, mesh: Mesh, comms: Comms, name: str) -> Comm:
 
 
 class _Unread(dict):
-    """Extra tensors of a batch that has not been read; looking one up raises `NotRead`."""
+    """Extra tensors of a placeholder batch; looking up any name raises `NotRead`."""
 
     class NotRead(Exception):
-        """The embedding looked up an extra tensor of the batch."""
+        """Raised when the embedding looks up an extra tensor of the batch."""
 
     def __missing__(self, name: str) -> Tensor:
         raise self.NotRead(name)
 
 
 def probe_width(model: nn.Module, plan: Plan, tree: Node) -> int:
-    """Return D of the hidden state (B, T, D) from the embedding of a model on the meta device.
+    """Return D of the hidden state (B, T, D) by a call of the embedding of a model on the meta device.
 
-    If it reads more of a batch than tokens (pixels), the `dim` of its node. Raises UserError if that has no `dim`.
+    If the embedding reads extra tensors of the batch (pixels), D is `dim` of the embedding's node in the model tree.
+    Raises UserError if the node has no `dim`.
     """
     with torch.device("meta"):
         tokens = torch.zeros(1, 1, dtype=torch.int64)

@@ -60,7 +60,7 @@ def _explain(argv: Sequence[str]) -> int:
     options = flags.read(argv)
     run, nodes = _load_run(options.words)
     case = make_case(run)
-    if nodes is not None:  # the layout is from the run's options, its links from the nodes
+    if nodes is not None:  # the options of the run determine the layout, the nodes determine the links
         case = replace(case, config=replace(case.config, topology=nodes.build_topology(case.config.topology)))
     explained = explain_case(case, run.job.device != "cpu", run.precision.get_product_format())
     if options.trace and (problems := list(find_untraceable(case.tree, case.plan))):
@@ -74,7 +74,10 @@ def _explain(argv: Sequence[str]) -> int:
 
 
 def _load_run(words: Sequence[str]) -> tuple[Run, GivenNodes | None]:
-    """Return the run of `train` overrides and None, or of a run directory and its newest start's nodes if known."""
+    """Return the run that `train` overrides or a run directory describe, and the nodes of the directory's newest start.
+
+    The nodes are None for overrides, and if the directory does not record them.
+    """
     from gangline.config.compose import compose_one
     from gangline.run.directory import RunDirectory
     from gangline_basics.cluster.given import read_nodes
@@ -121,7 +124,10 @@ def _draw(argv: Sequence[str]) -> int:
 
 
 def _build_schedule(asked: Namespace) -> tuple[Schedule, ActionTimes, Caption]:
-    """Return the schedule of the flags, its F, I and W of equal time. Raises UserError for a wrong name or size."""
+    """Return the schedule that the flags ask for, with equal times of F, I and W, and the caption.
+
+    Raises UserError for an unknown schedule or an invalid size.
+    """
     from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES, make_schedule
 
     name = asked.schedule or "1f1b"
@@ -144,7 +150,7 @@ def _format_title(name: str, schedule: Schedule, whose: str = "") -> str:
 
 
 def _read_recorded(directory: Path) -> tuple[Timeline, Caption]:
-    """Return the timeline of a run's newest recorded step, in milliseconds. Raises UserError if none was recorded."""
+    """Return the timeline, in ms, of the newest recorded step of a run. Raises UserError without a recorded step."""
     from gangline.cli import make_notes
     from gangline.record import read_records
     from gangline.run.directory import RunDirectory
@@ -168,7 +174,7 @@ def _read_recorded(directory: Path) -> tuple[Timeline, Caption]:
 
 
 def _build_run_schedule(words: Sequence[str]) -> tuple[Schedule, list[ActionTimes], Caption]:
-    """Return the schedule of a run and the estimated times of its stages. Raises UserError without a pipeline."""
+    """Return the schedule of a run, the estimated times of its stages, and the caption. Raises UserError if pp is 1."""
     from gangline.config.compose import compose_one
     from gangline_parallel_megatron_style.cost.timing import estimate_action_times, find_schedule
     from gangline_parallel_megatron_style.explain.of_run import make_case

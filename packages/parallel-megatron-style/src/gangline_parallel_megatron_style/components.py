@@ -1,4 +1,4 @@
-"""Components of a rank's runtime, as plain data: see `build`."""
+"""Components of a rank's runtime, as plain data; `build.build` makes them."""
 
 from __future__ import annotations
 
@@ -21,23 +21,24 @@ from gangline_parallel_megatron_style.tensor.setting import Setting
 
 @dataclass(frozen=True)
 class Components:
-    """Everything that is decided before the first step.
+    """All parts of a rank's runtime that are decided before the first step.
 
     stages         the segments of each stage of this rank, in the order of the pipeline
-    own_part       a microbatch -> this rank's part of its sequences (context parallelism)
-    own_tokens     (B, T) of such a part -> (B, t): the tokens whose hidden state is here (sequence parallelism)
-    over_sequence  differentiable sum over the ranks that hold the rest of these sequences; None for one rank
+    own_part       function: microbatch -> this rank's part of the microbatch's sequences (context parallelism)
+    own_tokens     function: (B, T) of this rank's part -> (B, t), the tokens whose hidden state this rank stores
+                   (sequence parallelism)
+    over_sequence  differentiable sum over the ranks that share a sequence; None if one rank has complete sequences
     for_all_heads  gather of a tensor that heads share, with the gradients of all heads; None if heads are not sharded
-    tokens_cut     T of such a part over t
+    tokens_cut     T / t: number of ranks that split the tokens of this rank's part
     width          D of the hidden state; None without a pipeline
-    prefetch       number of modules whose weights are unsharded ahead
-    listeners      (block's path, module) of modules with `after_step`
-    shapes         shapes of all trained parameters of the run, in the order of one process
-    executor       the stages of a rank -> the executor of this rank's part of the schedule
+    prefetch       number of modules whose weights are unsharded before use
+    listeners      (path of the block, module) of each module that has `after_step`
+    shapes         shapes of all trained parameters of the run, in the parameter order of a one-process run
+    executor       function: stages of a rank -> executor of this rank's part of the schedule
     records        whether the times of each step's actions become metrics
-    setting        state that the modules sharded over tp share; None for one rank
-    attentions     modules whose attention sees other ranks' tokens, with the replaced functions
-    cached         whether all modules support decoding with a cache
+    setting        state that the modules sharded over tp share; None if tp has one rank
+    attentions     (module, original attention function) of each module whose attention reads other ranks' tokens
+    cached         whether all modules support decoding with a KV cache
     """
 
     model: nn.Module

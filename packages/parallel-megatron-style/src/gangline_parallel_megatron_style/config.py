@@ -1,4 +1,4 @@
-"""Options of the strategies `3d`, `fsdp`, `hsdp`, `tp` and `pp`: one set with different defaults. Torch-free."""
+"""Options of the strategies `3d`, `fsdp`, `hsdp`, `tp` and `pp`: the same fields, other defaults. Imports no torch."""
 
 from __future__ import annotations
 
@@ -23,40 +23,40 @@ if TYPE_CHECKING:
 
 @dataclass
 class AxesConfig(ParallelConfig):
-    """All five axes; an axis that is unset (null) is derived from the number of processes."""
+    """Sizes of the five mesh axes, and other options; an unset axis (null) is derived from the number of processes."""
 
-    tp: PositiveInt | None = None  # tensor parallelism (TP) size: ranks that shard every matrix; null: derived
-    pp: PositiveInt | None = None  # pipeline parallelism (PP) size: ranks that divide the blocks; null: derived
-    cp: PositiveInt | None = None  # context parallelism (CP) size: ranks that split every sequence; null: 1
-    dp_replicate: PositiveInt | None = None  # replicated data parallelism: ranks with full copies; null: derived
-    dp_shard: PositiveInt | None = None  # sharded data parallelism (FSDP): ranks that share the state; null: derived
+    tp: PositiveInt | None = None  # tensor parallelism (TP) size: number of ranks that shard a matrix; null: derived
+    pp: PositiveInt | None = None  # pipeline parallelism (PP) size: number of pipeline ranks; null: derived
+    cp: PositiveInt | None = None  # context parallelism (CP) size: number of ranks that split a sequence; null: 1
+    dp_replicate: PositiveInt | None = None  # replicated data parallelism size: number of replicas; null: derived
+    dp_shard: PositiveInt | None = None  # sharded data parallelism (FSDP) size: number of shards; null: derived
     zero: Literal[0, 1, 2, 3] = 1  # ZeRO stage over dp_shard, cp: 1 optimizer state, 2 + gradients, 3 + weights; 0: off
     schedule: Annotated[str, OneOf(SCHEDULES)] = "1f1b"  # pipeline schedule
     overlap: bool | None = None  # overlap of forward and backward passes in dualpipe_v; null: on if a fold communicates
-    chunks: PositiveInt | None = None  # virtual pipeline stages (model chunks) per rank; null: the schedule's, 1 or 2
+    chunks: PositiveInt | None = None  # number of virtual stages (model chunks) per rank; null: 1 or 2, by the schedule
     stages: list[PositiveInt] | None = None  # number of blocks of each model chunk, in order; null: balanced by cost
     sequence_parallel: bool = True  # sequence parallelism with tp: activations between matmuls are split over tokens
     context: Literal["ring", "ulysses"] = "ring"  # context parallelism: ring attention or ulysses (all-to-all of heads)
-    prefetch: NonNegativeInt = 1  # number of blocks whose weights are gathered ahead of use, with zero=3
-    offload: bool = False  # CPU offload: master weights and optimizer state in host memory, optimizer step there
-    record: bool = False  # recording of every action's time with pp, for `gangline parallel draw RUN_DIR`
-    force: bool = False  # permission for a slow layout: tp wider than a node
-    topology: Topology = field(default_factory=Topology)  # network topology
+    prefetch: NonNegativeInt = 1  # prefetch depth with zero=3: number of blocks whose weights are gathered before use
+    offload: bool = False  # CPU offload: master weights and optimizer state in host memory, optimizer step on the CPU
+    record: bool = False  # whether a pipeline records the time of each action, for `gangline parallel draw RUN_DIR`
+    force: bool = False  # permission for a slow layout: tp over more ranks than a node has GPUs
+    topology: Topology = field(default_factory=Topology)  # network topology: nodes and their links
 
     reduces: ClassVar[bool] = True
 
-    DEFAULT_WORLD: ClassVar[int] = 2  # number of processes without a GPU, if the sizes of the axes do not set it
-    WISHES: ClassVar[Mapping[str, int]] = {}  # sizes of unset axes, used if they divide
-    TAKERS: ClassVar[Sequence[str]] = ("dp_shard", "dp_replicate")  # the first unset one takes all remaining ranks
+    DEFAULT_WORLD: ClassVar[int] = 2  # number of processes without a GPU, if the sizes of the axes do not determine it
+    WISHES: ClassVar[Mapping[str, int]] = {}  # preferred sizes of unset axes, used if they divide the number of ranks
+    TAKERS: ClassVar[Sequence[str]] = ("dp_shard", "dp_replicate")  # the first unset axis takes all other ranks
 
     def list_given(self) -> dict[str, int]:
-        """Return the axes that the user gave a size, in mesh order."""
+        """Return the sizes of the axes that the user has set, in mesh order."""
         return {axis: size for axis in AXES if (size := getattr(self, axis)) is not None}
 
     def count_ranks(self, gpus: int) -> int:
-        """Return the number of ranks: all GPUs, or the product of the given axes if they include all of `TAKERS`.
+        """Return the number of ranks: all GPUs, or the product of the set axes if the user set every axis of `TAKERS`.
 
-        Without a GPU `DEFAULT_WORLD` if the product of the given axes divides it, else that product.
+        Without a GPU: `DEFAULT_WORLD` if the product of the set axes divides `DEFAULT_WORLD`, else the product.
         """
         product = prod(self.list_given().values())
         if all(axis in self.list_given() for axis in self.TAKERS):
@@ -66,7 +66,7 @@ class AxesConfig(ParallelConfig):
         return self.DEFAULT_WORLD if product > 0 and self.DEFAULT_WORLD % product == 0 else max(1, product)
 
     def size_axes(self, world: int) -> dict[str, int]:
-        """Return the sizes of all five axes. Raises UserError, with the nearest layouts, if `world` does not divide."""
+        """Return the sizes of all five axes for `world` ranks. Raises UserError, with near layouts, if none fit."""
         return derive_axis_sizes(world, self.list_given(), self._choose_wishes(world), self.TAKERS)
 
     def _choose_wishes(self, world: int) -> Mapping[str, int]:
@@ -86,11 +86,12 @@ class AxesConfig(ParallelConfig):
         return find_notices(Case.of(run, Mesh.of(self.size_axes(count_ranks(run)))))
 
     def count_microbatches(self, share: int, mesh: Mesh) -> int:
-        """Return the number of microbatches of a rank's `share` of the batch if the run leaves batch.micro_size unset.
+        """Return the number of microbatches per rank and step if batch.micro_size is unset.
 
-        Without a pipeline 1. With p stages the divisor of `share` nearest to 4p, multiples of p preferred (an
-        interleaved schedule runs p microbatches at a time): at 4p a 1F1B pipeline idles (p - 1) / (5p - 1) < 1/5 of the
-        time, and more, smaller microbatches would make smaller matmuls for less and less of it.
+        share: number of samples of a rank in a step
+        Without a pipeline: 1. With p pipeline ranks: the divisor of `share` that is nearest to 4p, multiples of p
+        first, because an interleaved schedule runs p microbatches at a time. With 4p microbatches a 1F1B pipeline idles
+        (p - 1) / (5p - 1) < 1/5 of the time; more microbatches save little idle time and make the matmuls smaller.
         """
         stages = mesh.size("pp")
         if stages == 1:
@@ -123,7 +124,7 @@ class AxesConfig(ParallelConfig):
         return compute_layout_bounds(self, run, mesh, model, topology)
 
     def overlaps(self, plan: Plan, mesh: Mesh) -> bool:
-        """Return whether forwards take turns with backwards, each hiding the other's transfers over folds."""
+        """Return whether forward and backward passes take turns, so that each hides the other's fold communication."""
         from gangline_parallel_megatron_style.sharding.ranks import find_active_fold
 
         if not SCHEDULES[self.schedule].pairs:
@@ -136,13 +137,13 @@ class AxesConfig(ParallelConfig):
 
     @property
     def model_chunks(self) -> int:
-        """Return `chunks`, or the schedule's default if it is unset."""
+        """Return the number of model chunks per rank: `chunks`, or the schedule's default if `chunks` is unset."""
         return self.chunks or SCHEDULES[self.schedule].chunks
 
 
 @dataclass
 class ThreeD(AxesConfig):
-    """Tensor, pipeline, context and sharded data parallelism together; unset axes: tp 2, pp 2, the rest dp_shard."""
+    """Tensor, pipeline, context and sharded data parallelism; unset axes: tp 2, pp 2, all other ranks in dp_shard."""
 
     DEFAULT_WORLD = 8
     WISHES = {"tp": 2, "pp": 2}
@@ -151,14 +152,14 @@ class ThreeD(AxesConfig):
 
 @dataclass
 class Fsdp(AxesConfig):
-    """Weights, gradients and optimizer state sharded over all ranks; each block's weights are gathered when needed."""
+    """Shards weights, gradients and optimizer state over all ranks; gathers each block's weights when needed."""
 
     zero: Literal[0, 1, 2, 3] = 3
 
 
 @dataclass
 class Hsdp(AxesConfig):
-    """Sharded as in fsdp inside a group of ranks (a node, or half of the ranks), replicated over the groups."""
+    """Shards the state like fsdp inside a group of ranks (a node, or half of the ranks); replicates it over groups."""
 
     zero: Literal[0, 1, 2, 3] = 3
 
@@ -173,13 +174,13 @@ class Hsdp(AxesConfig):
 
 @dataclass
 class Tp(AxesConfig):
-    """Every matrix sharded over all ranks."""
+    """Shards every matrix over all ranks (tensor parallelism)."""
 
     TAKERS = ("tp", "dp_shard", "dp_replicate")
 
 
 @dataclass
 class Pp(AxesConfig):
-    """The blocks divided over all ranks, in order."""
+    """Divides the blocks, in order, over all ranks (pipeline parallelism)."""
 
     TAKERS = ("pp", "dp_shard", "dp_replicate")

@@ -1,9 +1,10 @@
 """Runtime of a model that is sharded along every axis of the mesh; it runs one step at a time.
 
-tp, sequence parallel   inside the modules        tensor/
-cp                      the batch and attention   context/
-pp                      the order of a step       pipeline/
-dp, ZeRO                storage of the weights    data_parallel/
+axis                    changes                        package
+tp, sequence parallel   matmuls inside the modules     tensor/
+cp                      the batch and attention        context/
+pp                      the order of a step's passes   pipeline/
+dp, ZeRO                storage of the weights         data_parallel/
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class ComposedRuntime(Runtime, RankStages):
         coordinate = self.mesh.coordinate(self.rank)
         self.data_coordinate = (self.mesh.index(coordinate, DATA_AXES), self.mesh.size(*DATA_AXES))
         self._counts_loss = coordinate["tp"] == 0
-        self._counts_metrics = made.sequence_parallel or self._counts_loss  # else tp rank 0 counts the tokens
+        self._counts_metrics = made.sequence_parallel or self._counts_loss  # without it, only tp index 0 counts
         self._tally = Tally(self.world, self.device)
         self._emitted: dict[str, dict[str, Tensor]] = {}
         self._parameters = self.storage.parameters()
@@ -89,10 +90,10 @@ class ComposedRuntime(Runtime, RankStages):
         return StepResult(tallied.loss_sum, tokens, finite, tallied.metrics, tallied.own_loss_sum, int(own_count))
 
     def run_microbatches(self, microbatches: Sequence[Batch], tokens: int | None = None) -> list[Tensor]:
-        """Run forward and backward of all microbatches, and return their losses on the rank that has the head.
+        """Run forward and backward of all microbatches; return their losses, on the rank that has the head.
 
-        tokens: number of tokens that count in the step on all ranks, if known (on the meta device they cannot be
-        counted)
+        tokens: number of tokens of all ranks that contribute to the loss of the step; None: count them (needs values,
+        which tensors on the meta device lack)
         """
         self._context = self._begin(microbatches, Collected())
         if tokens is None:
@@ -135,13 +136,13 @@ class ComposedRuntime(Runtime, RankStages):
                 self._context = self._begin((), None)
 
     def _compute_next_logits(self, batch: Batch) -> Tensor:
-        """Return the logits (B, V) of the token after each row's last one, on every rank."""
+        """Return, on every rank, the logits (B, V) of the token that follows the last token of each row."""
         self._context = StepContext([batch], [make_frame(batch, 0, self.made.seed, None)], None)
         return broadcast_logits(self.made, self._executor.evaluate(1))
 
     @torch.no_grad()
     def _compute_losses(self, microbatches: Sequence[Batch]) -> list[Tensor]:
-        """Return the loss of this rank's tokens of each microbatch, in evaluation; none if another rank counts them."""
+        """Return the evaluation loss of this rank's tokens for each microbatch; [] without the head or tp index 0."""
         self.storage.refresh()
         self.made.model.eval()
         self._context = self._begin(microbatches, None)
@@ -183,7 +184,7 @@ class ComposedRuntime(Runtime, RankStages):
         self.stages[chunk].end_backward(microbatch)
 
     def compute_weight_grads(self, chunk: int, microbatch: int) -> None:
-        """Compute the deferred weight gradients and reduce them, because the stage's gradients are then complete."""
+        """Compute a stage's deferred weight gradients and start to reduce the gradients, which are then complete."""
         self._groups.last = microbatch == len(self._context.batches) - 1
         super().compute_weight_grads(chunk, microbatch)
         for segment in self.made.stages[chunk]:

@@ -1,4 +1,4 @@
-"""The microbatches of a step or an evaluation on this rank: their frames, and the number of tokens that count."""
+"""The microbatches of a step or an evaluation on this rank, their frames, and the number of tokens in the loss."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from gangline_basics.parallel.microbatch import count_on_host, make_frame
 
 
 class StepContext:
-    """Microbatches and their frames. `collected`: losses and metrics that modules emit; None in an evaluation."""
+    """Microbatches with their frames.
+
+    collected: losses and metrics that modules emit in a step; None in an evaluation
+    """
 
     def __init__(self, microbatches: Sequence[Batch], frames: Sequence[Frame], collected: Collected | None) -> None:
         self.batches, self.frames = list(microbatches), list(frames)
@@ -24,12 +27,16 @@ class StepContext:
 
     @mark_traffic("tokens")
     def count(self, whole: Sequence[Batch], readers: Comm) -> None:
-        """Start to add up the valid tokens of `whole` batches, not yet split by context parallelism, over `readers`."""
+        """Start to count the tokens in the loss, over the batches of all data ranks.
+
+        whole    batches of this rank, before context parallelism splits them
+        readers  the data ranks, which read different batches
+        """
         self._counting = readers.start_all_reduce(count_on_host(whole))
 
     @property
     def tokens(self) -> int:
-        """Return the number of valid tokens of the step, on all ranks."""
+        """Return the number of tokens in the loss of the step, over all ranks; wait for `count`."""
         if self._tokens is None:
             assert self._counting is not None
             self._tokens = int(self._counting.wait())
@@ -49,9 +56,9 @@ def make_local_frame(
     over_sequence: Callable[[Tensor], Tensor] | None,
     for_all_heads: Callable[[Tensor], Tensor] | None,
 ) -> Frame:
-    """Return the frame of a microbatch: keys of random draws, loss mask and padding of the tokens on this rank.
+    """Return the frame of a microbatch: keys of random draws, loss mask and padding mask of the tokens on this rank.
 
-    own_tokens     function: (B, T) of this rank's part of the sequences -> (B, t) under sequence parallelism
+    own_tokens     function: (B, T) of this rank's part of the sequences -> (B, t), split by sequence parallelism
     over_sequence, for_all_heads  as in `Frame`
     """
     frame = make_frame(batch, number, seed, collected)

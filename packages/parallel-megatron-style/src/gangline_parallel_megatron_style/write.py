@@ -1,9 +1,9 @@
 """Text generation with a model that is sharded along every axis.
 
-Every rank takes part in every token: stages pass the hidden state on as in an evaluation, heads and features stay
-sharded over tp, and weights that are sharded over the data ranks are gathered as in any forward pass. Splitting of
-sequences is switched off, because there is one token at a time: with sequence parallelism the ranks of tp, with context
-parallelism those of cp hold all tokens. All data ranks write all texts.
+Every rank takes part in every token. Stages pass the hidden state on as in an evaluation, heads and features stay
+sharded over tp, and weights that are sharded over the data ranks are gathered as in any forward pass. Sequence and
+context parallelism are off, because a step generates one token: every rank of tp and cp has all tokens. All data ranks
+generate all texts.
 
 B batch, V vocabulary
 """
@@ -26,7 +26,7 @@ from gangline_parallel_megatron_style.tensor.loss import VocabularyLoss
 
 @contextmanager
 def gather_sequences(made: Components, stages: list[Stage]) -> Iterator[None]:
-    """Turn off the splitting of sequences inside the block: every rank has all tokens, the head returns logits."""
+    """Turn off sequence and context parallelism inside the block: ranks have all tokens, the head returns logits."""
     setting, cut = made.setting, made.setting is not None and made.setting.sequence_parallel
     over: list[tuple[Any, Any]] = [(module, module.attention) for module, _ in made.attentions]
     try:
@@ -47,7 +47,7 @@ def gather_sequences(made: Components, stages: list[Stage]) -> Iterator[None]:
 
 
 def broadcast_logits(made: Components, logits: list[Tensor]) -> Tensor:
-    """Return the logits (B, V) on every rank, from ranks with the head, each with all or a part of the vocabulary."""
+    """Broadcast the logits (B, V) to every rank, from the ranks with the head; join the vocabulary shards of tp."""
     pp, tp = made.comms.get_comm("pp"), made.comms.get_comm("tp")
     heads = [segment.module for stage in made.stages for segment in stage if segment.kind == "head"]
     own_logits = logits[0].double() if logits else None
@@ -66,7 +66,7 @@ def broadcast_logits(made: Components, logits: list[Tensor]) -> Tensor:
 
 
 def _join(part_BV: Tensor, tp: Comm) -> Tensor:
-    """Join the vocabulary shards in order of rank; the last shards may be shorter, or empty."""
+    """Return the logits (B, V) joined from the shards of all tp ranks; the last shards may be shorter, or empty."""
     sizes = tp.all_gather(torch.tensor([part_BV.shape[1]], dtype=torch.int64, device=part_BV.device)).tolist()
     padded_VB = F.pad(part_BV, (0, max(sizes) - part_BV.shape[1])).t().contiguous()
     parts = tp.all_gather(padded_VB).split(max(sizes))

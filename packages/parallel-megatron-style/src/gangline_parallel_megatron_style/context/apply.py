@@ -1,4 +1,4 @@
-"""Installation of ring attention or Ulysses at the attention seams of a plan."""
+"""Installation of ring attention or Ulysses at the attention seams that a plan names."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def set_attention(
 
     Returns [] on one rank. Ring attention replaces the function and computes the declared call
     (`gangline_basics.model.seams.get_calls`); Ulysses wraps the function, and calls it with some of the heads. Raises
-    UserError if the function differs from the declared one or is undeclared, if ring attention does not support it, and
-    if a module that the plan names has no such seam.
+    UserError if the function is undeclared or differs from its node's declaration, if ring attention does not support
+    the call, and if a module that the plan names has no `attention` seam.
     """
     if comm.size == 1:
         return []
@@ -63,7 +63,10 @@ def set_attention(
 
 
 def _match_call(path: str, function: object, declared: Call | None, method: Method) -> AttentionCall:
-    """Return the call of `function`. Raises UserError unless it and its node declare it and the method supports it."""
+    """Return the call that `function` computes.
+
+    Raises UserError unless the function and its node declare the same call, and the method supports the call.
+    """
     own = call_of(function)
     if isinstance(own, AttentionCall) and own == declared and not (method == "ring" and explain_unsupported(own)):
         return own

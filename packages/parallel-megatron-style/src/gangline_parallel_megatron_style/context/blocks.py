@@ -1,9 +1,10 @@
-"""Attention of some queries over some keys, with the log-sum-exp of each row, so that blocks can be merged.
+"""Attention of some queries over some keys (a block), with the log-sum-exp of each row, so that blocks can be merged.
 
     S = scale · q kᵀ      lse = log Σ exp(S)      out = exp(S - lse) v
 
-The backward pass of a block takes `out` and `lse` of the *full* row: then P = exp(S - lse) is the block's share of the
-row's softmax, and the gradients of all blocks add up (Dao et al., FlashAttention, arXiv 2205.14135, section 3.1).
+The backward pass of a block takes `out` and `lse` of the *full* row: then P = exp(S - lse) is the block's part of the
+row's softmax, and the gradients of a row are the sums over its blocks (Dao et al., FlashAttention, arXiv 2205.14135,
+section 3.1).
 
 B batch, H query heads, K key and value heads, T queries, S keys, C width of a head
 """
@@ -28,11 +29,15 @@ Backward = Callable[..., tuple[Tensor, Tensor, Tensor]]
 class Kernel(NamedTuple):
     """The forward and backward functions of an attention block.
 
-    forward(q, k, v, causal, visible, scale) -> out (B, H, T, C), lse (B, H, T) in float32 at least. A row that sees
-    none of the keys has lse -inf, and any finite out.
+    forward(q, k, v, causal, visible, scale) -> out (B, H, T, C), lse (B, H, T) in float32 at least. If all keys are
+    hidden from a query, the lse of the query is -inf and its out is any finite value.
     backward(dout, q, k, v, out, lse, causal, visible, scale) -> dq, dk, dv
-    q (B, H, T, C), k and v (B, K, S, C); causal: T = S and query i sees keys 0 to i; visible (B, 1, T, S) bool, or None
-    if all are visible. Not both. scale: None is 1 / sqrt(C).
+
+    q        (B, H, T, C)
+    k, v     (B, K, S, C)
+    causal   whether T = S and query i sees only keys 0 to i; not together with `visible`
+    visible  mask (B, 1, T, S), bool: whether a query sees a key; None: all keys are visible
+    scale    factor of the scores; None: 1 / sqrt(C)
     """
 
     forward: Forward
@@ -40,7 +45,7 @@ class Kernel(NamedTuple):
 
 
 def choose_kernel(q: Tensor, masked: bool) -> Kernel:
-    """Return the fastest kernel for queries like `q`, with or without a mask."""
+    """Return the fastest kernel for queries with the device, dtype and width of `q`, with or without a mask."""
     if q.device.type == "cpu":
         return CPU
     flash = q.dtype in (torch.bfloat16, torch.float16) and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256
@@ -48,14 +53,14 @@ def choose_kernel(q: Tensor, masked: bool) -> Kernel:
 
 
 def _make_additive_mask(q: Tensor, visible: Tensor | None) -> Tensor | None:
-    """Return 0 for a visible key and -inf for a hidden one, the mask of the CPU's kernel; None without a mask."""
+    """Return the additive mask of the CPU kernel: 0 for visible keys, -inf for hidden keys; None without a mask."""
     return None if visible is None else q.new_zeros(visible.shape).masked_fill_(~visible, -torch.inf)
 
 
 def _make_rows_dense(*tensors: Tensor) -> list[Tensor]:
-    """Return the tensors with each head's row contiguous: flash kernels assume that, and the CPU's does not check.
+    """Return the tensors with stride 1 in the last dim: flash kernels need it, and the CPU kernel does not check it.
 
-    torch.cat returns channels_last if that fits its inputs, as with rotary positions of heads of width 2.
+    torch.cat may return channels_last memory, for example with rotary embeddings of heads of width 2.
     """
     return [x if x.stride(-1) == 1 else x.contiguous() for x in tensors]
 
@@ -63,7 +68,7 @@ def _make_rows_dense(*tensors: Tensor) -> list[Tensor]:
 def _forward_cpu(q, k, v, causal, visible, scale):
     q, k, v = _make_rows_dense(q, k, v)
     out, lse = _cpu_forward(q, k, v, 0.0, causal, attn_mask=_make_additive_mask(q, visible), scale=scale)
-    if visible is not None:  # the kernel returns 0
+    if visible is not None:  # the kernel returns lse 0 for a query that sees no key
         lse = lse.masked_fill(~visible.any(-1), -torch.inf)
     return out, lse
 
@@ -84,12 +89,12 @@ def _backward_cuda(dout, q, k, v, out, lse, causal, visible, scale):
     dout, q, k, v, out = _make_rows_dense(dout, q, k, v, out)
     queries, keys = q.shape[2], k.shape[2]
     whole = None, None, queries, keys, 0.0, causal, unused, unused
-    # The kernel reads the log-sum-exp as dense and ignores its strides; for a part of the queries it is a slice.
+    # The kernel ignores the strides of `lse` and reads it as contiguous; with a part of the queries `lse` is a slice.
     return _cuda_backward(dout, q, k, v, out, lse.contiguous(), *whole, scale=scale)
 
 
 def _compute_scores(q: Tensor, k: Tensor, causal: bool, visible: Tensor | None, scale: float | None) -> Tensor:
-    """Return scores (B, K, G, T, S) in float32 at least, G = H / K queries to each key head; -inf for hidden keys."""
+    """Return scores (B, K, G, T, S) in float32 at least, with G = H / K query heads per key head; -inf if hidden."""
     grouped = _widen(q).unflatten(1, (k.shape[1], -1))
     scores = grouped @ _widen(k).mT.unsqueeze(2) * _get_scale(q, scale)
     if causal:
@@ -128,4 +133,4 @@ def _widen(x: Tensor) -> Tensor:
 
 CPU = Kernel(_forward_cpu, _backward_cpu)
 CUDA = Kernel(_forward_cuda, _backward_cuda)
-MATH = Kernel(_forward_math, _backward_math)  # GPU kernels do not both take a mask and return the log-sum-exp
+MATH = Kernel(_forward_math, _backward_math)  # no GPU kernel takes a mask and returns the log-sum-exp

@@ -1,4 +1,4 @@
-"""Context parallelism's split of a sequence: the tokens that each rank holds."""
+"""Split of sequences over the ranks of context parallelism: the tokens of each rank."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Response = Literal["zigzag", "contiguous"]
 
 
 def cut_tokens(x: Tensor, index: int, size: int, order: Response) -> Tensor:
-    """Return the tokens of rank `index`: (B, T, ...) -> (B, T / size, ...).
+    """Return the tokens of rank `index` of `size`: (B, T, ...) -> (B, T / size, ...).
 
-    zigzag      of 2·size chunks number `index` from the front and number `index` from the back: under a causal mask
-                every rank has equal work (for ring attention)
-    contiguous  a run of tokens (for Ulysses)
-    Raises ValueError if T does not divide.
+    order "zigzag": of 2·size chunks, chunk `index` from the front and chunk `index` from the back, for ring attention:
+    every rank has equal work with a causal mask.
+    order "contiguous": consecutive tokens, for Ulysses.
+    Raises ValueError if the number of chunks does not divide T.
     """
     chunks = 2 * size if order == "zigzag" else size
     if x.shape[1] % chunks:
@@ -32,9 +32,10 @@ def cut_tokens(x: Tensor, index: int, size: int, order: Response) -> Tensor:
 
 
 def cut_batch(batch: Batch, index: int, size: int, order: Response) -> Batch:
-    """Return the batch with this rank's tokens, positions and documents; tensors without a sequence dim stay.
+    """Return the batch with the tokens, positions and documents of rank `index`; tensors without (B, T) are unchanged.
 
-    The host does not know the part's number of valid tokens and document ends: `valid` and `ends` are None.
+    `valid` and `ends` of the result are None, because the host does not know the number of valid tokens and the
+    document ends of a rank's part.
     """
     if size == 1:
         return batch

@@ -1,8 +1,8 @@
-"""Documents as rectangles of queries and keys, each computed by a kernel without a mask.
+"""Attention within documents without a mask: the visible part of each document is a rectangle of queries and keys.
 
-In a block of ring attention every query sees the keys of its own document: all, or with the rank's own keys those up to
-itself. Documents are runs of tokens, so the visible part of each is a rectangle, and no mask is made. The CPU's flash
-kernel takes one rectangle after another; a GPU uses a mask.
+In a block of ring attention a query sees keys of its own document: all of them, or in the block of the rank's own keys
+only keys up to the query. The tokens of a document are consecutive, so queries and keys of a document are a rectangle,
+which needs no mask. On a CPU the flash kernel computes one rectangle after another; a GPU uses a mask.
 
 B batch, H query heads, K key and value heads, T queries, S keys, C width of a head
 """
@@ -19,7 +19,7 @@ from gangline_parallel_megatron_style.context.blocks import Kernel
 
 
 class Rectangle(NamedTuple):
-    """Rows of the batch, queries and keys, each [from, to): all of one document in each row."""
+    """Ranges [from, to) of batch rows, queries and keys; in each row the queries and keys are of one document."""
 
     row: int
     row_end: int
@@ -30,7 +30,7 @@ class Rectangle(NamedTuple):
 
 
 def find_rectangles(document_BT: Tensor, document_BS: Tensor) -> tuple[Rectangle, ...] | None:
-    """Return the rectangles of queries and keys that share a document; None if numbers decrease in a row."""
+    """Return the rectangles of queries and keys with the same document number; None if numbers decrease in a row."""
     queries, keys = document_BT.numpy(), document_BS.numpy()
     if (np.diff(queries) < 0).any() or (np.diff(keys) < 0).any():
         return None
@@ -52,7 +52,7 @@ def _split_row(queries: np.ndarray, keys: np.ndarray) -> list[tuple[int, int, in
 def make_rectangle_kernel(places: tuple[Rectangle, ...], inner: Kernel) -> Kernel:
     """Make a kernel that runs `inner` on one rectangle after another, without a mask.
 
-    causal: each rectangle has as many keys as queries, and its query i sees its keys 0 to i.
+    The kernel's `causal` needs rectangles with as many keys as queries: query i of a rectangle sees its keys 0 to i.
     """
 
     def forward(

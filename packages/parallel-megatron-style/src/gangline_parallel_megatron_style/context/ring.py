@@ -1,13 +1,14 @@
 """Ring attention (Liu et al., arXiv 2310.01889): keys and values go round the ranks while blocks are computed.
 
-Each rank keeps its queries. In step s it has the keys and values of rank i - s, and passes them on to i + 1 while it
-computes with them. Outputs of blocks are merged by their log-sum-exp:
+Each rank keeps its queries. In step s rank i has the keys and values of rank i - s, and sends them to rank i + 1 while
+it computes with them. The outputs of blocks are merged by their log-sum-exp:
 
     lse' = log(exp(lse) + exp(lse_b))       out' = out + sigmoid(lse_b - lse) (out_b - out)
 
-In the backward pass the keys and values go round again, followed by the sum of their gradients, which ends on its own
-rank. Sequences are split zigzag (`gangline_parallel_megatron_style.context.cut`), so that all ranks have equal work. It
-supports causal and bidirectional attention, windows and scales; it refuses soft caps and sinks.
+In the backward pass the keys and values go round again, each followed by the sum of its gradients, which ends on the
+rank of the keys and values. Sequences are split zigzag (`gangline_parallel_megatron_style.context.cut`), so that all
+ranks have equal work. Ring attention supports causal and bidirectional attention, windows and scales, but not soft caps
+and sinks.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from gangline_parallel_megatron_style.context.visibility import AttentionBlock, 
 class RingAttention:
     """Ring attention for the `attention` seam over the ranks of `comm`. Layers with equal calls share one instance.
 
-    Raises ValueError for a call that it does not support.
+    Raises ValueError for a call that ring attention does not support.
     """
 
     comm: Comm
@@ -43,7 +44,10 @@ class RingAttention:
             raise ValueError(f"ring attention does not have {extras}")
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, document: Tensor | None, position: Tensor) -> Tensor:
-        """Return (B, H, T, C) for q (B, H, T, C), k and v (B, K, T, C), document (B, T) or None: this rank's tokens."""
+        """Return the attention output (B, H, T, C) of this rank's tokens.
+
+        q (B, H, T, C), k and v (B, K, T, C), document (B, T) or None, position (B, T): of this rank's tokens
+        """
         visibility, call = None, self.computes
         if document is not None or call.window is not None:
             source = position if document is None else document
@@ -63,7 +67,7 @@ class _Ring(torch.autograd.Function):
             kernel, visible = _choose_block_kernel(q, visibility, source, block)
             arguments = q[:, :, block.first :], kv[0][:, :, : block.end], kv[1][:, :, : block.end]
             part, part_lse = kernel.forward(*arguments, block.causal and visible is None, visible, call.scale)
-            if source == comm.index:  # the first block, over all queries
+            if source == comm.index:  # the first block, which has all queries
                 out, lse = part.to(part_lse.dtype), part_lse
             else:
                 _merge(out[:, :, block.first :], lse[:, :, block.first :], part, part_lse)
@@ -104,7 +108,7 @@ class _Ring(torch.autograd.Function):
                 dkv[0][:, :, : block.end] += gradients[1]
                 dkv[1][:, :, : block.end] += gradients[2]
             coming = _pass_on(dkv, comm)
-        assert coming is not None  # there is at least one rank
+        assert coming is not None  # the ring has at least one step
         (dkv,) = coming.wait()
         return dq.to(q.dtype), dkv[0].to(k.dtype), dkv[1].to(v.dtype), None, None, None
 
@@ -112,7 +116,7 @@ class _Ring(torch.autograd.Function):
 def _choose_block_kernel(
     q: Tensor, visibility: Visibility | None, source: int, block: AttentionBlock
 ) -> tuple[Kernel, Tensor | None]:
-    """Return the kernel for a block, and its mask."""
+    """Return the kernel for a block of the keys of rank `source`, and the mask for it (None: no mask)."""
     by_document = None if visibility is None else visibility.find_kernel(source, block, q)
     if by_document is not None:
         return by_document, None
@@ -121,7 +125,10 @@ def _choose_block_kernel(
 
 
 def _iterate_ring(k: Tensor, v: Tensor, comm: Comm, causal: bool) -> Iterator[tuple[int, AttentionBlock, Tensor]]:
-    """Yield (source, block, keys and values (2, B, K, T, C)) of each step; the next move while the caller computes."""
+    """Yield (source rank, block, keys and values (2, B, K, T, C)) of each step of the ring.
+
+    The next keys and values are in transfer while the caller computes with the current ones.
+    """
     kv = torch.stack((k, v))
     for step in range(comm.size):
         coming = _pass_on(kv, comm) if step < comm.size - 1 else None
@@ -132,12 +139,12 @@ def _iterate_ring(k: Tensor, v: Tensor, comm: Comm, causal: bool) -> Iterator[tu
 
 
 def _pass_on(x: Tensor, comm: Comm) -> Pending[Sequence[Tensor]]:
-    """Start to send `x` to the next rank, and to receive as much from the previous one."""
+    """Start to send `x` to the next rank of the ring, and to receive a tensor of equal shape from the previous rank."""
     after, before = (comm.index + 1) % comm.size, (comm.index - 1) % comm.size
     return comm.start_exchange([(x, after)], [(torch.empty_like(x), before)])
 
 
 def _merge(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
-    """Merge a block into the merged blocks so far, in place."""
+    """Merge the output and log-sum-exp of a block into `out` and `lse` of the earlier blocks, in place."""
     out.lerp_(part.to(out.dtype), (part_lse - lse).sigmoid_().unsqueeze(-1))
     torch.logaddexp(lse, part_lse, out=lse)

@@ -1,8 +1,9 @@
-"""Ulysses (Jacobs et al., arXiv 2309.14509): trade a part of the sequence for a part of the heads, and back.
+"""Ulysses (Jacobs et al., arXiv 2309.14509): exchange a part of the sequence for a part of the heads, and back.
 
-An all-to-all before attention gives each rank all tokens of some heads, so attention itself is the plain one; another
-all-to-all after it gives each rank all heads of its tokens. Sequences are split into runs. The ranks must divide the
-query heads. If they do not divide the key heads, each key head is repeated, and the gradients of its copies add up.
+An all-to-all before attention gives each rank all tokens of some heads, so the module's attention function can compute
+them; another all-to-all after attention gives each rank all heads of its tokens. Each rank has consecutive tokens. The
+number of ranks must divide the number of query heads. If it does not divide the number of key heads, each key head is
+repeated, and the gradients of its copies are summed.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ Attention = Callable[..., Tensor]
 
 @dataclass(frozen=True)
 class UlyssesAttention:
-    """Ulysses at the `attention` seam over the ranks of `comm`, around the seam's `inner`. Layers share `recall`."""
+    """Ulysses for the `attention` seam over the ranks of `comm`, around the attention function `inner`.
+
+    recall: cache of gathered positions and documents, shared by all layers
+    """
 
     comm: Comm
     inner: Attention
@@ -33,10 +37,11 @@ class UlyssesAttention:
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor, document: Tensor | None, position: Tensor, *per_head: Tensor
     ) -> Tensor:
-        """Return (B, H, t, C) for q (B, H, t, C), k and v (B, K, t, C), document (B, t) or None, position (B, t).
+        """Return the attention output (B, H, t, C) of this rank's tokens.
 
-        per_head: tensors with a number for each query head (sinks); a rank takes the numbers of its heads. Raises
-        ValueError if the ranks do not divide H.
+        q (B, H, t, C), k and v (B, K, t, C), document (B, t) or None, position (B, t): of this rank's tokens
+        per_head: tensors with one value for each query head (sinks); a rank uses the values of its heads
+        Raises ValueError if the number of ranks does not divide H.
         """
         if q.shape[1] % self.comm.size:
             raise ValueError(f"{q.shape[1]} query heads do not divide over the {self.comm.size} ranks along cp")
@@ -50,7 +55,7 @@ class UlyssesAttention:
 
 
 def _gather_tokens(parts: tuple[Tensor, ...], comm: Comm) -> list[Tensor]:
-    """Exchange each (B, n·h, t, C) for (B, h, n·t, C), in one all-to-all."""
+    """Exchange each tensor (B, n·h, t, C) for (B, h, n·t, C), all tensors in one all-to-all."""
     n = comm.size
     flat = torch.cat([x.unflatten(1, (n, -1)).transpose(0, 1).flatten(1) for x in parts], dim=1)
     came = all_to_all(flat, comm).split([x.numel() // n for x in parts], dim=1)
@@ -59,7 +64,7 @@ def _gather_tokens(parts: tuple[Tensor, ...], comm: Comm) -> list[Tensor]:
 
 
 def _gather_heads(x_BhTC: Tensor, comm: Comm) -> Tensor:
-    """Exchange (B, h, n·t, C) for (B, n·h, t, C), tokens before heads in memory, like outputs of attention kernels."""
+    """Exchange (B, h, n·t, C) for (B, n·h, t, C), in memory order (B, t, n·h, C) like outputs of attention kernels."""
     rows = x_BhTC.unflatten(2, (comm.size, -1)).permute(2, 0, 3, 1, 4).contiguous()  # (n, B, t, h, C)
     return all_to_all(rows, comm).permute(1, 2, 0, 3, 4).flatten(2, 3).transpose(1, 2)
 
@@ -72,7 +77,7 @@ class _Whole(NamedTuple):
 
 
 def _gather_positions(position_Bt: Tensor, document_Bt: Tensor | None, comm: Comm) -> _Whole:
-    """Gather positions and documents from the ranks; called once for all layers."""
+    """Gather positions and documents of full sequences from all ranks; called once for all layers."""
     both = torch.stack([x for x in (position_Bt, document_Bt) if x is not None], dim=1)
     all_nBct = comm.all_gather(both[None].contiguous())
     position, *document = all_nBct.permute(2, 1, 0, 3).flatten(2)

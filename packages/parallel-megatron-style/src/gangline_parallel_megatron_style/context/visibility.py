@@ -1,13 +1,13 @@
-"""Which keys of each rank the queries of one rank see, with zigzag chunks.
+"""Visibility: the keys of each rank that the queries of one rank see, with zigzag chunks.
 
-Of 2n chunks rank i holds number i ("front") and number 2n - 1 - i ("back"). With a causal mask, of the keys of rank j
+Of 2n chunks rank i holds chunk i ("front") and chunk 2n - 1 - i ("back"). With a causal mask, of the keys of rank j
 
     j = i    queries see earlier keys: the plain causal mask, because the chunks are in order
-    j < i    all queries see the front of j, none its back
-    j > i    the back of i sees all of j, its front no key
+    j < i    all queries of i see the front of j; no query sees the back of j
+    j > i    the queries in the back of i see all keys of j; the queries in the front of i see no key
 
-so with every other rank a rank multiplies half of the queries with the keys or all queries with half of the keys, for
-any i and j. Attention without a causal mask multiplies all queries with all keys.
+So with the keys of any other rank, a rank computes half of its queries with all keys, or all queries with half of the
+keys. Attention without a causal mask computes all queries with all keys.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gangline_parallel_megatron_style.context.rectangles import find_rectangles,
 
 @dataclass(frozen=True)
 class AttentionBlock:
-    """Queries from `first` on and keys up to `end` of one rank's keys, all of which are visible if `causal` is off."""
+    """The queries from `first` on and the keys before `end` of another rank; all keys are visible unless `causal`."""
 
     first: int
     end: int
@@ -33,18 +33,19 @@ class AttentionBlock:
 
 
 def make_attention_block(index: int, source: int, tokens: int, causal: bool = True) -> AttentionBlock:
-    """Return the block that rank `index` computes with the keys of rank `source`, each holding `tokens`."""
+    """Return the block that rank `index` computes with the keys of rank `source`; each rank has `tokens` tokens."""
     if source == index or not causal:
         return AttentionBlock(0, tokens, causal)
     return AttentionBlock(0, tokens // 2, False) if source < index else AttentionBlock(tokens // 2, tokens, False)
 
 
 class Visibility:
-    """Keys that documents and a window hide, gathered once for all layers.
+    """Visibility of keys with documents and a window; documents and positions are gathered once for all layers.
 
-    With one device-to-host copy it knows for each rank whether all, none or some of its keys are visible. Only for
-    some, a mask is made or documents are computed one by one; for none, the block is skipped. It compares bounds of
-    documents and positions, not single keys: if the bounds do not decide, a mask is made.
+    One device-to-host copy tells for each rank whether all, none or some of its keys are visible. If no keys are
+    visible, the block is skipped; if some are, the block needs a mask, or a kernel that computes documents one by one.
+    Only the bounds of documents and positions are compared, not single keys: if the bounds do not decide, the keys
+    count as partly visible.
     """
 
     def __init__(self, document_BT: Tensor | None, position_BT: Tensor, call: AttentionCall, comm: Comm) -> None:
@@ -67,7 +68,7 @@ class Visibility:
         return self.all[name][self.index][:, block.first :], self.all[name][source][:, : block.end]
 
     def _compare_bounds(self, name: str, source: int, block: AttentionBlock) -> tuple[Tensor, Tensor]:
-        """Return (whether some query may see a key, whether every query sees every key), as far as bounds tell."""
+        """Return (whether some query may see a key, whether every query surely sees every key), for each by bounds."""
         q, k = self._select(name, source, block)
         if name == "position":
             return (q.amin(1) - k.amax(1) < self.window).any(), (q.amax(1) - k.amin(1) < self.window).all()
@@ -76,11 +77,11 @@ class Visibility:
         return (low <= high).any(), one.all()
 
     def hides_all(self, source: int) -> bool:
-        """Return whether no query sees a key on rank `source`."""
+        """Return whether no query of this rank sees a key of rank `source`."""
         return not self._seen[source][0]
 
     def find_kernel(self, source: int, block: AttentionBlock, q: Tensor) -> Kernel | None:
-        """Return a kernel that computes the block without a mask, document by document; None: use `make_mask`."""
+        """Return a kernel that computes the block without a mask, one document after another; None: use `make_mask`."""
         if self._seen[source][1] or self.window or q.device.type != "cpu":
             return None
         if source not in self._kernels:
@@ -91,7 +92,7 @@ class Visibility:
         return self._kernels[source]
 
     def make_mask(self, source: int, block: AttentionBlock) -> Tensor | None:
-        """Return the mask (B, 1, T, S), causality included; None if every query sees every key."""
+        """Return the mask (B, 1, T, S), which includes causality; None if documents and window hide no key."""
         if self._seen[source][1]:
             return None
         mask: Tensor | None = None

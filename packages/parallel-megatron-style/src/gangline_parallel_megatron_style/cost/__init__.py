@@ -1,1 +1,1 @@
-"""Closed forms of the cost of a layout for a rank: bytes stored and sent, operations, time. Torch-free."""
+"""Closed forms of the cost of a layout for a rank: bytes stored, bytes sent, operations, time. Imports no torch."""

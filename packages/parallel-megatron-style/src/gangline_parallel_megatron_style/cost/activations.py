@@ -1,6 +1,6 @@
 """Activation memory: bytes that one microbatch's forward pass saves on a rank for the backward pass.
 
-Each node is counted by `gangline_basics.explain.activations`, on this layout.
+`gangline_basics.explain.activations` counts the bytes of each node, with the sizes of this layout.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from gangline_parallel_megatron_style.cost.case import Case
 
 
 def make_activation_sizes(case: Case, gpu: bool = True) -> ActivationSizes:
-    """Return the sizes that a rank's modules compute with. `gpu`: whether with the kernels of a GPU."""
+    """Return the sizes with which a rank's modules compute. `gpu`: whether modules run the kernels of a GPU."""
     ulysses = case.cp if case.config.context == "ulysses" else 1
     return ActivationSizes(local=case.sizes, gpu=gpu, plan=case.plan, ulysses=ulysses)
 
 
 def count_block(case: Case, block: int | str, sizes: ActivationSizes) -> int:
-    """Return the bytes that a block (number or path) saves for its backward pass, with the run's recomputation."""
+    """Return the bytes that a block (index or path) saves for its backward pass, with the run's recomputation."""
     key = ("of_block", sizes.gpu, *_get_kind(case, block))
     if key not in case.known:
         case.known[key] = _count_block(case, block, sizes)
@@ -32,7 +32,7 @@ def count_block(case: Case, block: int | str, sizes: ActivationSizes) -> int:
 
 
 def count_whole_block(case: Case, block: int | str, sizes: ActivationSizes) -> int:
-    """Return the bytes that a block saves without recomputation."""
+    """Return the bytes that a block (index or path) saves for its backward pass without recomputation."""
     key = ("whole_block", sizes.gpu, _get_kind(case, block)[0])
     if key not in case.known:
         case.known[key] = count_node(*_locate(case, block, sizes))
@@ -59,7 +59,10 @@ def _count_block(case: Case, block: int | str, sizes: ActivationSizes) -> int:
 
 
 def count_angle_bytes(case: Case, sizes: ActivationSizes, stage: int | None = None) -> int:
-    """Return the bytes of cos and sin of all positions, shared by blocks that rotate alike. stage None: all stages."""
+    """Return the bytes of cos and sin of all positions; blocks with equal rotary embeddings share them.
+
+    stage: index of the pipeline stage whose blocks count; None: all stages
+    """
     of = range(len(case.blocks)) if stage is None else case.stages[stage]
     kinds = frozenset(case.model.kinds[index] for index in of)
     key = ("angles", sizes.gpu, kinds)
@@ -69,6 +72,9 @@ def count_angle_bytes(case: Case, sizes: ActivationSizes, stage: int | None = No
 
 
 def count_head_bytes(case: Case, sizes: ActivationSizes) -> dict[str, int]:
-    """Return the head's bytes: last norm's input and output, logits with log-sum-exp, and the loss's backward pass."""
+    """Return the head's memory, kind -> bytes.
+
+    "activations": input and output of the last norm; "logits": logits, log-sum-exp, and the backward pass of the loss
+    """
     block_bytes = {path: count_block(case, path, sizes) for path in case.head_blocks}
     return count_head(case.plan, case.width, sizes, case.by_path[case.plan.head], block_bytes)

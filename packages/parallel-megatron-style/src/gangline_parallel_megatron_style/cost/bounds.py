@@ -1,4 +1,4 @@
-"""Lower bounds on a layout's time and memory, in microseconds from numbers that layouts of equal tp and cp share."""
+"""Lower bounds on a layout's step time and memory, cheap because layouts with equal tp and cp share most numbers."""
 
 from __future__ import annotations
 
@@ -26,16 +26,20 @@ if TYPE_CHECKING:
     from gangline.config import Run
     from gangline_parallel_megatron_style.config import AxesConfig
 
-ROUGH = 0.9  # factor on memory: rows are sharded unevenly, and the arrays of a block are sharded differently
+ROUGH = 0.9  # safety factor of the memory bound: rows and the arrays of a block may be sharded unevenly
 
 
 @dataclass(frozen=True)
 class Whole:
     """Numbers of one microbatch on one rank, without a pipeline.
 
-    numbers  number of parameters of a block, before its rows are sharded
-    kept     bytes that a block saves for its backward pass
-    head     number of parameters of the head; largest: of its largest array; logits: bytes of the logits
+    work       operations of the model
+    transfers  transfers that the rank waits for in the forward and backward passes
+    numbers    minimum number of parameters of a block on the rank, before its rows are sharded
+    kept       minimum bytes that a block saves for its backward pass
+    head       number of parameters of the head
+    largest    number of parameters of the largest matrix of the head
+    logits     bytes of the logits
     """
 
     work: StageWork
@@ -50,7 +54,10 @@ class Whole:
 def compute_layout_bounds(
     config: AxesConfig, run: Run, mesh: Mesh, model: tuple[Node, Plan], topology: Topology | None
 ) -> LayoutBounds | None:
-    """Return lower bounds; None if the batch, a fold or a matrix does not divide, or with more stages than blocks."""
+    """Return lower bounds on time and memory; None if the batch, a fold or a matrix does not divide over its ranks.
+
+    Returns None also if the layout has more stages than blocks.
+    """
     share, rest = divmod(run.batch.global_size, mesh.size(*DATA_AXES))
     if rest or not share:
         return None
@@ -66,7 +73,7 @@ def compute_layout_bounds(
         return None
     idle = 0.0
     if pp > 1 and not schedule_type.splits_backward:
-        # with full backward passes every order waits at least while the first microbatch goes to the last rank and back
+        # with full backward passes, ranks idle at least while the first microbatch goes to the last rank and back
         idle = schedule_type.compute_bubble(pp, microbatches, chunks)
     blocks, network = _list_block_counts(config, run, mesh, model), topology or config.topology
     return LayoutBounds(
@@ -95,7 +102,7 @@ def _list_data_transfers(
 ) -> tuple[Transfer, ...]:
     """Return the transfers that `traffic.list_data_traffic` counts for a rank with `blocks` blocks.
 
-    Returns () with folds, frozen arrays, or a reduction other than a sum.
+    Returns () if the model has folds or frozen arrays, or if the gradient reduction is not a plain sum.
     """
     axes = tuple(axis for axis in SHARD_AXES if mesh.size(axis) > 1)
     if not axes or plan.folds or not run.gradients.plain or plan.frozen:
@@ -134,8 +141,9 @@ def _list_transfers(
 ) -> tuple[Transfer, ...]:
     """Return the transfers of gradients and weights of `blocks` blocks between data ranks, cached.
 
-    sizes: number of ranks of a node, a rack and a datacentre
-    each, again: number of microbatches, each with its own reduction of gradients or gather of weights; 0: once a step
+    sizes  number of ranks in a node, in a rack and in a datacentre
+    each   number of gradient reductions per step (one per microbatch); 0: one at the end of the step
+    again  number of weight gathers per step (one per microbatch); 0: one after the optimizer step
     """
     ranks, near = mesh.size(*axes), [count_together(mesh, axes, size)[1] for size in sizes]
 
@@ -164,7 +172,11 @@ def _list_transfers(
 def _count_most_bytes(
     config: AxesConfig, run: Run, mesh: Mesh, whole: Whole, microbatches: int, blocks: list[tuple[int, int, int]]
 ) -> int:
-    """Return a lower bound on the fullest rank's bytes: state and activations; on the head's rank also its own pass."""
+    """Return a lower bound on the peak bytes of the rank with most memory.
+
+    It counts state and activations, and on the head's rank also the head's state, logits and gradients.
+    blocks: (pipeline rank, number of its blocks, number of blocks of its smallest chunk)
+    """
     width, shards, pp = run.precision.get_sizes(), mesh.size("dp_shard", "cp"), mesh.size("pp")
     state = run.optimizer.count_states(matrix=True) * width.master + (
         width.master if width.compute != width.master else 0
@@ -190,7 +202,7 @@ def _count_most_bytes(
 def _try_count(
     config: AxesConfig, run: Run, mesh: Mesh, model: tuple[Node, Plan], topology: Topology | None, micro: int
 ) -> Whole | None:
-    """Return the result of `_count`, cached by the options that it depends on; None if a dimension does not divide."""
+    """Return the result of `_count`, cached by all options that affect it; None if a dim does not divide."""
     network = topology or config.topology
     key = (
         *(mesh.size("tp"), mesh.size("cp"), micro, config.sequence_parallel, config.context),
@@ -208,7 +220,7 @@ def _try_count(
     def try_count() -> Whole | None:
         try:
             return _count(config, run, mesh, model, network, micro)
-        except ValueError:  # these ranks cannot share heads, or another dimension, evenly
+        except ValueError:  # heads or another dim do not divide over the ranks
             return None
 
     whole: Whole | None = group_blocks(*model).microbatches.get(key, try_count)
@@ -216,14 +228,14 @@ def _try_count(
 
 
 def _count(config: AxesConfig, run: Run, mesh: Mesh, model: tuple[Node, Plan], network: Topology, micro: int) -> Whole:
-    """Return the numbers of one microbatch. Raises ValueError if a dimension does not divide."""
+    """Return the numbers of one microbatch of `micro` sequences. Raises ValueError if a dim does not divide."""
     plan = model[1]
     alone = replace(config, schedule="1f1b", chunks=None, stages=None, topology=network)
     one = replace(run, parallel=alone, batch=replace(run.batch, micro_size=micro))
-    outer = ("pp",) if plan.folds else ("pp", *DATA_AXES)  # axes that do not affect these numbers
+    outer = ("pp",) if plan.folds else ("pp", *DATA_AXES)  # axes that do not affect the numbers of a microbatch
     sizes = tuple((axis, 1 if axis in outer else size) for axis, size in mesh.sizes)
     case = replace(Case.of(one, Mesh(sizes), model), microbatches=1)
-    hides = config.overlaps(plan, mesh)  # then other microbatches hide the folds' transfers
+    hides = config.overlaps(plan, mesh)  # if true, another microbatch hides the transfers of folds
     parts = (
         traffic.list_tensor_traffic,
         traffic.list_context_traffic,
@@ -251,7 +263,10 @@ def _count(config: AxesConfig, run: Run, mesh: Mesh, model: tuple[Node, Plan], n
 def _list_block_counts(
     config: AxesConfig, run: Run, mesh: Mesh, model: tuple[Node, Plan]
 ) -> list[tuple[int, int, int]]:
-    """Return (rank, its blocks, blocks of its smallest chunk) of one pipeline rank of each kind, and of the head's."""
+    """Return (rank, number of its blocks, number of blocks of its smallest chunk) of pipeline ranks.
+
+    Ranks with equal numbers appear once; the last rank appears in any case.
+    """
     pp, chunks, placement = mesh.size("pp"), config.model_chunks, SCHEDULES[config.schedule].placement
     if pp == 1:
         return [(0, model[1].layers, model[1].layers)]

@@ -1,4 +1,4 @@
-"""A run on a mesh as numbers: the input of every closed form of a layout's cost."""
+"""A run on a mesh, described by numbers: the input of every closed form of a layout's cost."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Case:
-    """Numbers of a run's layout. Sizes are of one rank unless their name says otherwise; a stage's ranks are equal."""
+    """Numbers of a run's layout. Properties are sizes on one rank; all ranks of a pipeline stage have equal sizes."""
 
     config: AxesConfig
     mesh: Mesh
     tree: Node
     plan: Plan
     sequence_length: int
-    micro_size: int  # sequences in a microbatch
-    microbatches: int  # microbatches in a step
+    micro_size: int  # number of sequences in a microbatch
+    microbatches: int  # number of microbatches of a rank in a step
     bytes: ItemSizes
     deterministic: bool
     recompute: Recompute
     recompute_every: int
-    optimizer: OptimizerConfig  # optimizer options: they count its state of each weight
-    gradients: GradientsConfig  # options of the reduction: they count its bytes on the wire and its kept arrays
+    optimizer: OptimizerConfig  # optimizer options, which count the optimizer state of each weight
+    gradients: GradientsConfig  # gradient reduction options, which count its sent bytes and kept arrays
     callback_copies: int = 0  # number of copies of each trained parameter that callbacks keep
 
     @classmethod
     def of(cls, run: Run, mesh: Mesh, model: tuple[Node, Plan] | None = None) -> Case:
-        """Return the case of a run with a parallel strategy of this package."""
+        """Return the case of a run that uses a parallel strategy of this package."""
         config = cast("AxesConfig", run.parallel)
         tree, plan = model or compose_model(run)
         share = run.batch.global_size // mesh.size(*DATA_AXES)
@@ -92,17 +92,17 @@ class Case:
 
     @property
     def tokens(self) -> int:
-        """Return the tokens of a microbatch in attention and between the two matmuls of a feed-forward layer."""
+        """Return the number of tokens of a microbatch in attention and inside feed-forward layers, split over cp."""
         return self.micro_size * self.sequence_length // self.cp
 
     @property
     def stream_tokens(self) -> int:
-        """Return the tokens of a microbatch in the residual stream and norms, after sequence parallelism's split."""
+        """Return the number of tokens of a microbatch in the residual stream, after cp and sequence parallelism."""
         return self.tokens // (self.tp if self.sequence_parallel else 1)
 
     @cached_property
     def sizes(self) -> LocalSizes:
-        """Return the sizes on a rank from which nodes count their activation bytes and communication volume."""
+        """Return the sizes on a rank, from which nodes count their activation bytes and communication volume."""
         ranks = dict(self.mesh.sizes)
         ranks |= {fold.name: fold.size for fold in self.plan.folds if find_active_fold(self.plan, self.mesh, fold.name)}
         return LocalSizes(
@@ -115,7 +115,7 @@ class Case:
 
     @cached_property
     def model(self) -> AlikeBlocks:
-        """Return the data that all layouts of this model share."""
+        """Return the model data that all layouts of this model share."""
         return group_blocks(self.tree, self.plan)
 
     @property
@@ -128,12 +128,12 @@ class Case:
         return self.model.blocks
 
     def get_kind(self, block: int) -> tuple[int, bool]:
-        """Return the key of a block's costs: the number of the first equal block, and whether it is recomputed."""
+        """Return the key of a block's costs: the index of the first equal block, and whether it is recomputed."""
         return self.model.kinds[block], self.is_recomputed(block)
 
     @cached_property
     def known(self) -> dict[object, Any]:
-        """Return the cache of results for one block, which are read for all blocks of its kind."""
+        """Return the cache of results for this case; results for a block are shared by all blocks of its kind."""
         return {}
 
     @cached_property
@@ -143,12 +143,12 @@ class Case:
 
     @cached_property
     def stages(self) -> list[range]:
-        """Return the blocks of each model stage (chunk of a pipeline rank), first to last."""
+        """Return the blocks of each model stage (chunk of a pipeline rank), in the order of the model."""
         return partition(self.config, self.mesh, self.tree, self.plan, self.sequence_length)
 
     @cached_property
     def arrays(self) -> list[Array]:
-        """Return every parameter of the model."""
+        """Return every parameter of the model, in the order of the model."""
         named_arrays = {
             array.name: array
             for place in ("embed", *range(self.plan.layers), "head")
@@ -157,7 +157,7 @@ class Case:
         return [named_arrays[name] for name in self.model.shapes]
 
     def list_arrays(self, place: int | str) -> list[Array]:
-        """Return the parameters of a block, of the embedding (with those tied to it) or of the head."""
+        """Return the parameters of a block (by index), of "embed" (with tied parameters) or of "head"."""
         if place not in self._at:
             ends = {"embed": 0, "head": self.last_stage}
             stage = ends[place] if isinstance(place, str) else self.stage_of[place]
@@ -183,7 +183,7 @@ class Case:
 
     @cached_property
     def registry(self) -> Registry:
-        """Return the registry of every parameter, equal to that of the runtime."""
+        """Return the registry of every parameter, equal to the registry of the runtime."""
         placement = SCHEDULES[self.config.schedule].placement
         homes = [compute_place(self.pp, placement, stage)[0] for stage in range(len(self.stages))]
         blocks = [homes[stage] for stage, stage_blocks in enumerate(self.stages) for _ in stage_blocks]
@@ -215,7 +215,7 @@ class Case:
         return {stage: rank for rank, stages in enumerate(self._stages_of) for stage in stages}
 
     def list_held(self, rank: int) -> list[Array]:
-        """Return the parameters of pipeline rank `rank`, each once, in the order of the model."""
+        """Return the parameters of pipeline rank `rank`, without repetition, in the order of the model."""
         key = ("held", rank)
         if key not in self.known:
             self.known[key] = self._list_held(rank)
@@ -241,7 +241,7 @@ class Case:
         return {name: index for index, name in enumerate(self.model.shapes)}
 
     def list_blocks(self, rank: int) -> list[int]:
-        """Return the blocks of pipeline rank `rank`."""
+        """Return the indices of the blocks of pipeline rank `rank`."""
         return [block for stage in self.get_stages(rank) for block in self.stages[stage]]
 
     @property
@@ -255,10 +255,10 @@ class Case:
 
     @cached_property
     def head_blocks(self) -> dict[str, Node]:
-        """Return the blocks inside the head, by path, in the order of their forward pass."""
+        """Return the nodes of the blocks inside the head, by path, in the order of their forward pass."""
         return {path: self.by_path[path] for path in self.plan.list_blocks_in_head(self.by_path)}
 
     def is_recomputed(self, block: int | str) -> bool:
-        """Return whether a block (number or path) is recomputed in the backward pass, completely or its attention."""
+        """Return whether a block (index or path), or its attention, is recomputed in the backward pass."""
         number = block if isinstance(block, int) else parse_block_number(block)
         return self.recompute is not Recompute.none and number % self.recompute_every == 0

@@ -1,10 +1,12 @@
-"""Memory during the backward pass of a head with tied weights or with blocks inside (multi-token prediction).
+"""Memory during the backward pass of a head with tied weights or with inner blocks (multi-token prediction, MTP).
 
-The pass goes from last to first: a loss, then the block before it and its lookup.
+The backward pass goes from last to first: for each MTP block its loss, the block, and its embedding lookup; at the end
+the main loss.
 
-The vocabulary's matrices are read several times in one pass. Each use has its own gradient, in the matmul's dtype and
-then in that of gradients; the sum of the earlier uses waits for it, and the new sum is a third buffer. Under tp each
-gradient is added to the stored gradient as soon as it is made, and the loss keeps its logits until then.
+One pass uses the vocabulary matrices (embedding and output) several times. Each use has its own gradient, in the
+matmul's dtype and then in the gradient dtype. The sum of the earlier gradients is a second buffer, and the new sum is a
+third. Under tp each gradient is added in place to the stored gradient as soon as it is computed, and the loss keeps its
+logits until then.
 """
 
 from __future__ import annotations
@@ -19,16 +21,17 @@ from gangline_parallel_megatron_style.cost.parameters import Array
 
 
 def reads_the_embedding(case: Case) -> bool:
-    """Return whether the head's backward pass makes gradients of the embedding's matrix before the lookup's own."""
+    """Return whether the head's backward pass computes gradients of the embedding matrix, before the embedding does."""
     plan = case.plan
     tied = plan.get_owner(f"{plan.head}.weight") == plan.get_owner(f"{plan.embed}.weight")
     return case.pp == 1 and (tied or bool(case.head_blocks))
 
 
 def count_kept_logits(case: Case) -> int:
-    """Return the bytes of logits and their gradient while the weight's gradient is made; 0 without tp.
+    """Return the bytes of logits and their gradient while the weight's gradient is computed; 0 without tp.
 
-    Under tp the loss and its matmul are one operator that frees its saved tensors at its end; in chunks it saves none.
+    Under tp the loss and its matmul are one operator, which frees its saved tensors at its end; with a chunked loss it
+    saves no logits, and the result is 0.
     """
     vocabulary = case.plan.facts.get("vocab_size", 0)
     if case.tp == 1 or case.plan.facts.get("loss_chunk", case.tokens) < case.tokens:
@@ -39,11 +42,12 @@ def count_kept_logits(case: Case) -> int:
 def iterate_head_moments(
     case: Case, arrays: list[Array], sizes: ActivationSizes, buffers: int
 ) -> Iterator[Counter[str]]:
-    """Yield the head's memory by kind at each possible peak of its backward pass.
+    """Yield the head's memory, kind -> bytes, at each possible peak of its backward pass.
 
-    Memory that `iterate_rank_moments` counts is left out.
+    The result leaves out memory that `iterate_rank_moments` counts.
 
-    arrays: the head's own; buffers: bytes of communication buffers
+    arrays   parameters of the head
+    buffers  bytes of communication buffers
     """
     blocks, each = list(case.head_blocks), count_further_loss(case.plan, sizes)
     in_backward = activations.count_head_bytes(case, sizes)["logits"] - (len(blocks) + 1) * each
@@ -73,7 +77,7 @@ def iterate_head_moments(
 
 
 class Shared:
-    """Gradients of weights that are read several times, from the first use until the last."""
+    """Memory of the gradients of weights that one pass uses several times, from the first use to the last."""
 
     def __init__(self, case: Case) -> None:
         self._case = case
@@ -82,11 +86,14 @@ class Shared:
 
     @property
     def waiting(self) -> int:
-        """Return the bytes of sums that wait for further uses."""
+        """Return the bytes of gradient sums that wait for the gradients of further uses."""
         return sum(self._waiting.values())
 
     def count_use(self, name: str) -> int:
-        """Return the extra bytes of one more use: its gradient in both dtypes, or it and the sum with earlier ones."""
+        """Return the additional bytes during the backward pass of one use of a weight.
+
+        They hold the gradient in the matmul's and the gradient dtype, or the gradient and its sum with earlier ones.
+        """
         owner, width = self._case.plan.get_owner(name), self._case.bytes
         if owner not in self._arrays:
             return 0
@@ -98,7 +105,7 @@ class Shared:
         return self._arrays[owner].size * max(both, 2 * width.gradient if owner in self._waiting else 0)
 
     def wait(self, name: str, more: bool) -> None:
-        """Record the end of a use. `more`: whether other uses follow."""
+        """Record the end of the backward pass of one use of a weight. `more`: whether other uses follow."""
         owner = self._case.plan.get_owner(name)
         tied = owner == self._case.plan.get_owner(f"{self._case.plan.embed}.weight") and self._case.pp == 1
         if owner in self._arrays and (more or tied):
@@ -108,17 +115,17 @@ class Shared:
 
 
 def count_between_uses(case: Case, array: Array) -> int:
-    """Return the bytes that a gradient occupies between its first and its last use.
+    """Return the bytes of a weight's gradient between the backward passes of its first and its last use.
 
-    Under tp each use is added to a gradient that is stored already, and needs no memory. A sharded
-    gradient has memory for its full size; that of the head is counted with the head.
+    Under tp each gradient is added in place to the stored gradient, and needs no memory, except if the stored gradient
+    of the embedding is sharded: then the full gradient counts. The full gradient of the head is counted with the head.
     """
     apart = case.tp == 1 or (memory.cuts_gradients(case, array.group) and array.group.place == "embed")
     return array.size * case.bytes.gradient if apart else 0
 
 
 def count_waiting_gradient(case: Case) -> int:
-    """Return the bytes of the embedding's gradient that waits from the head until the lookup's own, on one rank."""
+    """Return the bytes of the embedding's gradient from the head, which waits for the gradient of the lookup."""
     if not reads_the_embedding(case):
         return 0
     owner = case.plan.get_owner(f"{case.plan.embed}.weight")
@@ -128,6 +135,9 @@ def count_waiting_gradient(case: Case) -> int:
 
 
 def find_lookup_moment(case: Case) -> Counter[str] | None:
-    """Return the bytes of the lookup's own gradient, the one that waits for it, and their sum; None if none waits."""
+    """Return the bytes of the lookup's gradient, the waiting gradient of the head, and their sum.
+
+    None if no gradient of the head waits, and under tp, which adds the gradients in place.
+    """
     waits = count_waiting_gradient(case) if case.tp == 1 else 0
     return Counter(buffers=3 * waits) if waits else None

@@ -1,4 +1,4 @@
-"""The network links of a message: along axes of the mesh, over a fold, or between ranks with one part of a fold."""
+"""The network links of traffic: along mesh axes, over a fold, or between ranks that hold the same part of a fold."""
 
 from __future__ import annotations
 
@@ -13,22 +13,24 @@ from gangline.plan import Fold
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.sharding.ranks import find_active_fold
 
-BESIDE = "beside "  # prefix of a fold's name: the ranks that hold one part of the fold
+BESIDE = "beside "  # prefix of a fold's name: the ranks that hold the same part of the fold
 
 
 @dataclass(frozen=True)
 class Sent:
-    """The traffic of one rank along one axis (or several together) in a step, for one purpose.
+    """The traffic of one rank along one axis, or over joint axes, in a step, for one purpose.
 
-    axes: axes of the mesh; or the name of a fold; or `BESIDE` and that name: the ranks that hold one part of the fold
-    when, waits: as in `gangline.explain.explained.Transfer`
+    axes         axes of the mesh; the name of a fold; or `BESIDE` + the name of a fold: ranks with its same part
+    calls        number of collectives or messages in a step
+    bytes        bytes that the rank sends in a step
+    when, waits  as in `gangline.explain.explained.Transfer`
     """
 
     axes: tuple[str, ...]
     purpose: str
     calls: int
     bytes: int
-    among: int | None = None  # number of neighbours on a fold that exchange; None: all
+    among: int | None = None  # number of neighbouring ranks of a fold that communicate; None: all ranks
     operation: Operation = "all_gather"
     when: When = "F"
     waits: bool = True
@@ -38,7 +40,7 @@ class Sent:
 
 
 def build_transfer(case: Case, sent: Sent) -> Transfer:
-    """Return the traffic as core's `Transfer`, with its ranks and their links."""
+    """Return the traffic as a `gangline.explain.explained.Transfer`, with the number of ranks and their links."""
     mesh, sizes = case.mesh, [size for _, size in case.config.topology.domains]
     fold = find_active_fold(case.plan, mesh, sent.axes[0].removeprefix(BESIDE))
     if fold is None:
@@ -67,7 +69,7 @@ def build_transfer(case: Case, sent: Sent) -> Transfer:
 
 @lru_cache(maxsize=1024)
 def count_together(mesh: Mesh, axes: tuple[str, ...], node: int) -> tuple[int, int]:
-    """Return (ranks along these axes, ranks of rank 0's group in its node of `node` ranks)."""
+    """Return (number of ranks along the axes, number of ranks of rank 0's group in a node of `node` ranks)."""
     if node >= mesh.world:
         return mesh.size(*axes), mesh.size(*axes)
     step, near = 1, [0]
@@ -79,7 +81,7 @@ def count_together(mesh: Mesh, axes: tuple[str, ...], node: int) -> tuple[int, i
 
 
 def find_slowest_tier(case: Case, sent: Sent) -> Tier:
-    """Return the slowest links between any two ranks that exchange."""
+    """Return the slowest tier of links between any two ranks that communicate in `sent`."""
     network, name = case.config.topology, sent.axes[0]
     fold = find_active_fold(case.plan, case.mesh, name.removeprefix(BESIDE))
     if fold is None:
@@ -92,7 +94,7 @@ def find_slowest_tier(case: Case, sent: Sent) -> Tier:
 
 
 def _iterate_groups(case: Case, fold: Fold, beside: bool) -> Iterator[list[int]]:
-    """Yield the ranks of every fold on the mesh; if `beside`, of every group that holds one part of the fold."""
+    """Yield the ranks of every group of the fold; with `beside` of every group of ranks that hold the same part."""
     mesh = case.mesh
     axes = tuple(axis for axis in mesh.axes if axis in fold.out_of)
     firsts = range(fold.size) if beside else range(0, mesh.size(*axes), fold.size)
@@ -105,7 +107,7 @@ def _iterate_groups(case: Case, fold: Fold, beside: bool) -> Iterator[list[int]]
 def gather(
     axes: tuple[str, ...], purpose: str, ranks: int, calls: int, nbytes: int, when: When = "F", waits: bool = True
 ) -> Sent:
-    """Return the traffic of `calls` gathers (or reduce-scatters) of `nbytes` in total each."""
+    """Return the traffic of `calls` all-gathers (or reduce-scatters) over `ranks` ranks, each of `nbytes` in total."""
     return Sent(axes, purpose, calls, calls * nbytes * (ranks - 1) // ranks, None, "all_gather", when, waits)
 
 

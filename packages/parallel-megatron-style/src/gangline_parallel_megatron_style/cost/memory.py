@@ -1,4 +1,4 @@
-"""State memory of a rank throughout a step by kind, in bytes: weights, gradients, optimizer state.
+"""State memory of a rank throughout a step, kind -> bytes: weights, gradients, optimizer state.
 
 Rajbhandari et al., ZeRO, arXiv 1910.02054, section 3. Temporary memory is in `peak_memory`.
 """
@@ -13,17 +13,18 @@ from gangline_basics.parallel.owners import count_most_matrix_bytes
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.cost.parameters import Array, ParamGroup
 
-KEPT = "kept by the reduction"  # error feedback, for example
+KEPT = "kept by the reduction"  # arrays that a gradient reduction keeps, such as error feedback
 
 
 def count_state_bytes(case: Case, rank: int) -> Counter[str]:
     """Return a rank's bytes of weights, gradients, master weights and optimizer state throughout a step.
 
-    zero 0: all full. 1: master weights and optimizer state sharded over the shard ranks. 2: gradients too (except if
-    deterministic sums need all). 3: weights too, full for a while (`peak_memory`). Arrays on a fold whose parts have
-    one rank each are sharded by the fold alone. Frozen arrays have only weights. Offloaded, master weights, optimizer
-    state and callbacks' copies are in host memory. If the forward pass computes in the master weights' own dtype, full
-    weights are the master weights. A tied copy is not updated on this rank: it has no optimizer state.
+    ZeRO stage 0 shards no state over the shard ranks; 1 shards master weights and optimizer state; 2 also gradients
+    (except with run.deterministic, whose sums need all gradients); 3 also weights, which are full only temporarily
+    (`peak_memory`). Arrays on a fold whose parts have one rank each are sharded by the fold alone. Frozen arrays have
+    only weights. With offload, master weights, optimizer state and callbacks' copies are in host memory. If the forward
+    pass computes in the dtype of the master weights, full weights are the master weights. The copy of a tied parameter
+    has no optimizer state.
     """
     state_bytes: Counter[str] = Counter()
     own_stages = set(case.get_stages(rank))
@@ -52,7 +53,7 @@ def count_state_bytes(case: Case, rank: int) -> Counter[str]:
 
 
 def _count_matrices(case: Case, rank: int) -> int:
-    """Return the bytes that the optimizer keeps of complete matrices, on the rank of the stage that has most."""
+    """Return the optimizer's bytes of complete matrices, on the rank that has most among the pipeline rank's ranks."""
     if not case.optimizer.maps_matrices():
         return 0
     key = ("matrices", rank)
@@ -65,7 +66,7 @@ def _count_matrices(case: Case, rank: int) -> int:
 
 
 def _count_kept(case: Case, arrays: Iterable[Array], updated: bool = True) -> Counter[str]:
-    """Return the state bytes of these arrays by kind. `updated`: whether the optimizer steps them on this rank."""
+    """Return the state of arrays, kind -> bytes. `updated`: whether the optimizer updates the arrays on this rank."""
     width, host = case.bytes, case.config.offload
     state_bytes: Counter[str] = Counter()
     for array in arrays:
@@ -92,7 +93,7 @@ def _count_kept(case: Case, arrays: Iterable[Array], updated: bool = True) -> Co
 
 
 def count_kept_numbers(case: Case, group: ParamGroup, numbers: int) -> int:
-    """Return how many numbers the reduction of gradients keeps on a rank for a group of `numbers` parameters."""
+    """Return the number of elements that the gradient reduction keeps on a rank for a group of `numbers` parameters."""
     if group.copies > 1:
         return case.gradients.count_kept(numbers // group.shards, group.copies, scatters=False)
     if group.shards == 1:
@@ -101,32 +102,32 @@ def count_kept_numbers(case: Case, group: ParamGroup, numbers: int) -> int:
 
 
 def count_state_numbers(case: Case, array: Array) -> int:
-    """Return the number of elements of a parameter whose state is on one rank."""
+    """Return the number of elements of a parameter whose optimizer state is on one rank."""
     return array.part if case.config.zero else array.size
 
 
 def count_weight_bytes(case: Case, group: ParamGroup) -> int:
-    """Return the bytes per element in which a group computes."""
+    """Return the bytes per element of the weights of a group in the forward pass."""
     return count_kept_bytes(case, group) if group.kind.master_dtype else case.bytes.compute
 
 
 def count_kept_bytes(case: Case, group: ParamGroup) -> int:
-    """Return the stored bytes per element of a group: of master weights, or of a frozen low-bit dtype."""
+    """Return the stored bytes per element of a group: in the dtype of master weights, or in a frozen low-bit dtype."""
     return case.bytes.master if group.kind.low_bit is None else get_itemsize(group.kind.low_bit)
 
 
 def releases(case: Case, group: ParamGroup) -> bool:
-    """Return whether a group's weights are full only while its module is in use."""
+    """Return whether a group's full weights are in memory only while its module is in use (ZeRO stage 3)."""
     return case.config.zero == 3 and group.shards > 1
 
 
 def cuts_gradients(case: Case, group: ParamGroup) -> bool:
-    """Return whether a group has gradients that are full only during its module's backward pass."""
+    """Return whether a group's full gradients are in memory only during its module's backward pass (ZeRO stage 2)."""
     return case.sums_each and group.shards > 1 and group.kind.trained
 
 
 def count_group_numbers(case: Case, rank: int) -> Counter[ParamGroup]:
-    """Return the number of elements of each group that is gathered and reduced in one piece, in the model's order."""
+    """Return parameter group -> number of elements on a rank of pipeline rank `rank`, in the order of the model."""
     numbers: Counter[ParamGroup] = Counter()
     for array in case.list_held(rank):
         numbers[array.group] += array.size

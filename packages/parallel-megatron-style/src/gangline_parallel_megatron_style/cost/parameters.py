@@ -1,6 +1,6 @@
-"""Size of each parameter on a rank: its place in the pipeline, and its shard over tp and folds.
+"""Size of each parameter on a rank: its pipeline stages, and its shard over tp and folds.
 
-Read from `sharding.arrays.lay_out`, the layout that the runtime uses.
+The sizes come from `sharding.arrays.lay_out`, the layout that the runtime uses.
 """
 
 from __future__ import annotations
@@ -22,65 +22,65 @@ KNOWN = 4096  # maximum number of blocks whose arrays are cached
 
 @dataclass(frozen=True)
 class ParamGroup:
-    """Parameters that are gathered and reduced in one piece: those of one module and one kind (`sharding.arrays`)."""
+    """The parameters of one module and one kind (`sharding.arrays`), which are gathered and reduced together."""
 
-    place: int | str  # number of a block, "embed" or "head"; a tied parameter is the embedding's
+    place: int | str  # index of a block, "embed" or "head"; tied parameters are in "embed"
     kind: ParamKind
-    shards: int  # ranks that would share its optimizer state
-    copies: int  # number of replicas of each shard
+    shards: int  # number of ranks over which ZeRO shards the optimizer state, if it is on
+    copies: int  # number of ranks that hold a copy of the same shard
 
 
 @dataclass(frozen=True)
 class Array:
-    """One parameter."""
+    """One parameter of the model, with its size on a rank."""
 
     name: str
     shape: tuple[int, ...]
     group: ParamGroup
-    stages: tuple[int, ...]  # model stages that hold it: one, or for a tied one the stages of its modules
-    own: tuple[int, ...]  # its shape on the rank that has most of it, before its rows are sharded
-    sums: int  # neighbouring tp ranks over which its gradient is added; 1: none
+    stages: tuple[int, ...]  # model stages that hold the parameter: one, or the stages of all modules that tie it
+    own: tuple[int, ...]  # shape on the rank that has most of the parameter, before ZeRO shards the rows
+    sums: int  # number of neighbouring tp ranks that sum the gradient; 1: no sum
 
     @property
     def trained(self) -> bool:
-        """Return whether it has a gradient and optimizer state."""
+        """Return whether the parameter has a gradient and optimizer state."""
         return self.group.kind.trained
 
     @property
     def block(self) -> int | None:
-        """Return the number of its block; None for the embedding and the head."""
+        """Return the index of the parameter's block; None for the embedding and the head."""
         return self.group.place if isinstance(self.group.place, int) else None
 
     @cached_property
     def size(self) -> int:
-        """Return the number of its elements on a rank that holds it, before its rows are sharded."""
+        """Return the maximum number of elements of the parameter on a rank, before ZeRO shards the rows."""
         return prod(self.own)
 
     @cached_property
     def part(self) -> int:
-        """Return the number of elements whose state one rank keeps if it is sharded: complete rows in equal shares."""
+        """Return the number of elements on a rank after ZeRO shards the rows: complete rows, equally many per rank."""
         return prod(self.part_shape)
 
     @cached_property
     def part_shape(self) -> tuple[int, ...]:
-        """Return the shape of `part`: (rows, row length); (elements,) for a single row, which counts as split."""
+        """Return the shape of `part`: (rows, row length), or (elements,) for a single row, which counts as split."""
         rows, shards = prod(self.own[:-1]), self.group.shards
         return (-(-rows // shards), self.size // rows) if rows > 1 else (-(-self.size // shards),)
 
     @property
     def matrix(self) -> bool:
-        """Return whether it is a matrix of a block, or a stack of matrices, that an optimizer may map in full."""
+        """Return whether the parameter is a matrix (or a stack) of a block that an optimizer like Muon maps in full."""
         return self.block is not None and is_mapped(self.name, self.shape)
 
 
 @dataclass(frozen=True)
 class Template:
-    """A parameter at any block or end of the model: the part of `Array` that does not depend on the pipeline."""
+    """A parameter of a kind of block, of the embedding or of the head: `Array` without its pipeline stages."""
 
     name: str
     shape: tuple[int, ...]
     group: ParamGroup
-    tied: bool  # whether on the first stage and on the last
+    tied: bool  # whether the first and the last stage share the parameter
     own: tuple[int, ...]
     sums: int
 
@@ -88,7 +88,7 @@ class Template:
 class ModelArrays:
     """Every parameter of a model on a mesh, for any pipeline; computed once for all blocks of a kind.
 
-    Raises ValueError like `lay_out`.
+    Raises ValueError for the same reasons as `lay_out`.
     """
 
     def __init__(self, model: AlikeBlocks, mesh: Mesh, sequence_parallel: bool) -> None:
@@ -104,7 +104,7 @@ class ModelArrays:
         }
         aliases = {name: (name, *(alias for alias, owner in plan.tied if owner == name)) for name in shapes}
         model_shapes = ModelShapes(shapes, {}, aliases, {name for name in shapes if plan.is_frozen(name)})
-        one_rank = (0,) * (plan.layers + 2)  # the placement of pipeline ranks does not change the shards of an array
+        one_rank = (0,) * (plan.layers + 2)  # the pipeline rank of an array does not change its shards
         laid_out = lay_out(
             plan, mesh, model_shapes, one_rank, zero=0, sequence_parallel=sequence_parallel, dtype="float32"
         )
@@ -122,9 +122,10 @@ class ModelArrays:
             self._templates[templates[name].group.place].append(templates[name])
 
     def list_arrays(self, place: int | str, stages: tuple[int, ...], last: int) -> list[Array]:
-        """Return the parameters of a block (by its number), of the embedding or of the head, which these stages have.
+        """Return the parameters of a block (by index), of "embed" or of "head".
 
-        last: number of the last stage, which also has the tied ones of the embedding
+        stages  model stages that have these parameters
+        last    index of the last stage, which also has the tied parameters of the embedding
         """
         key = (place, stages, last)
         if key not in self._known:
@@ -157,7 +158,7 @@ class ModelArrays:
 
 
 def compute_largest_shape(layout: Layout) -> tuple[int, ...]:
-    """Return the shape of an array on the rank that has most of it, before its rows are sharded."""
+    """Return the shape of an array on the rank that has most of the array, before ZeRO shards the rows."""
     shape = list(layout.shape)
     for division in layout.divisions:
         if not division.rows:

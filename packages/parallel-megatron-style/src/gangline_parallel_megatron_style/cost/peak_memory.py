@@ -1,7 +1,7 @@
-"""Peak memory of a rank: the moments of a backward pass, module by module, and the fullest of these moments.
+"""Peak memory of a rank: the moments of a backward pass, module by module, and the moment with most memory.
 
-Activations peak at the start of the backward pass. Gradients of the vocabulary's matrices are large while there are
-none of a block, and the reverse. So only memory that is in use at one moment is added up.
+Activations peak at the start of the backward pass. Gradients of the vocabulary matrices are large while no gradients of
+blocks are in memory, and the reverse. So only memory that is in use at the same moment is added.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.cost.parameters import Array
 from gangline_parallel_megatron_style.pipeline.actions import Schedule
 
-Place = int | str  # number of a block, or "embed" or "head"
+Place = int | str  # index of a block, or "embed" or "head"
 
 
 def count_peak(case: Case, rank: int, schedule: Schedule | None, gpu: bool = True) -> Counter[str]:
-    """Return kind -> bytes for a rank of pipeline rank `rank`, at its fullest moment."""
+    """Return the peak memory, kind -> bytes, of a rank of pipeline rank `rank`."""
     sizes = activations.make_activation_sizes(case, gpu)
     return sum_moment(
         memory.count_state_bytes(case, rank),
@@ -29,7 +29,7 @@ def count_peak(case: Case, rank: int, schedule: Schedule | None, gpu: bool = Tru
 
 
 def sum_moment(state: Counter[str], moment: Counter[str], activation_bytes: int) -> Counter[str]:
-    """Return the sum of all bytes at a moment, by kind.
+    """Return all memory at a moment, kind -> bytes.
 
     state, moment, activation_bytes: from `memory.count_state_bytes`, `iterate_rank_moments` and `count_under_way`
     """
@@ -39,19 +39,20 @@ def sum_moment(state: Counter[str], moment: Counter[str], activation_bytes: int)
 
 
 def find_fullest_moment(case: Case, rank: int, sizes: ActivationSizes) -> Counter[str]:
-    """Return the fullest moment. Which moment it is does not depend on the number of microbatches under way."""
+    """Return the moment with most memory, which does not depend on the number of microbatches in flight."""
     return max(iterate_rank_moments(case, rank, sizes), key=lambda moment: moment.total())
 
 
 def iterate_rank_moments(case: Case, rank: int, sizes: ActivationSizes) -> Iterator[Counter[str]]:
-    """Yield the bytes by kind while the backward pass goes through each module of a rank.
+    """Yield the memory, kind -> bytes, while the backward pass goes through each module of a rank.
 
-    They come on top of `memory.count_state_bytes`, and of the activations of all microbatches under way
-    (`count_under_way`). The last microbatch's activations are freed on the way, so they are counted below 0.
+    The bytes are in addition to `memory.count_state_bytes` and to the activations of all microbatches in flight
+    (`count_under_way`). Activations that the backward pass has already freed count as negative bytes.
 
-    Sharded gradients are full for two modules at a time: those of the previous module are still being reduced, and the
-    result has memory of its own. In a step of one microbatch the sums of later modules are not there yet. Sharded
-    weights are full for the current module and those gathered ahead of it.
+    Full gradients of two modules exist at a time with sharded gradients: the reduction of the previous module is still
+    pending, and its result has separate memory. In a step of one microbatch, the sums of modules that the backward pass
+    has not reached are not in memory yet. With sharded weights, the weights of the current module and of the prefetched
+    modules are full.
     """
     for stage in case.get_stages(rank):
         module_arrays = _group_by_place(case, rank, stage)
@@ -71,14 +72,14 @@ def iterate_rank_moments(case: Case, rank: int, sizes: ActivationSizes) -> Itera
         before = coming = arriving = 0
         if case.sums_each and case.microbatches == 1:
             coming = sum(sums.values())
-        elif case.sums_each:  # the previous microbatch's gradients are still being reduced
+        elif case.sums_each:  # the reduction of the previous microbatch is pending
             before, arriving = whole[places[0]], sums[places[0]] if case.microbatches > 2 else 0
         for index in reversed(range(len(places))):
             place = places[index]
             coming = max(0, coming - sums[places[index + 1]]) if index + 1 < len(places) else coming
             weights = sum(gathered[other] for other in _list_in_use(case, places, index))
             inside = place == "head" and (bool(case.head_blocks) or head_memory.reads_the_embedding(case))
-            if inside and case.pp == 1:  # reads the embedding
+            if inside and case.pp == 1:  # the head reads the embedding's weights
                 weights += gathered["embed"]
             summed = head_memory.find_lookup_moment(case) if place == "embed" else None
             for module_moment in [summed] if summed else _list_moments(case, place, module_arrays[place], sizes):
@@ -102,7 +103,7 @@ def iterate_rank_moments(case: Case, rank: int, sizes: ActivationSizes) -> Itera
 
 
 def count_under_way(case: Case, rank: int, schedule: Schedule | None, sizes: ActivationSizes) -> int:
-    """Return the maximum bytes of activations that a rank keeps, over the order of its schedule."""
+    """Return the peak bytes of the activations of all microbatches in flight on a rank, by its schedule."""
     chunk_bytes = []
     for stage in case.get_stages(rank):
         size = sum(activations.count_block(case, block, sizes) for block in case.stages[stage])
@@ -123,7 +124,7 @@ def count_under_way(case: Case, rank: int, schedule: Schedule | None, sizes: Act
 
 
 def _group_by_place(case: Case, rank: int, stage: int) -> dict[Place, list[Array]]:
-    """Return the parameters of each module of a stage, in order; a tied one where its backward pass ends."""
+    """Return the parameters of each module of a stage, in order; tied ones at the module whose backward runs last."""
     first, last = stage == 0, stage == case.last_stage
     module_arrays: dict[Place, list[Array]] = {"embed": case.list_arrays("embed")} if first else {}
     module_arrays |= {block: case.list_arrays(block) for block in case.stages[stage]}
@@ -137,7 +138,7 @@ def _group_by_place(case: Case, rank: int, stage: int) -> dict[Place, list[Array
 def _count_once(
     case: Case, name: str, place: Place, arrays: list[Array], count: Callable[[Case, list[Array]], int]
 ) -> int:
-    """Return the result of `count`, cached for all blocks of a kind."""
+    """Return the result of `count` for a module, cached under `name` for all blocks of a kind."""
     if not isinstance(place, int):
         return count(case, arrays)
     key = (name, case.get_kind(place)[0])
@@ -157,7 +158,7 @@ def _list_moments(case: Case, place: Place, arrays: list[Array], sizes: Activati
 
 
 def _count_kept(case: Case, place: Place, sizes: ActivationSizes) -> int:
-    """Return the bytes of activations that are freed after the backward pass of a module."""
+    """Return the bytes of activations that the backward pass of a module frees."""
     if isinstance(place, int):
         return activations.count_block(case, place, sizes)
     return activations.count_head_bytes(case, sizes)["activations"] if place == "head" else 0
@@ -168,13 +169,13 @@ def _count_whole(case: Case, arrays: list[Array]) -> int:
 
 
 def _count_sum_bytes(case: Case, arrays: list[Array]) -> int:
-    """Return the bytes of the sums over ranks of which each rank keeps its range."""
+    """Return the bytes of gradient sums of arrays that ZeRO shards: each rank keeps the sum of its range."""
     cut = (array for array in arrays if case.config.zero and array.group.shards > 1 and array.trained)
     return sum(array.part for array in cut) * case.bytes.gradient
 
 
 def _count_arriving_bytes(case: Case, sums: int) -> int:
-    """Return the bytes that arriving sums need next to the stored ones; 0 if the only microbatch is reduced at once."""
+    """Return the bytes of new gradient sums until they are added to the stored sums; 0 without stored sums."""
     return 0 if case.sums_each and case.microbatches == 1 else sums
 
 
@@ -184,18 +185,19 @@ def _count_gathered(case: Case, arrays: list[Array]) -> int:
 
 
 def _list_in_use(case: Case, places: list[Place], index: int) -> list[Place]:
-    """Return the modules whose weights are full during the backward pass of one module; a lookup needs none."""
+    """Return the modules whose weights are full during the backward pass of module `index`; an embedding needs none."""
     return [place for place in places[max(0, index - case.config.prefetch) : index + 1] if place != "embed"]
 
 
 def _iterate_moments(case: Case, place: Place, arrays: list[Array], sizes: ActivationSizes) -> Iterator[Counter[str]]:
-    """Yield the bytes by kind that are temporary within a module.
+    """Yield the temporary memory, kind -> bytes, in the backward pass of a module.
 
-    These are the hidden states of all tokens that tp gathers and scatters, the recomputed activations of a block,
-    logits, and the gradients of one module's own matrices before they are added to the others. These gradients are in
-    the matmul's dtype first and then in that of gradients. If the full gradient is sharded, its memory is allocated
-    when its first gradient comes, and the first dtype is freed, except under tp, which adds them itself. Logits are
-    freed earlier, except those of a vocabulary sharded over tp (`head_memory.count_kept_logits`).
+    It consists of the hidden states of all tokens that tp gathers and scatters, the recomputed activations of a block,
+    logits, and the new gradients of the matrices of one submodule before they are added to the stored gradients. A new
+    gradient is first in the matmul's dtype, then in the gradient dtype. If gradients are sharded, the memory of the
+    full gradient is allocated at the first new gradient, and the copy in the matmul's dtype is freed, except under tp,
+    which adds gradients itself. Logits are freed earlier, except with a vocabulary sharded over tp
+    (`head_memory.count_kept_logits`).
     """
     width = case.bytes
     narrow = width.compute if width.compute != width.gradient else 0
@@ -204,7 +206,7 @@ def _iterate_moments(case: Case, place: Place, arrays: list[Array], sizes: Activ
     first: Counter[str] = Counter()
     for array in arrays:
         if len(array.shape) > 1 and array.trained:
-            of = array.name.rsplit(".", len(array.shape) - 1)[0]  # groups a stack with the other stacks of its module
+            of = array.name.rsplit(".", len(array.shape) - 1)[0]  # stacks of one module count together
             gradient_bytes[of] += array.size * width.gradient
             by_autograd = case.tp == 1 or len(array.shape) > 2
             if not (by_autograd and memory.cuts_gradients(case, array.group)):
@@ -225,5 +227,8 @@ def _iterate_moments(case: Case, place: Place, arrays: list[Array], sizes: Activ
 
 
 def _count_hidden_bytes(case: Case, terms: int = 3) -> int:
-    """Return bytes of hidden states of all tokens under tp. terms: 3 input, gradient and a term of it; 1 the term."""
+    """Return the bytes of hidden states of all tokens in a backward pass under tp; 0 without tp.
+
+    terms: number of hidden states: 3 for the input, its gradient and one matmul's term of the gradient; 1 for the term
+    """
     return terms * case.tokens * case.width * case.bytes.compute if case.tp > 1 else 0

@@ -1,4 +1,4 @@
-"""Traffic of a rank along tp: in and out of the regions of blocks, and of the modules with the vocabulary."""
+"""Traffic of a rank along tp: on entry and exit of regions of blocks, in the embedding, and in the loss."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ from gangline_parallel_megatron_style.sharding.ranks import SHARD_AXES
 
 @dataclass
 class RegionTraffic:
-    """A module whose linears tp shards: entered by those sharded by outputs, left by those sharded by inputs.
+    """A module whose linears tp shards: linears sharded by outputs enter the region, those sharded by inputs leave it.
 
-    enters, leaves  width of the tensor that is gathered or summed there; 0: none
-    needs_input     whether a weight that multiplies its input is trained, so that the input is needed again
-    needs_grad      whether its input needs a gradient
+    enters       width of the input that is gathered on entry; 0: no entry
+    leaves       width of the output that is summed on exit; 0: no exit
+    needs_input  whether a weight that multiplies the input is trained, so that the backward pass needs the input
+    needs_grad   whether the input needs a gradient
     """
 
     enters: int = 0
@@ -37,9 +38,9 @@ class RegionTraffic:
 
 
 def get_regions(case: Case, index: int) -> dict[str, RegionTraffic]:
-    """Return the regions of a block by the path of their module, in order.
+    """Return the tensor-parallel regions of a block, by the path of their module, in order.
 
-    A linear is in the region of the module around it; a wrapper of a linear has a region of its own.
+    A linear is in the region of its parent module; a wrapper of a linear has a separate region.
     """
     key = ("regions", case.get_kind(index)[0], index > 0)
     if key not in case.known:
@@ -49,7 +50,7 @@ def get_regions(case: Case, index: int) -> dict[str, RegionTraffic]:
 
 
 def group_kinds(case: Case, blocks: Iterable[int]) -> list[tuple[int, int]]:
-    """Return (a block, how many of `blocks` have its traffic), in order; the first block of the model is separate."""
+    """Return (block, number of blocks in `blocks` with equal traffic), in order; block 0 of the model is separate."""
     count: dict[object, list[int]] = {}
     for index in blocks:
         count.setdefault((*case.get_kind(index), index > 0), []).append(index)
@@ -83,9 +84,9 @@ def list_tensor_traffic(case: Case, rank: int) -> list[Sent]:
     """Return the traffic along tp (arXiv 1909.08053, section 3; sequence parallelism: arXiv 2205.05198, section 4.2.2).
 
     A region with sequence parallelism, forward: all-gather on entry, reduce-scatter on exit. Backward: all-gather of
-    its gradient, all-gather of its input for the weights' gradients, reduce-scatter of the input's gradient. Without
-    sequence parallelism: one all-reduce forward and one backward. A recomputed block runs forward twice, without its
-    last collective.
+    the output's gradient, all-gather of the input for the weight gradients, reduce-scatter of the input's gradient.
+    A region without sequence parallelism: one all-reduce forward and one backward. A recomputed block runs forward
+    twice, the second time without its last collective.
     """
     if case.tp == 1:
         return []
@@ -103,9 +104,9 @@ def list_tensor_traffic(case: Case, rank: int) -> list[Sent]:
 
 
 def _list_block_traffic(case: Case, own: dict[str, RegionTraffic], alike: int, recomputed: bool) -> list[Sent]:
-    """Return the traffic of `alike` blocks with these regions."""
+    """Return the traffic along tp of `alike` equal blocks with the regions `own`."""
     axes, n, cut, m, traffic = ("tp",), case.tp, case.sequence_parallel, case.microbatches * alike, list[Sent]()
-    of_one = case.tokens * case.bytes.compute  # bytes of all tokens, for a width of 1
+    of_one = case.tokens * case.bytes.compute  # bytes of one feature of all tokens
     send, there, back = gather if cut else reduce, "hidden in blocks", "gradients of blocks"
     passes = 2 if recomputed and case.recompute is Recompute.full else 1
     for path, region in own.items():
@@ -119,16 +120,16 @@ def _list_block_traffic(case: Case, own: dict[str, RegionTraffic], alike: int, r
         if region.enters and cut:
             traffic.append(send(axes, there, n, m, of_one * region.enters))
             traffic.append(send(axes, there, n, m * (passes - 1), of_one * region.enters, "B"))
-        if region.enters and region.needs_grad:  # concurrent with the matmuls: `tensor.crossing.Enter`
+        if region.enters and region.needs_grad:  # overlaps with weight gradients: `tensor.crossing.Enter`
             calls = m * (1 + (cut and region.needs_input))
             traffic.append(send(axes, back, n, calls, of_one * region.enters, "B", not region.needs_input))
     return traffic
 
 
 def _count_summed(case: Case, rank: int) -> dict[int, int]:
-    """Return neighbours along tp -> number of gradient elements that a rank adds over them.
+    """Return number of neighbouring tp ranks -> number of gradient elements that these ranks sum.
 
-    Blocks inside the head come with large matrices whose rows are uneven: then of the rank that has most.
+    With blocks inside the head, ZeRO shards the rows of large matrices unevenly: the result is of the rank with most.
     """
     places: list[tuple[int | str, int]] = [("embed", 1), *group_kinds(case, case.list_blocks(rank)), ("head", 1)]
     counts: Counter[int] = Counter()
@@ -155,12 +156,15 @@ def _count_summed(case: Case, rank: int) -> dict[int, int]:
 
 
 def get_owner_rank(case: Case, array: Array) -> int:
-    """Return the pipeline rank that owns a parameter: the first one of a tied parameter."""
+    """Return the pipeline rank that owns a parameter; for a tied parameter the first rank that has it."""
     return case.rank_of[array.stages[0]]
 
 
 def _list_end_traffic(case: Case, stage: int, hidden: int) -> list[Sent]:
-    """Return the traffic of the embedding and the loss with a sharded vocabulary, including those next to the head."""
+    """Return the tp traffic of embeddings and losses with a sharded vocabulary in a stage, inside the head too.
+
+    hidden: bytes of the hidden state of all tokens
+    """
     n, last, traffic = case.tp, stage == case.last_stage, list[Sent]()
     beside = list_beside_head(case.by_path[case.plan.head], case.plan.head) if last else []
     lookups = [case.plan.embed] * (stage == 0) + [at for at, node in beside if isinstance(node, EmbeddingNode)]
@@ -178,7 +182,7 @@ def _list_end_traffic(case: Case, stage: int, hidden: int) -> list[Sent]:
 
 
 def _list_lookup_traffic(case: Case, hidden: int, trained: bool) -> list[Sent]:
-    """Return the traffic of a lookup. `hidden`: bytes of the hidden state of all tokens."""
+    """Return the tp traffic of an embedding lookup. `hidden`: bytes of the hidden state of all tokens."""
     send = gather if case.sequence_parallel else reduce
     traffic = [send(("tp",), "embedding", case.tp, case.microbatches, hidden)]
     if case.sequence_parallel and trained:

@@ -1,4 +1,4 @@
-"""Operations of a step, and the waiting time of a pipeline."""
+"""Operations (FLOPs) of a step, and the bubble of a pipeline."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ from gangline_parallel_megatron_style.pipeline.simulate import simulate
 class Flops:
     """Operations of one token over all tp ranks; replicated work counts once for each rank that computes it.
 
-    again    the second forward pass of recomputed blocks
-    weights  gradients of weights; those of frozen weights are not computed
+    forward  operations of the forward pass
+    again    operations of the second forward pass of recomputed blocks
+    weights  operations of weight gradients, except of frozen weights
     """
 
     forward: int = 0
@@ -35,7 +36,7 @@ class Flops:
 
     @property
     def all(self) -> int:
-        """Return all operations, including the gradients of inputs, which cost as much as the forward pass."""
+        """Return all operations, including the input gradients, which cost as much as the forward pass."""
         return 2 * self.forward + self.again + self.weights
 
     def __add__(self, other: Flops) -> Flops:
@@ -43,7 +44,7 @@ class Flops:
 
 
 def count_stage_flops(case: Case) -> list[Flops]:
-    """Return the operations of each model stage."""
+    """Return the operations of one token in each model stage."""
     if "stage_flops" not in case.known:
         case.known["stage_flops"] = list(_count_stage_flops(case))
     stage_flops: list[Flops] = case.known["stage_flops"]
@@ -51,7 +52,7 @@ def count_stage_flops(case: Case) -> list[Flops]:
 
 
 def _count_stage_flops(case: Case) -> Iterator[Flops]:
-    kind_flops: dict[int, Flops] = {}  # by kind of block
+    kind_flops: dict[int, Flops] = {}  # kind of block -> operations
     for stage, blocks in enumerate(case.stages):
         ends = [case.plan.embed] * (stage == 0) + [case.plan.head] * (stage == case.last_stage)
         total = sum((count_part_flops(case, part) for part in ends), Flops())
@@ -69,7 +70,7 @@ def _count_stage_flops(case: Case) -> Iterator[Flops]:
 
 
 def count_part_flops(case: Case, part: str) -> Flops:
-    """Return the operations of the node at path `part` and its children."""
+    """Return the operations of one token in the node at path `part` and its children."""
     forward = weights = 0
     for path, node in iterate_nodes(case.by_path[part], part):
         whole = case.tp > 1 and not case.sequence_parallel and not _cut(case, path, node)
@@ -80,7 +81,7 @@ def count_part_flops(case: Case, part: str) -> Flops:
 
 
 def _cut(case: Case, path: str, node: Node) -> bool:
-    """Return whether tp shards the work of a node: by its own matrices, or if it has none by those of its children."""
+    """Return whether tp shards the work of a node: whether it shards the node's matrices, or else its children's."""
     own = any(len(shape) > 1 for shape in node.get_shapes().values())
     inside = [(path, node)] if own else iterate_nodes(node, path)
     return any(
@@ -91,13 +92,13 @@ def _cut(case: Case, path: str, node: Node) -> bool:
 
 
 def count_rank_flops(case: Case, rank: int) -> int:
-    """Return the operations of a rank of pipeline rank `rank` in a step, with recomputation (counted as in core)."""
+    """Return the operations of a rank of pipeline rank `rank` in a step, with recomputation, counted as in core."""
     per_token = sum(count_stage_flops(case)[stage].all for stage in case.get_stages(rank))
     return per_token * case.tokens * case.microbatches // case.tp
 
 
 def count_stage_work(case: Case, gpu: bool = True) -> list[StageWork]:
-    """Return the work of each model stage for a microbatch on one rank, as shapes; equal blocks are counted once."""
+    """Return the work of each model stage for a microbatch on one rank, as shapes; equal stages share one result."""
     sizes, stage_work = activations.make_activation_sizes(case, gpu), []
     part_work: dict[object, StageWork] = {}
     totals: dict[object, StageWork] = {}
@@ -128,7 +129,7 @@ def count_stage_work(case: Case, gpu: bool = True) -> list[StageWork]:
 
 
 def find_schedule(case: Case) -> Schedule | None:
-    """Return the pipeline's schedule; None without a pipeline."""
+    """Return the pipeline schedule of a case; None without a pipeline."""
     if case.pp == 1:
         return None
     chunks = len(case.stages) // case.pp
@@ -142,12 +143,15 @@ def find_schedule(case: Case) -> Schedule | None:
 def _make_cached_schedule(
     name: str, ranks: int, microbatches: int, chunks: int, own: ActionTimes | tuple[ActionTimes, ...], overlap: bool
 ) -> Schedule:
-    """Return the result of `make_schedule`, cached for all layouts that have it."""
+    """Return the result of `make_schedule`, cached for all layouts with this schedule."""
     return make_schedule(name, ranks=ranks, microbatches=microbatches, chunks=chunks, times=own, overlap=overlap)
 
 
 def estimate_action_times(case: Case) -> list[ActionTimes]:
-    """Return the action times of each model stage in operations: F; I = F + recomputation; W the weights' gradients."""
+    """Return the action times of each model stage, in operations per token.
+
+    F is the forward pass, I the input gradient (as much as F) and the recomputation, W the weight gradients.
+    """
     return [
         ActionTimes(float(one.forward), float(one.forward + one.again), float(max(1, one.weights)))
         for one in count_stage_flops(case)
@@ -155,5 +159,5 @@ def estimate_action_times(case: Case) -> list[ActionTimes]:
 
 
 def compute_bubble(case: Case, schedule: Schedule | None) -> float:
-    """Return the share of the ranks' time in which they wait for each other, simulated with each stage's own times."""
+    """Return the bubble: the share of time that ranks wait for each other, simulated with each stage's action times."""
     return simulate(schedule, estimate_action_times(case)).bubble if schedule is not None else 0.0

@@ -1,8 +1,8 @@
-"""Traffic of a rank in a step, by axis: messages and bytes.
+"""Traffic of a rank in a step, by axis: number of messages and bytes.
 
-To all-gather X bytes in total over n ranks each rank sends X (n - 1) / n, and as much to reduce-scatter; an all-reduce
-is both (rings; Thakur, Rabenseifner and Gropp 2005, sections 4.1 to 4.4). `calls` counts collectives, or for a pipeline
-messages.
+In an all-gather of X bytes in total over n ranks each rank sends X (n - 1) / n bytes, and as many in a reduce-scatter;
+an all-reduce is both (ring algorithms; Thakur, Rabenseifner and Gropp 2005, sections 4.1 to 4.4). `calls` counts
+collectives, or messages in a pipeline.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ def list_sent(case: Case, rank: int) -> list[Sent]:
 
 
 def list_timed(case: Case, rank: int) -> list[Sent]:
-    """Return the traffic of `list_sent`, also separated by operation, by `when`, and by whether it is waited for."""
+    """Return the traffic of a rank of pipeline rank `rank` in a step.
+
+    One entry for each (axes, purpose, operation, `when`, `waits`, `among`).
+    """
     parts = (
         list_tensor_traffic,
         list_context_traffic,
@@ -57,9 +60,9 @@ def _merge(all_sent: Iterable[Sent], key: Callable[[Sent], Hashable]) -> list[Se
 def list_context_traffic(case: Case, rank: int) -> list[Sent]:
     """Return the traffic of context parallelism.
 
-    Ring (arXiv 2310.01889, section 3): keys and values go round the ranks, backward followed by their gradients.
-    Ulysses (arXiv 2309.14509, section 3): all-to-all of queries, keys and values, of the output, and of their
-    gradients.
+    Ring (arXiv 2310.01889, section 3): keys and values go round the ranks, in the backward pass with their gradients.
+    Ulysses (arXiv 2309.14509, section 3): all-to-all of queries, keys and values, all-to-all of the output, and the
+    same for gradients in the backward pass.
     """
     if case.cp == 1:
         return []
@@ -84,7 +87,10 @@ def list_context_traffic(case: Case, rank: int) -> list[Sent]:
 
 
 def _count_position_gathers(case: Case, stage: int) -> int:
-    """Return how often a microbatch gathers positions: once for all layers; the ring once for each kind of window."""
+    """Return the number of gathers of positions per microbatch and stage.
+
+    Ulysses: 1 for all layers. Ring attention: 1 for each different attention call with a window.
+    """
     if case.config.context == "ulysses":
         return 1
     kinds = {case.model.kinds[index] for index in case.stages[stage]}
@@ -93,7 +99,7 @@ def _count_position_gathers(case: Case, stage: int) -> int:
 
 
 def _forward(case: Case, node: AttentionNode) -> tuple[int, int]:
-    """Return (messages, bytes) of a microbatch's forward pass: half of Ulysses' total, or one round of the ring."""
+    """Return (messages, bytes) of one forward pass of a microbatch: half of Ulysses' total, or one ring pass."""
     if case.config.context == "ulysses":
         calls, nbytes = _count_ulysses_traffic(case, node, 0)
         return calls // 2, nbytes // 2
@@ -102,16 +108,22 @@ def _forward(case: Case, node: AttentionNode) -> tuple[int, int]:
 
 
 def _count_ring_traffic(case: Case, node: AttentionNode, again: int) -> tuple[int, int]:
-    """Return (messages, bytes) of a microbatch: gradients move in float32 at least, and make one more step."""
+    """Return (messages, bytes) of ring attention for a microbatch, forward and backward.
+
+    Gradients of keys and values move in float32 at least, and take one step more than keys and values.
+    again: number of additional forward passes (recomputation)
+    """
     numbers = 2 * case.tokens * max(1, node.kv_heads // case.tp) * node.head_dim
     rounds = (2 + again) * (case.cp - 1)
     return rounds + case.cp, numbers * (rounds * case.bytes.compute + case.cp * max(4, case.bytes.compute))
 
 
 def _count_ulysses_traffic(case: Case, node: AttentionNode, again: int) -> tuple[int, int]:
-    """Return (all-to-alls, bytes) of one microbatch; key heads that do not divide are repeated.
+    """Return (all-to-alls, bytes) of Ulysses for a microbatch, forward and backward.
 
-    If attention alone is recomputed, that ends before the output is exchanged: later results are not needed again.
+    Key heads that do not divide over cp are repeated. Selective recomputation of attention ends before the all-to-all
+    of the output, whose result the backward pass does not need.
+    again: number of additional forward passes (recomputation)
     """
     heads, key_heads = node.heads // case.tp, max(1, node.kv_heads // case.tp)
     key_heads *= case.cp // gcd(case.cp, key_heads)
@@ -126,7 +138,7 @@ def _count_ulysses_traffic(case: Case, node: AttentionNode, again: int) -> tuple
 
 
 def list_fold_traffic(case: Case, rank: int) -> list[Sent]:
-    """Return the traffic of modules on a fold, as their nodes declare it; a recomputed block runs forward twice."""
+    """Return the traffic of modules on folds, as their nodes declare it; fully recomputed blocks run forward twice."""
     traffic = []
     for stage in case.get_stages(rank):
         ends = [case.plan.embed] * (stage == 0) + [case.plan.head] * (stage == case.last_stage)
@@ -159,7 +171,10 @@ def list_fold_traffic(case: Case, rank: int) -> list[Sent]:
 
 
 def list_pipeline_traffic(case: Case, rank: int) -> list[Sent]:
-    """Return the traffic of hidden states to the next stage and gradients to the previous one, if on another rank."""
+    """Return the traffic of hidden states to the next stage, gradients to the previous stage, and tied parameters.
+
+    Stages on the same rank send no messages to each other.
+    """
     if case.pp == 1:
         return []
     own_stages, last = case.get_stages(rank), case.last_stage
@@ -172,7 +187,7 @@ def list_pipeline_traffic(case: Case, rank: int) -> list[Sent]:
     for array in case.list_held(rank):
         owns = rank == get_owner_rank(case, array)
         if not all(stage in own_stages for stage in array.stages) and (owns or array.trained):
-            numbers = memory.count_state_numbers(case, array)  # tied: the owner sends weights, the copy gradients
+            numbers = memory.count_state_numbers(case, array)  # tied: the owner sends weights, the copy sends gradients
             nbytes = memory.count_kept_bytes(case, array.group) if owns else case.bytes.gradient
             traffic.append(Sent(("pp",), "tied embedding", 1, numbers * nbytes, None, "send", "end"))
     return traffic
@@ -182,7 +197,10 @@ def list_pipeline_traffic(case: Case, rank: int) -> list[Sent]:
 
 
 def _sum_shards(case: Case, axes: tuple[str, ...], shards: int, size: int, plain: bool) -> Sent:
-    """Return the traffic of the reduction of `size` gradients over the ranks that share a group's state."""
+    """Return the traffic of the reduction of `size` gradients over the `shards` ranks that share a group's state.
+
+    plain: whether the reduction is a plain sum, and not the run's gradient reduction
+    """
     scatters, wire = case.config.zero > 0, case.bytes.wire
     ring, own = count_ring_bytes(size * wire, shards, scatters), case.gradients.count_sent(size, shards, scatters, wire)
     calls = case.microbatches if case.sums_each else 1
@@ -192,30 +210,31 @@ def _sum_shards(case: Case, axes: tuple[str, ...], shards: int, size: int, plain
 
 
 def _is_whole_on(case: Case, array: Array, rank: int) -> bool:
-    """Return whether a tied parameter has all its modules on one rank."""
+    """Return whether a parameter is tied and all its modules are on the pipeline rank `rank`."""
     return any(owner == array.name for _, owner in case.plan.tied) and set(array.stages) <= set(case.get_stages(rank))
 
 
 def list_data_traffic(case: Case, rank: int) -> list[Sent]:
     """Return the traffic of ZeRO (arXiv 1910.02054, section 7) between data ranks, by parameter group.
 
-    zero 0 all-reduces the gradients. From 1 on a rank gets the sum of its part (from 2 on after every microbatch) and
-    gathers the new weights; 3 instead gathers them for each pass over a module, except for the modules with which the
-    backward pass begins. Replicas add their sums once a step. Compressed gradients are counted as after the warm-up.
-    Arrays on a fold are sharded over the ranks with one part of the fold, and their replicas are along the other axes.
+    ZeRO stage 0 all-reduces the gradients. Stages 1 to 3 reduce-scatter the gradients, stages 2 and 3 after every
+    microbatch. Stages 1 and 2 all-gather the new weights once a step. Stage 3 all-gathers the weights for each forward
+    and backward pass of a module, except for backward passes that start right after the forward pass. Replicas
+    all-reduce their sums once a step. Compressed gradients are counted as after the warm-up. Arrays on a fold are
+    sharded over the ranks with the same part of the fold, and their replicas are along the other axes.
     """
     zero, wire = case.config.zero, case.bytes.wire
-    # blocks are used forward and backward; a tied embedding with all modules on one rank is also read by the head
+    # places whose weights are gathered for the backward pass too: blocks, and a tied embedding that the head reads
     twice: set[int | str] = set(case.list_blocks(rank))
     if case.last_stage in case.get_stages(rank) and case.config.prefetch:
-        twice -= set(case.list_blocks(rank)[-case.config.prefetch :])  # kept from forward to backward
+        twice -= set(case.list_blocks(rank)[-case.config.prefetch :])  # full from forward to backward
     twice |= {array.group.place for array in case.list_arrays(EMBED) if _is_whole_on(case, array, rank)}
     traffic: list[Sent] = []
     for group, size in memory.count_group_numbers(case, rank).items():
         shards, copies = group.shards, group.copies
         axes, replicas = _get_group_axes(case, group)
         weights = size * memory.count_weight_bytes(case, group)
-        if shards > 1 and group.kind.trained:  # compression applies between replicas, or without them here
+        if shards > 1 and group.kind.trained:  # compression: between replicas, or here without replicas
             traffic.append(_sum_shards(case, axes, shards, size, plain=copies > 1))
         if shards > 1 and zero:
             ahead = case.config.prefetch > 0
@@ -237,7 +256,7 @@ def list_data_traffic(case: Case, rank: int) -> list[Sent]:
 def list_optimizer_traffic(case: Case, rank: int) -> list[Sent]:
     """Return the traffic of an optimizer that maps full matrices (Muon): shards to each matrix's owner, results back.
 
-    It is a rank's average share of the traffic of its stage, because ranks differ.
+    The traffic of ranks differs; the result is the average over the ranks of pipeline rank `rank`.
     """
     mesh, names = case.mesh, [array.name for array in case.list_held(rank) if array.matrix and array.trained]
     axes = tuple(axis for axis in mesh.axes if axis != "pp" and mesh.size(axis) > 1)
@@ -259,7 +278,7 @@ def list_optimizer_traffic(case: Case, rank: int) -> list[Sent]:
 
 
 def _get_group_axes(case: Case, group: ParamGroup) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return (axes of the ranks that share a group's state, axes of its replicas), those with more than one rank."""
+    """Return (axes of the ranks that share a group's state, axes of its replicas), without axes of one rank."""
     ranks = StateRanks.of(case.plan, case.mesh, group.kind.fold)
     shard_axes = (f"{BESIDE}{ranks.fold.name}",) if ranks.fold else _select_several(case, SHARD_AXES)
     return shard_axes, _select_several(case, ranks.replica_axes)

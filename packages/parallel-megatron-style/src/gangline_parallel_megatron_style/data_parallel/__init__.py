@@ -1,1 +1,1 @@
-"""Data parallelism: parameter groups in flat buffers, ZeRO sharding, and the reduction of gradients over ranks."""
+"""Data parallelism: parameter groups in flat buffers, ZeRO sharding, and gradient reduction over ranks."""

@@ -1,4 +1,4 @@
-"""Shapes, buffers and aliases of a model on the meta device, as `sharding.arrays.lay_out` takes them."""
+"""Shapes, buffers and aliases of a model on the meta device: the input of `sharding.arrays.lay_out`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gangline_parallel_megatron_style.sharding.arrays import ModelShapes
 
 
 def describe(model: nn.Module, plan: Plan) -> ModelShapes:
-    """Return shapes, persistent buffers and aliases of a model; a tied parameter once, under its owner's name."""
+    """Return parameter shapes, persistent buffers and aliases; a tied parameter appears once, by its owner's name."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     names: dict[int, str] = {}
     shapes: dict[str, tuple[int, ...]] = {}

@@ -1,8 +1,8 @@
 """Gradients of one flat buffer: accumulated over microbatches, reduced over ranks, assigned to the optimizer's leaves.
 
-grad    (n · s,)  gradients of this rank; each parameter's `.grad` is a view of it
-total   (s,)      sum over the ranks of this rank's range: a view of `grad`, or memory of its own if `grad` is freed
-                  after each microbatch
+grad    (n · s,)  gradients of this rank; each parameter's `.grad` is a view of `grad`
+total   (s,)      gradients of this rank's range, summed over all ranks: a view of `grad`, or separate memory if `grad`
+                  is freed after each microbatch
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from gangline_parallel_megatron_style.data_parallel.views import BufferViews
 class GradBuffer:
     """Gradients of one flat buffer on this rank.
 
-    Calls of a step: `reduce_scatter` and wait after microbatches, `all_reduce_replicas` and wait at the end, `assign`.
+    Order of calls in a step: `reduce_scatter` and `wait_reduce_scatter` after microbatches, at the end
+    `all_reduce_replicas`, `wait_all_reduce` and `assign`.
     """
 
     def __init__(
@@ -44,13 +45,13 @@ class GradBuffer:
         self._reducing: Pending[Tensor] | None = None
         self._crossing: Pending[Tensor] | None = None
         length, dtype = views.packing.length, options.precision.grad_dtype
-        # `total` in host memory, where the optimizer steps
+        # copy of `total` in host memory, where the optimizer steps with offload
         self._in_host = options.allocate_host_memory(length, dtype) if options.offload else None
         for name, parameter in parameters.items():
             call_when_accumulated(parameter, self._take(name))
 
     def clear(self) -> None:
-        """Drop the gradients of the last step."""
+        """Drop the gradients of the previous step."""
         self.total = self._reducing = self._crossing = None
         for parameter in self._parameters.values():
             parameter.grad = None
@@ -72,7 +73,7 @@ class GradBuffer:
             grad[gap].zero_()
 
     def _take(self, name: str) -> Callable[[Tensor], None]:
-        """Return a hook that copies a parameter's first gradient of a step into its slot; later ones add up there."""
+        """Return a hook that copies a parameter's first gradient of a step into `grad`; autograd adds later ones."""
 
         def take(parameter: Tensor) -> None:
             self._allocate()
@@ -85,16 +86,16 @@ class GradBuffer:
 
     @torch.no_grad()
     def reduce_scatter(self) -> None:
-        """Start to reduce this buffer's gradients over the ranks, after the backward pass of a microbatch."""
+        """Start to reduce this buffer's gradients over the ranks. Call after the backward pass of a microbatch."""
         grad = self._allocate()
         for name, parameter in self._parameters.items():
             if parameter.grad is None:
                 self._slots[name].zero_()
         self.wait_reduce_scatter()
-        if self.options.reduction is not None:  # the last reduction may have written into the gaps
+        if self.options.reduction is not None:  # the previous reduction may have written into the gaps
             self._clear_gaps(grad)
         self._reducing = self.reducer.reduce(grad.to(self.options.reduce_dtype))
-        if self.each_microbatch:  # the next microbatch gets new memory; this buffer is freed once it is reduced
+        if self.each_microbatch:  # the next microbatch gets new memory; this memory is freed after its reduction
             self.grad, self._slots = None, {}
             for parameter in self._parameters.values():
                 parameter.grad = None
@@ -102,13 +103,13 @@ class GradBuffer:
     @mark_traffic("gradients")
     @torch.no_grad()
     def wait_reduce_scatter(self) -> None:
-        """Wait for the pending reduction, and add its result to `total`."""
+        """Wait for the pending reduction, if any, and store or add its result in `total`."""
         if self._reducing is None:
             return
         part = self._reducing.wait()
         self._reducing = None
         if not self.each_microbatch:
-            self.total = self._allocate()[self.views.own]  # overwrites this rank's own gradients, which are sent
+            self.total = self._allocate()[self.views.own]  # overwrites this rank's own gradients, already reduced
             if part.data_ptr() != self.total.data_ptr():
                 self.total.copy_(part)
         elif self.total is None:
@@ -118,7 +119,7 @@ class GradBuffer:
 
     @torch.no_grad()
     def all_reduce_replicas(self) -> None:
-        """Start to add `total` over the replicas, once it has all microbatches, unless `reduce` covered them."""
+        """Start to sum `total` over the replicas, unless `GradReducer.reduce` did. Call after the last microbatch."""
         assert self.total is not None
         if self.reducer.leaves_replicas:
             self._crossing = self.reducer.all_reduce_replicas(self.total.to(self.options.reduce_dtype))
@@ -126,7 +127,7 @@ class GradBuffer:
     @mark_traffic("gradients")
     @torch.no_grad()
     def wait_all_reduce(self) -> None:
-        """Wait until `total` is the sum over all ranks."""
+        """Wait until `total` is summed over all ranks."""
         if self._crossing is None:
             return
         whole = self._crossing.wait()
@@ -136,9 +137,9 @@ class GradBuffer:
             self.total.copy_(whole)
 
     def assign(self) -> None:
-        """Set the `.grad` of each of the optimizer's leaves to a view of `total`.
+        """Set the `.grad` of each leaf of the optimizer to a view of `total`.
 
-        If offloaded, to a view of a copy in host memory, which is valid once the device is synchronized.
+        With offload the view is of a copy in host memory, which is valid after the device is synchronized.
         """
         assert self.total is not None
         total = self.total if self._in_host is None else self._in_host.copy_(self.total, non_blocking=True)

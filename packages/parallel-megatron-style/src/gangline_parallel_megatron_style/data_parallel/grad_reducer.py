@@ -1,12 +1,13 @@
-"""Reduction of a flat gradient buffer over the ranks that hold equal parameters; each gets the sum of its range.
+"""Reduction of a flat gradient buffer over the ranks that hold equal parameters; each rank gets the sum of its range.
 
-n ranks shard the buffer (ZeRO; Rajbhandari et al., arXiv 1910.02054), R replicas of these n ranks have equal ranges:
+n ranks shard the buffer (ZeRO; Rajbhandari et al., arXiv 1910.02054), and there are R replicas of the group of n ranks:
 
-    default              reduce-scatter over the n, all-reduce of the range over the R: the slower links carry 1/n
-    run.deterministic    one sum in rank order over all R·n ranks: each adds 1/R of a range, then the R all-gather it
+    default              reduce-scatter over the n shards, all-reduce of each range over the R replicas: the slower
+                         links between replicas carry 1/n of the buffer
+    run.deterministic    one sum in rank order over all R·n ranks: each rank sums 1/R of a range, then the R replicas
+                         all-gather the range
 
-If each microbatch is reduced over the n ranks by itself, the replicas add the accumulated sums: once a step, however
-many microbatches it has.
+If every microbatch is reduced over the n shards, the replicas all-reduce the accumulated sums only once a step.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from gangline.comm.solo import Done
 
 @dataclass(frozen=True)
 class GradReducer:
-    """The ranks that reduce one group of arrays.
+    """The ranks that reduce the gradients of one group of arrays.
 
-    shard      the n ranks that shard the buffer; joint index = number of the range
-    replicas   the R ranks that have one range in common
+    shard      the n ranks that shard the buffer; the index in this group is the index of the range
+    replicas   the R ranks that have the same range
     joint      all R·n ranks, replicas slowest, if the sum must be in rank order over all ranks; else None
-    cut        whether each rank keeps only its range (else every rank keeps the full buffer: ZeRO stage 0)
+    cut        whether each rank keeps only its range; if not, every rank keeps the full buffer (ZeRO stage 0)
     """
 
     shard: Comm
@@ -47,19 +48,20 @@ class GradReducer:
 
     @property
     def leaves_replicas(self) -> bool:
-        """Return whether `reduce` adds over the shard ranks alone, so that `all_reduce_replicas` must follow."""
+        """Return whether `reduce` sums over the shard ranks alone, so that `all_reduce_replicas` must follow."""
         return self.cut and self.joint is None and self.shard.size > 1 and self.replicas.size > 1
 
     @mark_traffic("gradients")
     def all_reduce_replicas(self, part: Tensor) -> Pending[Tensor]:
-        """Start to add one or several accumulated results of `reduce` over the replicas. Overwrites `part`."""
+        """Start to sum `part` over the replicas: the result, or added results, of `reduce`. Overwrites `part`."""
         return self.replicas.start_all_reduce(part)
 
     @mark_traffic("gradients")
     def reduce(self, flat: Tensor) -> Pending[Tensor]:
-        """Start to sum buffers (parts · s,), and return this rank's (s,): over all ranks, except if `leaves_replicas`.
+        """Start to sum the buffers `flat` (parts · s,) of all ranks; the result is the sum (s,) of this rank's range.
 
-        Callers must not touch `flat` after the call: it may be overwritten.
+        If `leaves_replicas`, the sum is over the shard ranks alone. The reduction may overwrite `flat`, so callers must
+        not use `flat` after the call.
         """
         if self.size == 1:
             return Done(flat)
@@ -74,7 +76,7 @@ class GradReducer:
         return self.shard.start_reduce_scatter(flat)
 
     def _reduce_in_two_levels(self, flat: Tensor) -> Pending[Tensor]:
-        """Start an all-reduce in two levels; its slow part, over the replicas, moves 1/n of the buffer."""
+        """Start a two-level all-reduce: its slow level, over the replicas, sends only 1/n of the buffer."""
         if self.replicas.size == 1:
             return self.shard.start_all_reduce(flat)
         padding = -flat.numel() % self.shard.size

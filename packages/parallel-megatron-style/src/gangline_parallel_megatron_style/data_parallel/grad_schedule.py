@@ -1,4 +1,4 @@
-"""Schedule of gradient reductions: which are pending, and when each is waited for."""
+"""Schedule of gradient reductions: which reductions are pending, and when the rank waits for each."""
 
 from __future__ import annotations
 
@@ -10,23 +10,24 @@ from gangline_parallel_megatron_style.data_parallel.grad_buffer import GradBuffe
 class GradSchedule:
     """Gradient reductions of a rank, in the order in which the backward pass goes through the modules.
 
-    Each module's reduction overlaps with the backward pass of the next module and is waited for when that ends, so that
-    at most two modules have full gradients at a time. After the last microbatch a module's sums are then added over the
-    replicas, and the previous module's sum over replicas is waited for.
+    Each module's reduction overlaps with the backward pass of the next module and is waited for when that backward pass
+    ends, so at most two modules have full gradients at a time. In the last microbatch the module's sums are then
+    all-reduced over the replicas, after a wait for the previous module's all-reduce.
     """
 
     def __init__(self) -> None:
-        self._reducing: list[tuple[GradBuffer, bool]] = []  # (buffer, whether in the last microbatch)
+        self._reducing: list[tuple[GradBuffer, bool]] = []  # (buffer, whether of the last microbatch)
         self._crossing: list[GradBuffer] = []
 
     def clear(self) -> None:
-        """Drop the reductions that a failed step left."""
+        """Drop the pending reductions of a failed step."""
         self._reducing, self._crossing = [], []
 
     def reduce(self, buffers: Sequence[GradBuffer], last: bool) -> None:
-        """Start to reduce the gradients of a module over the ranks, after its backward pass.
+        """Start to reduce the gradients of a module over the ranks. Call after the module's backward pass.
 
-        last: whether in the last microbatch, when every buffer is reduced; else only those with `each_microbatch`
+        last: whether this is the last microbatch, which reduces every buffer; earlier microbatches reduce only buffers
+        with `each_microbatch`
         """
         due_buffers = [buffer for buffer in buffers if last or buffer.each_microbatch]
         for buffer in due_buffers:

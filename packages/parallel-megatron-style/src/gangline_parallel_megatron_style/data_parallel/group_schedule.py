@@ -1,4 +1,4 @@
-"""Schedule of parameter groups: when weights are unsharded and resharded, and when gradients are reduced."""
+"""Schedule of parameter groups: the times to unshard and reshard weights, and to reduce gradients."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from gangline_parallel_megatron_style.pipeline.stage import Segment
 
 
 class GroupSchedule:
-    """Callbacks around each module of a rank's stages, forward and backward.
+    """Callbacks before and after each module of a rank's stages, in forward and backward passes.
 
     stages    the segments of each stage on this rank, in order
-    prefetch  number of modules whose weights are unsharded ahead of the current one
-    last      whether the current backward pass belongs to the step's last microbatch
+    prefetch  number of modules after the current module whose weights are unsharded in advance
+    last      whether the current backward pass belongs to the last microbatch of the step
     """
 
     def __init__(self, storage: Storage, stages: Sequence[list[Segment]], prefetch: int) -> None:
@@ -25,9 +25,9 @@ class GroupSchedule:
         self.last = False
 
     def begin_segment(self, segment: Segment, backward: bool) -> None:
-        """Wait for the weights of a module that is about to run, and start to unshard those of the next modules."""
+        """Wait for the weights of a module that is about to run, and start to unshard the next modules' weights."""
         if backward and segment.kind == "embed":
-            return  # the backward pass of a lookup needs no weights
+            return  # the backward pass of an embedding lookup needs no weights
         for group in segment.groups:
             for buffer in self._storage.groups[group]:
                 buffer.wait_unshard()
@@ -44,7 +44,7 @@ class GroupSchedule:
                         buffer.unshard()
 
     def end_segment(self, segment: Segment, backward: bool) -> None:
-        """Reshard a module's weights unless its backward pass is next; reduce its gradients unless deferred."""
+        """Reshard a module's weights unless its backward is next; after a backward reduce gradients unless deferred."""
         if backward and not is_deferring():
             self.reduce(segment)
         if backward or not (torch.is_grad_enabled() and self._is_needed_next(segment)):
@@ -53,11 +53,11 @@ class GroupSchedule:
                     buffer.reshard()
 
     def _is_needed_next(self, segment: Segment) -> bool:
-        """Return whether the backward pass, which begins with the head, needs or prefetches this segment at once."""
+        """Return whether the backward pass needs or prefetches this segment at its start, in a stage with the head."""
         segments = self._stage_of[segment]
         end = len(segments) - 1
         return segments[end].kind == "head" and segments.index(segment) >= end - self._prefetched
 
     def reduce(self, segment: Segment) -> None:
-        """Reduce the gradients of the groups that are complete after this module's backward pass."""
+        """Start to reduce the gradients of the groups that are complete after this module's backward pass."""
         self._storage.reduce(segment.reduces, last=self.last)

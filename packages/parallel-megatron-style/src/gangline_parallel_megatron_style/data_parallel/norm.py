@@ -1,4 +1,4 @@
-"""The global gradient norm of sharded parameters, each element counted once."""
+"""The global gradient norm (L2) of sharded parameters; replicated elements count once."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from gangline_basics.parallel.norm import MeasuredNorm, compute_norm, sum_row_sq
 
 
 class GradNorm:
-    """Gradients of `parameters` after a step: unscaled, their global norm, clipped.
+    """Unscaling, global norm and clipping of the gradients of `parameters` after a step.
 
-    shapes         shapes of all trained parameters of the run, in the order of one process
-    deterministic  whether the norm must be bitwise equal to that of one process
+    shapes         shapes of all trained parameters of the run, in the parameter order of a one-process run
+    deterministic  whether the norm must be bitwise equal to the norm in a one-process run
     """
 
     def __init__(
@@ -34,9 +34,9 @@ class GradNorm:
         self._parameters, self._shapes, self._deterministic = parameters, shapes, deterministic
         self._leaves = [piece.tensor for parameter in parameters for piece in parameter.pieces]
         layouts = [registry[name_model_array(name)] for name in shapes]
-        self._replicated = not any(layout.divisions or layout.at for layout in layouts)  # every rank has all gradients
+        self._replicated = not any(layout.divisions or layout.at for layout in layouts)  # every rank has every gradient
         self._world, self._device = world, device
-        # If deterministic, every rank takes part in the sum, whichever arrays it has.
+        # If deterministic, every rank takes part in the sum, even a rank that has every gradient.
         leaves = [(parameter.name, piece.tensor) for parameter in parameters for piece in parameter.pieces]
         self.measured = MeasuredNorm(leaves, self._measure, is_local=self._replicated and not deterministic)
 
@@ -47,7 +47,7 @@ class GradNorm:
             torch._foreach_mul_(gradients, 1.0 / scale)
 
     def _measure(self) -> Tensor:
-        """Return the global norm, 0-d, float64, equal on all ranks."""
+        """Return the global gradient norm, 0-d, float64, equal on all ranks."""
         if self._deterministic:
             return compute_norm_by_rows(self._parameters, self._shapes, self._world, self._device)
         return compute_sharded_norm(self._parameters, None if self._replicated else self._world, self._device)
@@ -55,9 +55,9 @@ class GradNorm:
 
 @mark_traffic("norm")
 def compute_sharded_norm(named: Sequence[ShardedParam], world: Comm | None, device: torch.device) -> Tensor:
-    """Return the global gradient norm, 0-d, float64: each rank adds the squares of the boxes that it is primary of.
+    """Return the global gradient norm, 0-d, float64: each rank adds the squares of the boxes of which it is primary.
 
-    world: all ranks; None if each rank has all gradients, so that no reduction is needed
+    world: communicator of all ranks; None if each rank has all gradients, which needs no reduction
     """
     pieces = [piece for parameter in named for piece in parameter.pieces]
     tensors = [piece.tensor for piece in pieces if world is None or piece.shard.primary]
@@ -74,10 +74,11 @@ def compute_sharded_norm(named: Sequence[ShardedParam], world: Comm | None, devi
 def compute_norm_by_rows(
     named: Sequence[ShardedParam], shapes: Mapping[str, tuple[int, ...]], world: Comm, device: torch.device
 ) -> Tensor:
-    """Return the gradient norm, 0-d, float64, bitwise equal to one process that adds squares per row, then by name.
+    """Return the gradient norm, 0-d, float64, bitwise equal to the norm in a one-process run: for run.deterministic.
 
-    For run.deterministic. Every rank fills in the rows it is primary of; for a row that is split, its part of the sum.
-    `shapes`: shapes of all parameters of the run, in the order of one process.
+    One process adds the squares of each row, then the rows in order of parameters. Every rank fills in the rows of
+    which it is primary; of a row that is split over ranks, each rank fills in its part of the sum.
+    shapes: shapes of all trained parameters of the run, in the parameter order of a one-process run
     """
     rows = {name: prod(shape[:-1]) for name, shape in shapes.items()}
     squares = {name: torch.zeros(count, dtype=torch.float64, device=device) for name, count in rows.items()}

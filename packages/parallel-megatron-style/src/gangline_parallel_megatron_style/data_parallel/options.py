@@ -13,12 +13,12 @@ from gangline.precision import Precision
 
 @dataclass(frozen=True)
 class BufferOptions:
-    """How all buffers of a rank are stored.
+    """Options for the storage and reduction of all buffers of a rank.
 
     zero              ZeRO stage: 1 shards the optimizer state, 2 gradients too, 3 weights too; 0: off
-    each_microbatch   whether sharded gradients are reduced after each microbatch, so that no rank stores all gradients
-    reduce_dtype      dtype of gradients while they are reduced over the ranks
-    reduction         the run's reduction of gradients; None: plain collectives
+    each_microbatch   whether gradients are reduced after each microbatch, so that no rank stores all full gradients
+    reduce_dtype      dtype of gradients during the reduction over the ranks
+    reduction         the run's gradient reduction (compression, for example); None: plain collectives
     offload           whether master weights, and so the optimizer and its state, are in host memory
     """
 
@@ -31,7 +31,7 @@ class BufferOptions:
     offload: bool = False
 
     def allocate_master_weights(self, size: int, dtype: torch.dtype) -> Tensor:
-        """Allocate `size` zeros for master weights; in pinned host memory if they are offloaded from a GPU."""
+        """Allocate `size` zeros for master weights: on the device, or with offload in host memory."""
         if not self.offload:
             return torch.zeros(size, dtype=dtype, device=self.device)
         return self.allocate_host_memory(size, dtype)

@@ -1,9 +1,9 @@
-"""One flat buffer of a parameter group on this rank: its shard of the master weights, and the full weights for compute.
+"""One flat buffer of a parameter group on this rank: a shard of the master weights, and the full compute weights.
 
 shard   (s,)      master weights of this rank's range, in `param_dtype` or the dtype of `ParamKind.low_bit`: the
-                  optimizer steps them, and a checkpoint stores them
-full    (n · s,)  all ranges in the compute dtype; parameters are views of it. It is `shard` itself if one rank has all
-                  ranges and the dtypes agree
+                  optimizer updates `shard`, and a checkpoint stores it
+full    (n · s,)  all ranges in the compute dtype; the model's parameters are views of `full`. Without offload and
+                  resharding `shard` is a view of `full` if their dtypes are equal
 
 Gradients are in `grad_buffer`.
 """
@@ -27,7 +27,7 @@ from gangline_parallel_megatron_style.sharding.arrays import BufferLayout
 
 
 class ParamBuffer:
-    """One flat buffer of a parameter group. `shapes`: shape of each array on this rank before its rows are sharded."""
+    """One flat buffer of a parameter group. `shapes`: shape of each array on this rank before ZeRO shards its rows."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class ParamBuffer:
         in_place = dtype == shard_dtype and not self.reshards and not options.offload
         self._own = self.full[self.views.own]
         self.shard = self._own if in_place else options.allocate_master_weights(packing.length, shard_dtype)
-        self._in_place = in_place  # else another compute dtype, resharding, or offloading
+        self._in_place = in_place  # `shard` is a view of `full`
         self._unsharding: Pending[Tensor] | None = None
         self._unsharded = not self.reshards
         self.parameters = {name: self._make_parameter(name) for name in shapes}
@@ -60,18 +60,18 @@ class ParamBuffer:
 
     @property
     def trained(self) -> bool:
-        """Return whether the parameters have gradients."""
+        """Return whether the parameters of this buffer have gradients."""
         return self.layout.kind.trained
 
     def _make_parameter(self, name: str) -> nn.Parameter:
-        # .data has a version counter of its own: refilling `full` does not invalidate what autograd has saved
+        # `.data` has its own version counter: a refill of `full` does not invalidate tensors that autograd has saved
         parameter = nn.Parameter(self.views.view(self.full, name).data, requires_grad=self.trained)
         if self.trained and parameter.dtype != self.options.precision.grad_dtype:
             parameter.grad_dtype = self.options.precision.grad_dtype
         return parameter
 
     def _make_param_shards(self, name: str, registry: Registry, rank: int) -> tuple[ParamShard, ...]:
-        """Return this rank's boxes of an array, as leaves that are views of `shard`."""
+        """Return this rank's boxes of an array: leaf tensors that are views of `shard`."""
         layout, at, param_shards = registry[name_model_array(name)], self.views.locate(name), []
         for box, primary in registry.list_rank_boxes(name_model_array(name), rank):
             local = self.shard[at : at + box.size].view(box.shape)
@@ -85,7 +85,10 @@ class ParamBuffer:
 
     @torch.no_grad()
     def unshard(self) -> None:
-        """Start to fill `full` from the master weights of all ranks."""
+        """Start to fill `full` from the master weights of all ranks.
+
+        Returns at once if a fill is pending, with ZeRO stage 3 also if `full` is filled.
+        """
         parts = self.layout.packing.parts
         if (parts == 1 and self._in_place) or self._unsharding is not None or (self.reshards and self._unsharded):
             return
@@ -99,7 +102,7 @@ class ParamBuffer:
         self._unsharded = True
 
     def wait_unshard(self) -> None:
-        """Wait until `full` is filled; if it is resharded, call `unshard` first."""
+        """Wait until `full` is filled; if `full` is freed, call `unshard` first."""
         if self.reshards and not self._unsharded:
             self.unshard()
         if self._unsharding is not None:
@@ -107,13 +110,13 @@ class ParamBuffer:
             self._unsharding = None
 
     def reshard(self) -> None:
-        """Free the memory of `full`, unless it is being filled; `unshard` fills it again."""
+        """Free the memory of `full` with ZeRO stage 3, unless `full` is being filled; `unshard` fills it again."""
         if self.reshards and self._unsharding is None:
             self.full.untyped_storage().resize_(0)
             self._unsharded = False
 
     def discard(self) -> None:
-        """Free the memory of `full`, even if it is being filled."""
+        """Free the memory of `full` with ZeRO stage 3; first wait if `full` is being filled."""
         if self._unsharding is not None:
             self.wait_unshard()
         self.reshard()

@@ -1,8 +1,8 @@
-"""The run's reduction of gradients (`gangline.gradients`) instead of a reducer's own collectives.
+"""The run's gradient reduction (`gangline.gradients`), which replaces the collectives of a `GradReducer`.
 
-A buffer is a bucket: the ranges of all its arrays are summed together. Between replicas, where links are slow, a rank
-sums its range of the buffer; without replicas the shards sum the complete buffer. Every rank knows, for all buffers of
-the run, which of the two a buffer does and which arrays it keeps.
+A buffer is a bucket: the gradients of all its arrays are summed in one call. With replicas, whose links are slow, the
+replicas of a rank sum its range of the buffer; without replicas the shard ranks sum the complete buffer. Every rank can
+compute, for all buffers of the run, the buckets of a buffer and the arrays that its reduction keeps between steps.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ class StepClock:
 
 
 class ReducedComm(Wrapped):
-    """A communicator that sums one bucket by the run's reduction and forwards all other calls."""
+    """A communicator that sums one bucket by the run's gradient reduction and forwards all other calls."""
 
     def __init__(
         self, inner: Comm, reduction: GradientReduction, own: BucketLayout, kept: KeptArrays, clock: StepClock
     ):
         super().__init__(inner)
         self.reduction, self.layout, self.kept, self.clock = reduction, own, kept, clock
-        self._last = (-1, 0)  # (step of the last sum of the bucket, number of earlier sums in that step)
+        self._last = (-1, 0)  # (step of the latest sum of the bucket, number of earlier sums in that step)
 
     def _reduce_scatter(self, x: Tensor, background: bool) -> Pending[Tensor]:
         return self.reduction.reduce_scatter(self._make_bucket(x), self.inner)
 
     def _all_reduce(self, x: Tensor, op: Reduction, background: bool) -> Pending[Tensor]:
-        if op != "sum" or not self.layout.slots:  # a range may hold padding alone
+        if op != "sum" or not self.layout.slots:  # a range may hold only padding, which needs no reduction
             return self.inner._all_reduce(x, op, background)
         return self.reduction.reduce(self._make_bucket(x), self.inner)
 
@@ -61,7 +61,7 @@ class ReducedComm(Wrapped):
 def add_reduction(
     reducer: GradReducer, packing: Packing, reduction: GradientReduction, clock: StepClock, like: Tensor
 ) -> GradReducer:
-    """Return the reducer of one buffer with the reduction between replicas if there are any, else between shards."""
+    """Return a buffer's reducer that uses `reduction` between replicas, or without replicas between shard ranks."""
     n, R = reducer.shard.size, reducer.replicas.size
     if n * R == 1:
         return reducer
@@ -74,9 +74,10 @@ def add_reduction(
 
 
 def make_bucket_layouts(packing: Packing, n: int, R: int, cut: bool) -> list[BucketLayout]:
-    """Return the buckets in which n shards of R replicas sum a buffer: one, or one for each range between replicas.
+    """Return the layouts of the buckets in which n shard ranks and R replicas sum a buffer.
 
-    cut: whether a shard gets only the sum of its range
+    With replicas there is one bucket for each of the n ranges; without replicas one bucket for the complete buffer.
+    cut: whether a shard rank gets only the sum of its range
     """
     if R == 1:
         return [BucketLayout(packing.size, list_slots(packing, 0, packing.size), n, scatters=cut)]
@@ -85,7 +86,10 @@ def make_bucket_layouts(packing: Packing, n: int, R: int, cut: bool) -> list[Buc
 
 
 def list_slots(packing: Packing, start: int, stop: int) -> tuple[GradientSlot, ...]:
-    """Return the slots of the arrays in [start, stop) of a buffer: complete rows together, parts of rows apart."""
+    """Return the slots of the arrays in [start, stop) of a buffer.
+
+    The complete rows of an array share one slot; an incomplete first or last row has its own slot.
+    """
     slots = []
     for array, first in sorted(zip(packing.arrays, packing.starts, strict=True), key=lambda pair: pair[1]):
         begin, end = max(first, start), min(first + array.size, stop)
@@ -104,7 +108,7 @@ def list_slots(packing: Packing, start: int, stop: int) -> tuple[GradientSlot, .
 def build_kept_registry(
     arrays: ModelLayout, plan: Plan, mesh: Mesh, zero: int, reduction: GradientReduction, dtype: str
 ) -> Registry:
-    """Return the registry of the kept arrays of all buffers of the run, on all pipeline stages."""
+    """Return the registry of the arrays that `reduction` keeps for all buffers of the run, on all pipeline stages."""
     layouts: dict[str, Layout] = {}
     for group, buffers in arrays.groups.items():
         for (index, buffer), pp in product(enumerate(buffers), arrays.stage[group]):
@@ -120,7 +124,7 @@ def build_kept_registry(
 def iterate_kept_shards(
     groups: Mapping[str, Sequence[ParamBuffer]], reduction: GradientReduction, registry: Registry, rank: int
 ) -> Iterator[Shard]:
-    """Yield this rank's shards of the kept arrays."""
+    """Yield this rank's shards of the arrays that `reduction` keeps."""
     pp = registry.mesh.coordinate(rank)["pp"]
     for group, buffers in groups.items():
         for index, buffer in enumerate(buffers):

@@ -1,4 +1,4 @@
-"""The model state on this rank: parameter groups in flat buffers, persistent buffers, and the tied copy."""
+"""The model state on this rank: parameter groups in flat buffers, persistent buffers, and the tied parameter's copy."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from gangline_parallel_megatron_style.sharding.ranks import SHARD_AXES, StateRan
 
 
 class Storage:
-    """The parameter groups of this rank's pipeline stages, by name."""
+    """The model state of this rank's pipeline stages: parameter groups by name, and persistent buffers."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class Storage:
 
     @torch.no_grad()
     def _take_values(self, model: nn.Module, model_shapes: ModelShapes) -> None:
-        """Copy this rank's boxes of the values of a model that is not on the meta device."""
+        """Copy the values of this rank's boxes from the parameters of a model; skip parameters on the meta device."""
         for name, buffer in self.owned.items():
             whole = model.get_parameter(model_shapes.aliases[name][0])
             if not whole.is_meta:
@@ -112,7 +112,7 @@ class Storage:
         buffers = {}
         for buffer in list(iterate_buffers(model)):
             if buffer.kept is not None and not self.registry.list_rank_boxes(name_model_array(buffer.kept), self.rank):
-                continue  # on another pipeline rank
+                continue  # the buffer is on another pipeline rank
             device, tensor = self.options.device, buffer.tensor
             local = torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.to(device)
             put(model, buffer, local)
@@ -123,21 +123,21 @@ class Storage:
     # --- weights ----------------------------------------------------------------------------------------------------
 
     def refresh(self) -> None:
-        """Start to refill the compute weights from the master weights, and discard prefetched ones."""
+        """Start to refill the compute weights from the master weights; with ZeRO stage 3 free prefetched weights."""
         if self.tied is not None:
             self.tied.send_weights()
         for buffer in self.param_buffers:
             if buffer.reshards:
-                buffer.discard()  # prefetched in the last step, but unused
+                buffer.discard()  # prefetched in the previous step, but unused
             else:
                 buffer.wait_unshard()  # a failed step may have left a gather of older weights
                 buffer.unshard()
 
     def iterate_model_shards(self) -> Iterator[Shard]:
-        """Yield the `model/...` shards of this rank."""
+        """Yield this rank's shards of the arrays `model/...`, for a checkpoint."""
         for group, buffers in self.groups.items():
             if group == TIED and self.tied is not None and not self.tied.owns:
-                continue  # the tied copy: its owner saves it
+                continue  # the owner saves the tied parameter, not the copy
             for buffer in buffers:
                 for pieces in buffer.pieces.values():
                     for piece in pieces:
@@ -147,7 +147,7 @@ class Storage:
             yield Shard(name_model_array(name), tuple(tensor.shape), tensor.dtype, box.offset, tensor, primary)
 
     def local(self) -> tuple[Registry, list[Shard]]:
-        """Return the layout-dependent state: the registry of the reduction's kept arrays, and this rank's shards."""
+        """Return the layout-dependent state: registry and this rank's shards of the arrays that the reduction keeps."""
         reduction, dtype = self.options.reduction, name_dtype(self.options.reduce_dtype)
         if reduction is None:
             return Registry(self.mesh), []
@@ -155,7 +155,7 @@ class Storage:
         return registry, list(iterate_kept_shards(self.groups, reduction, registry, self.rank))
 
     def parameters(self) -> list[ShardedParam]:
-        """Return the trained parameters that this rank's stages own."""
+        """Return the trained parameters that this rank's pipeline stages own."""
         return [
             ShardedParam(name, self.registry[name_model_array(name)].shape, self.owned[name].pieces[name])
             for name in self.trained
@@ -164,23 +164,23 @@ class Storage:
     # --- gradients --------------------------------------------------------------------------------------------------
 
     def clear(self) -> None:
-        """Drop the gradients of the last step."""
+        """Drop the gradients of the previous step."""
         self._grads.clear()
         for buffer in self.param_buffers:
             if buffer.grads is not None:
                 buffer.grads.clear()
 
     def reduce(self, groups: Iterable[str], last: bool) -> None:
-        """Start to reduce the gradients of these groups over the ranks, after their backward pass.
+        """Start to reduce the gradients of parameter groups over the ranks. Call after the groups' backward pass.
 
-        last: whether this was their last microbatch
+        last: whether the backward pass was of the last microbatch
         """
         buffers = [buffer for group in groups for buffer in self.groups[group]]
         self._grads.reduce([buffer.grads for buffer in buffers if buffer.grads is not None], last)
 
     @torch.no_grad()
     def finish(self) -> None:
-        """Wait for all reductions; afterwards each piece's `.grad` is the sum over all ranks."""
+        """Wait for all reductions; afterwards the `.grad` of each parameter shard is the sum over all ranks."""
         self._grads.finish()
         if self.tied is not None:
             self.tied.send_gradients()
@@ -188,7 +188,7 @@ class Storage:
             if buffer.grads is not None:
                 buffer.grads.assign()
         if self.options.offload and self.options.device.type == "cuda":
-            torch.cuda.synchronize(self.options.device)  # once for all buffers
+            torch.cuda.synchronize(self.options.device)  # one synchronization for the copies of all buffers
         for comm, names in self._over_tp:
             pieces = [piece.tensor for name in names for piece in self.owned[name].pieces[name]]
             gradients = [tensor.grad for tensor in pieces if tensor.grad is not None]
@@ -200,7 +200,7 @@ class Storage:
                     gradient.copy_(part.view_as(gradient))
 
     def _list_tp_sums(self) -> list[tuple[Comm, list[str]]]:
-        """Return the names whose gradients are added over ranks of `tp`, by those ranks: see `BufferLayout.sums`."""
+        """Return (tp ranks, names of the parameters whose gradients they sum): see `BufferLayout.sums`."""
         summed_names: dict[int, list[str]] = {}
         for name in self.trained:
             count = self.owned[name].layout.sums[name]
@@ -209,7 +209,7 @@ class Storage:
         return [(self._get_neighbour_comm(count), names) for count, names in summed_names.items()]
 
     def _get_neighbour_comm(self, count: int) -> Comm:
-        """Return the group of `count` neighbours along tp that this rank belongs to."""
+        """Return the communicator of this rank's group of `count` neighbouring tp ranks."""
         if count == self.mesh.size("tp"):
             return self.comms.get_comm("tp")
         return self.comms.fold(Fold(f"tp_by_{count}", count, ("tp",)))

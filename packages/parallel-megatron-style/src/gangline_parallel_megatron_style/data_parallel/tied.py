@@ -1,6 +1,6 @@
-"""A parameter that the first and the last pipeline stage share: the first owns it, the last has a copy of each range.
+"""A tied parameter of the first and the last pipeline stage: the first stage owns it, the last stage has a copy.
 
-Before a step the owner sends the weights; after it the copy sends its gradients: one range in each direction.
+Before a step each owner rank sends its range of the weights; after the step the copy sends that range's gradients.
 """
 
 from __future__ import annotations
@@ -14,7 +14,11 @@ from gangline_parallel_megatron_style.data_parallel.param_buffer import ParamBuf
 
 
 class TiedCopy:
-    """The `buffers` on this rank of the tied group, which the pp ranks `stages` have, its owner first."""
+    """Transfers of weights and gradients between a tied parameter and its copy.
+
+    buffers  the buffers of the tied group on this rank
+    stages   the pp ranks that have the tied group, its owner first
+    """
 
     def __init__(self, buffers: list[ParamBuffer], stages: tuple[int, ...], comms: Comms) -> None:
         self.comm, self.stages = comms.get_comm("pp"), stages
@@ -31,7 +35,7 @@ class TiedCopy:
 
     @mark_traffic("gradients")
     def send_gradients(self) -> None:
-        """Send the gradients from the copy to the owner, which adds them to its own."""
+        """Send the gradients from the copy to the owner, which adds them to its own gradients."""
         if self.alone:
             return
         totals = [grads.total for grads in self.grads if grads.total is not None]

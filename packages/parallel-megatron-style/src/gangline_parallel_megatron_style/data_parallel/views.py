@@ -14,7 +14,7 @@ from gangline_parallel_megatron_style.sharding.packing import Packing
 
 @dataclass(frozen=True)
 class BufferViews:
-    """Arrays of one packing with their shapes on this rank, which has range number `index` of the buffer."""
+    """Arrays of one packing with their shapes on this rank. `index`: index of this rank's range of the buffer."""
 
     packing: Packing
     shapes: Mapping[str, tuple[int, ...]]
@@ -26,7 +26,7 @@ class BufferViews:
 
     @property
     def own(self) -> slice:
-        """Return the slice of this rank's range."""
+        """Return this rank's range as a slice of the full buffer."""
         return slice(self.index * self.packing.length, (self.index + 1) * self.packing.length)
 
     def view(self, flat: Tensor, name: str) -> Tensor:
@@ -35,7 +35,7 @@ class BufferViews:
         return flat[start : start + prod(shape)].view(shape)
 
     def locate(self, name: str) -> int:
-        """Return the offset in this rank's range of the rank's first row of an array."""
+        """Return the offset, in this rank's range, of the first element of an array that the range holds."""
         return max(self._starts[name] - self.own.start, 0)
 
     @cached_property
@@ -45,7 +45,7 @@ class BufferViews:
 
 
 def find_gaps(taken: Sequence[tuple[int, int]], size: int) -> list[slice]:
-    """Return the gaps before, between and after the runs (start, length) in a buffer of `size`."""
+    """Return the gaps around the `taken` intervals (start, length) in a buffer of `size` elements."""
     gaps, free = [], 0
     for start, length in [*sorted(taken), (size, 0)]:
         if start > free:

@@ -1,4 +1,4 @@
-"""Traffic, memory and work of a layout from closed forms alone, without a run and without torch."""
+"""Traffic, memory and work of a layout from closed forms, without a run and without torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 
 
 def explain_case(case: Case, gpu: bool = True, products: str = "bf16") -> Explained:
-    """Return the numbers of a case. `gpu`: as in `ActivationSizes`; `products`: format of the matmuls of blocks."""
+    """Return the traffic, memory and work of a case.
+
+    gpu       whether modules run the kernels of a GPU, as in `ActivationSizes`
+    products  number format of the matmuls of blocks
+    """
     schedule = timing.find_schedule(case)
     return Explained(
         mesh=case.mesh,
@@ -39,7 +43,7 @@ def explain_case(case: Case, gpu: bool = True, products: str = "bf16") -> Explai
 
 @dataclass(frozen=True)
 class Alike:
-    """Numbers that pipeline ranks with equal modules share."""
+    """Traffic, memory and work that are equal on pipeline ranks with equal modules."""
 
     transfers: tuple[Transfer, ...]
     blocks: int
@@ -55,7 +59,7 @@ class Alike:
         own_stages = set(case.get_stages(rank))
         stepped = [
             array for array in arrays if array.trained and array.stages[0] in own_stages
-        ]  # the tied copy has no optimizer state
+        ]  # the copy of a tied parameter has no optimizer state
         return cls(
             transfers=tuple(build_transfer(case, entry) for entry in traffic.list_timed(case, rank)),
             blocks=len(case.list_blocks(rank)),

@@ -1,7 +1,7 @@
 """Fake communicators without peers: run any rank of any mesh in one process and count its traffic.
 
 Every peer is assumed to hold the data of this rank, so shapes are right, values are plausible, and tensors may be on
-the meta device. It measures the traffic of 16,384 ranks without starting one.
+the meta device. So one process can measure the traffic in a mesh of 16,384 ranks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gangline.mesh import Mesh
 
 @dataclass
 class Traffic:
-    """Numbers of calls and bytes, each by (axis, operation); bytes are those of this rank's input tensors."""
+    """Numbers of calls and of bytes, each by (axis, operation). Bytes: size of this rank's input tensors."""
 
     calls: Counter[tuple[str, str]]
     bytes: Counter[tuple[str, str]]
@@ -31,7 +31,7 @@ class Traffic:
         self.bytes[axis, operation] += sum(x.numel() * x.element_size() for x in tensors)
 
     def sum_axis(self, axis: str) -> int:
-        """Return the bytes along one axis, all operations together."""
+        """Return the bytes along one axis, summed over all operations."""
         return sum(count for (name, _), count in self.bytes.items() if name == axis)
 
 
@@ -72,7 +72,7 @@ class FakeComm(Comm):
 
 
 class DictStore:
-    """A key-value store for one process."""
+    """A key-value store in the memory of one process."""
 
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}
@@ -93,7 +93,7 @@ class DictStore:
 
 
 class FakeComms(MeshComms):
-    """Communicators of rank `rank` of a mesh that does not exist; `traffic` counts calls and bytes along each axis."""
+    """Fake communicators of one rank of a mesh; `traffic` counts calls and bytes along each axis."""
 
     def __init__(self, mesh: Mesh, rank: int = 0, device: torch.device | str = "cpu") -> None:
         super().__init__(mesh, rank)

@@ -1,4 +1,4 @@
-"""The case of a run for `gangline parallel explain`, or the reasons why it has none. Torch-free."""
+"""The `Case` of a run for `gangline parallel explain`, or the problems of the run. Imports no torch."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ if TYPE_CHECKING:
 
 
 def explain_run(run: Run) -> Explained:
-    """Return the numbers of a run. Raises UserError if the layout does not fit, not if this machine lacks devices."""
+    """Return traffic, memory and work of a run. Raises UserError if the layout does not fit; needs no GPUs."""
     return explain_case(make_case(run), run.job.device != "cpu", run.precision.get_product_format())
 
 
 def make_case(run: Run) -> Case:
-    """Return a run on its mesh as a case. Raises UserError like `explain_run`, and for strategies of other packages."""
+    """Return a run on its mesh as a case.
+
+    Raises UserError if the layout does not fit, or if the strategy is of another package.
+    """
     from gangline.config.check import count_ranks, find_layout_problems, find_meaningless
     from gangline.plugin.registry import installed
 

@@ -1,4 +1,4 @@
-"""Text report of an explained layout: one table for the axes, one for traffic, one for memory."""
+"""Text report of an explained layout: a table of the axes, a table of the traffic, and a table of the memory."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ KINDS = (
 
 
 def format_page(case: Case, found: Explained, gpu_gb: float) -> str:
-    """Return the complete report. `gpu_gb`: memory of one GPU in units of 10⁹ bytes."""
+    """Return the complete report. `gpu_gb`: memory of one GPU in GB (10⁹ bytes)."""
     sections = [
         *_format_axes(case),
         "",
@@ -47,7 +47,7 @@ def format_page(case: Case, found: Explained, gpu_gb: float) -> str:
 
 
 def format_traced(found: Explained, real: Traced) -> str:
-    """Format the results of a trace of the fullest pipeline rank, compared with the closed forms."""
+    """Format the results of a trace of the pipeline rank with most memory, compared with the closed forms."""
     expected = found.ranks[found.fullest].memory
     return (
         f"traced  {real.operators} operators of pipeline rank {found.fullest} in {real.seconds:.1f} s: at most "
@@ -130,7 +130,7 @@ def _format_memory(case: Case, found: Explained, gpu_gb: float) -> Iterable[str]
 
 
 def _suggest_option(case: Case, found: Explained) -> str:
-    """Return the options that reduce the largest kind of memory most."""
+    """Return advice on the options that reduce the largest kind of memory."""
     needs = found.ranks[found.fullest].bytes
     kind = max(KINDS, key=lambda name: needs.get(name, 0))
     if kind in ("activations", "logits"):

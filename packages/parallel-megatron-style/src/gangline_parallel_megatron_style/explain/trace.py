@@ -1,7 +1,7 @@
-"""Trace of one rank of a layout through its real operators without memory: its peak memory and its traffic.
+"""Trace of the real operators of one rank of a layout on the meta device: peak memory and traffic.
 
-The model, the strategy and the optimizer are built on the meta device over a mesh that does not exist, and one step
-runs through them; every allocation and release is counted. Attention and norms are the kernels of a GPU.
+The model, the strategy and the optimizer are built on the meta device with fake communicators, and steps run through
+them; every allocation and release is counted. Attention and norms are the fused kernels of a GPU.
 """
 
 from __future__ import annotations
@@ -41,7 +41,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Traced:
-    """Bytes kept between steps and peak bytes of a trace; number of operators; seconds; calls and bytes by axis."""
+    """Result of a trace.
+
+    kept         bytes of memory in use between steps
+    peak         peak bytes of memory in a step
+    operators    number of operators in a step
+    seconds      time of the trace
+    calls, sent  number of calls and bytes sent in a step, by (axis, operation)
+    """
 
     kept: int
     peak: int
@@ -64,19 +71,22 @@ class Held:
 
 
 class Holding(Wrapped):
-    """A communicator whose reductions stay pending until they are waited for."""
+    """A communicator whose reduce-scatters keep their input in memory until `wait`."""
 
     def _reduce_scatter(self, x: Tensor, background: bool) -> Pending[Tensor]:
         return Held(super()._reduce_scatter(x, background).wait(), x)
 
 
 class Allocations(TorchDispatchMode):
-    """Dispatch mode that counts the bytes of all memory that operators allocate, until it is freed."""
+    """Dispatch mode that counts the bytes of memory that operators allocate and release.
+
+    left_out: model whose parameters are not counted
+    """
 
     def __init__(self, left_out: nn.Module) -> None:
         super().__init__()
         self.live = self.peak = self.operators = 0
-        # the parameters of the full model, of which a rank makes its own shards
+        # parameters of the full model: a rank allocates only its own shards
         self._known = {parameter.untyped_storage()._cdata: 0 for parameter in left_out.parameters()}
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -96,7 +106,7 @@ class Allocations(TorchDispatchMode):
             self.resize(storage)
 
     def resize(self, storage: torch.UntypedStorage) -> None:
-        """Update the counts to the current size of a storage."""
+        """Update the counts after a storage changed its size."""
         change = storage.nbytes() - self._known[storage._cdata]
         self._known[storage._cdata] += change
         self.live += change
@@ -107,7 +117,7 @@ class Allocations(TorchDispatchMode):
 
 
 def trace(run: Run, case: Case, pipeline_rank: int) -> Traced:
-    """Trace one step of the first rank of a pipeline rank."""
+    """Trace the second step of the first rank with index `pipeline_rank` along pp; a first step allocates the state."""
     began = time.perf_counter()
     mesh = case.mesh
     fake = FakeComms(mesh, mesh.rank({"pp": pipeline_rank}), "meta")
@@ -121,7 +131,7 @@ def trace(run: Run, case: Case, pipeline_rank: int) -> Traced:
 
     job = Job(Composed(run, case.tree, case.plan), mesh, comms, precision, finish_block)
     model = job.model
-    described = list(model.parameters())  # kept alive: a freed address may be used again
+    described = list(model.parameters())  # kept alive, because `Allocations` knows a storage by its address
     with Allocations(left_out=model) as allocations:
         runtime: ComposedRuntime = registry.build(run.parallel, job)
         use_gpu_kernels(model.get_submodule(case.plan.head), case.plan.head, case)
@@ -144,7 +154,7 @@ def trace(run: Run, case: Case, pipeline_rank: int) -> Traced:
 
 
 def step(runtime: ComposedRuntime, case: Case, microbatches: int) -> None:
-    """Run forward and backward of a complete step, without the parts that need values, such as the norm."""
+    """Run the forward and backward passes and reductions of a step, without the parts that need values (the norm)."""
     rows, length = case.micro_size, case.sequence_length
     with torch.device("meta"):
         tokens = torch.empty(rows, length, dtype=torch.int64)
@@ -156,7 +166,7 @@ def step(runtime: ComposedRuntime, case: Case, microbatches: int) -> None:
 
 
 def use_gpu_kernels(module: nn.Module, path: str, case: Case) -> None:
-    """Install the fused operators of a GPU, because the meta device decomposes them."""
+    """Install the fused norm and attention of a GPU in a module, because the meta device decomposes them."""
     seams = [seam.pattern for seam in case.plan.seams if seam.name == "attention"]
     for name, inner in module.named_modules(prefix=path):
         if type(inner) is RMSNorm:
@@ -168,7 +178,7 @@ def use_gpu_kernels(module: nn.Module, path: str, case: Case) -> None:
 
 @dataclass
 class _Norm:
-    """The fused norm, which saves its input and one number a row."""
+    """The fused RMS norm, which saves its input and one number per row."""
 
     of: RMSNorm
 
@@ -177,7 +187,7 @@ class _Norm:
 
 
 class _FusedNorm(torch.autograd.Function):
-    """Autograd `aten::_fused_rms_norm`; the meta device would decompose it, and autograd save intermediates."""
+    """Autograd function with the memory of `aten::_fused_rms_norm`, whose decomposition would save intermediates."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
@@ -193,7 +203,7 @@ class _FusedNorm(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class _Flash:
-    """The fused attention kernel, which saves queries, keys, values, output and a number a row, whatever the window."""
+    """The fused attention kernel; it saves queries, keys, values, output and one number per row, for any window."""
 
     computes: AttentionCall
 
@@ -203,7 +213,7 @@ class _Flash:
 
 
 def watch(buffer: ParamBuffer, counted: Allocations) -> None:
-    """Count the memory of a buffer, which is resized without an operator."""
+    """Count the memory of a buffer in `counted` when `unshard` and `reshard` resize it without an operator."""
     storage, unshard, reshard = buffer.full.untyped_storage(), buffer.unshard, buffer.reshard
 
     def record_unshard() -> None:

@@ -1,1 +1,1 @@
-"""Layouts: axis sizes and stages from a number of processes, and checks that they fit. Torch-free."""
+"""Layouts: axis sizes and pipeline stages from a number of processes, and checks of a layout. Imports no torch."""

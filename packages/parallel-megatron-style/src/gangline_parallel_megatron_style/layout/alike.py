@@ -1,4 +1,4 @@
-"""Blocks grouped by kind: data that layouts of one model share, computed once for all blocks of a kind."""
+"""Model data that all layouts of a model share, computed once for all equal blocks."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from gangline.model.flops import count_flops_per_token, count_parameters
 from gangline.model.tree import Node, get_parameter_shapes, iterate_nodes, map_paths
 from gangline.plan import Plan
 
-REMEMBERED = 32  # models; a search over folds has one for each fold size
+REMEMBERED = 32  # maximum number of cached models; a search over fold sizes has one model for each size
 
 
 class Memo:
-    """Cache of results by key; it holds the newest `most` results."""
+    """Cache of results by key, with at most `most` results: it drops the oldest."""
 
     def __init__(self, most: int) -> None:
         self.most = most
         self._known: dict[Hashable, Any] = {}
 
     def get(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """Return the result of a key; compute it with `make` the first time."""
+        """Return the cached result of a key, or compute the result with `make` and cache it."""
         if key not in self._known:
             result = make()
             if len(self._known) >= self.most:
@@ -31,9 +31,10 @@ class Memo:
 
 
 class AlikeBlocks:
-    """A model's nodes and shapes, and the kind of each block.
+    """A model's nodes and shapes, and the kind of each block; equal blocks have the same kind.
 
-    arrays, microbatches, partitions: caches of results for layouts of this model, by the options that they depend on
+    arrays, microbatches, partitions: caches of results for layouts of this model; a key holds the options that the
+    result depends on
     """
 
     def __init__(self, tree: Node, plan: Plan) -> None:
@@ -63,7 +64,7 @@ class AlikeBlocks:
 
     @cached_property
     def kinds(self) -> list[int]:
-        """Return the kind of each block: the number of the first block with an equal node and equal plan rules."""
+        """Return the kind of each block: the index of the first block with an equal node and equal plan rules."""
         if names_single_blocks(self.plan):
             return list(range(self.plan.layers))
         first: dict[int, int] = {}
@@ -87,12 +88,12 @@ class AlikeBlocks:
 
 
 def count_forward_flops(node: Node, sequence_length: int) -> int:
-    """Return the forward FLOPs of one token through a node and its children (counted as in `gangline.model.flops`)."""
+    """Return the forward FLOPs of one token through a node and its children, counted as in `gangline.model.flops`."""
     return sum(inner.count_flops(sequence_length) for _, inner in iterate_nodes(node))
 
 
 def names_single_blocks(plan: Plan) -> bool:
-    """Return whether any rule of a plan concerns one block and not all blocks."""
+    """Return whether any rule of a plan applies to a single block instead of all blocks."""
     rules = [*(cut.pattern for cut in plan.cuts), *plan.master_dtype, *plan.partial_grad, *plan.frozen, *plan.trained]
     rules += [name for names in plan.tied for name in names] + [rule.pattern for rule in plan.low_bit]
     inside = (rule.removeprefix(f"{plan.blocks}.") for rule in rules if rule.startswith(f"{plan.blocks}."))
@@ -103,7 +104,7 @@ _KNOWN: dict[tuple[int, int], AlikeBlocks] = {}
 
 
 def group_blocks(tree: Node, plan: Plan) -> AlikeBlocks:
-    """Return the grouped blocks of a model, cached by identity; the cache keeps the model alive."""
+    """Return the `AlikeBlocks` of a model, cached by identity of tree and plan, which the cache keeps alive."""
     key = (id(tree), id(plan))
     alike_blocks = _KNOWN.pop(key, None) or AlikeBlocks(tree, plan)
     if len(_KNOWN) >= REMEMBERED:

@@ -14,16 +14,17 @@ if TYPE_CHECKING:
     from gangline.config import Run
     from gangline_parallel_megatron_style.config import AxesConfig
 
-LONGEST = 16  # maximum number of ranks that split a sequence
-SHORTEST = 64  # minimum tokens of a sequence on a rank: with fewer, compute cannot hide the ring's transfers
+LONGEST = 16  # maximum cp size of a candidate
+SHORTEST = 64  # minimum number of tokens of a sequence per cp rank: with fewer, compute cannot hide ring transfers
 
 
 def iterate_candidates(config: AxesConfig, run: Run, world: int) -> Iterator[AxesConfig]:
-    """Yield every layout of `world` ranks that keeps the axes that `config` sets, pipelines with few stages first.
+    """Yield every layout of `world` ranks that keeps the axis sizes that `config` sets, small pp first.
 
-    tp within a node, cp: powers of 2; pp with at least one block for each rank; data ranks that divide the global
-    batch. dp_replicate stays at 1 if it is unset. Two options that cannot be null may differ from the config's values:
-    zero if there is something to shard, and the schedule (`list_pipeline_options`).
+    Unset axes: tp is a power of 2 within a node; cp is a power of 2; pp leaves every rank at least one block;
+    dp_replicate is 1; dp_shard takes the other ranks. The number of data ranks must divide the global batch size. Two
+    options may differ from the config's values although they are never null: zero, if ranks share state, and the
+    schedule (`list_pipeline_options`).
     """
     axis_sizes = config.list_given()
     layers = getattr(run.model, "layers", None) or world
@@ -51,9 +52,9 @@ def iterate_candidates(config: AxesConfig, run: Run, world: int) -> Iterator[Axe
 
 
 def list_pipeline_options(config: AxesConfig, pp: int, layers: int) -> list[dict[str, Any]]:
-    """Return pipeline options: the config's own, and for 1F1B also interleaved chunks and split backward passes.
+    """Return changes to the pipeline options: none ({}), and for 1F1B also interleaved and zero-bubble schedules.
 
-    gpipe is 1F1B with more memory, so it is left out.
+    GPipe is left out, because it is 1F1B with more memory.
     """
     options: list[dict[str, Any]] = [{}] if pp * config.model_chunks <= layers else []
     if pp == 1 or config.schedule != "1f1b" or config.stages is not None:

@@ -1,4 +1,4 @@
-"""Checks of a layout before anything is started."""
+"""Checks of a run's layout before any process starts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def check(config: AxesConfig, run: Run) -> list[Problem]:
-    """Return all problems of the layout of a run, including those with the model's sizes and edits."""
+    """Return all problems of a run's layout, including problems with the sizes and the edits of the model."""
     from gangline.config.check import count_ranks
 
     problems = list(_find_value_problems(config, run))
@@ -37,7 +37,7 @@ def check(config: AxesConfig, run: Run) -> list[Problem]:
 
 
 def find_model_problems(config: AxesConfig, run: Run, mesh: Mesh) -> list[Problem]:
-    """Return the problems between the model and the mesh; an empty list if the model itself is refused."""
+    """Return the problems between the model and the mesh; an empty list if the model itself has problems."""
     from gangline.model.compose import compose_model
 
     if any(part.check(run) for part in (run.model, *run.edits.values())):
@@ -75,5 +75,5 @@ def _find_chunk_problems(config: AxesConfig, run: Run) -> Iterator[Problem]:
 
 
 def format_mesh(mesh: Mesh) -> str:
-    """Format a layout as text: "pp 2 x dp_shard 2 x tp 2"."""
+    """Format the axis sizes of a mesh as text: "pp 2 x dp_shard 2 x tp 2"."""
     return " x ".join(f"{axis} {mesh.size(axis)}" for axis in AXES if mesh.size(axis) > 1) or "1 rank"

@@ -1,4 +1,4 @@
-"""Axis sizes from a number of ranks: sizes that the user set stay, the rest is derived."""
+"""Derivation of the axis sizes that the user left unset from the number of ranks."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from gangline.mesh import AXES
 
 
 def find_nearest(wanted: int, choices: Sequence[int], count: int = 2) -> list[int]:
-    """Return up to `count` of `choices`, the closest in proportion to `wanted`, ascending."""
+    """Return, ascending, the `count` values of `choices` whose ratio to `wanted` is closest to 1."""
     return sorted(sorted(choices, key=lambda value: (abs(log(value / max(wanted, 1))), value))[:count])
 
 
 def derive_axis_sizes(
     world: int, named: Mapping[str, int | None], wishes: Mapping[str, int], takers: Sequence[str]
 ) -> dict[str, int]:
-    """Return the sizes of core's axes, in their order, whose product is `world`.
+    """Return the sizes of all mesh axes, in mesh order; their product is `world`.
 
-    named   axis -> its size, or None if it is unset
-    wishes  axis -> the size of an unset axis, used if it divides the remaining ranks; in this order
-    takers  the first unset axis of these takes all remaining ranks
+    named   axis -> size that the user set; None: unset
+    wishes  axis -> preferred size of an unset axis, used if it divides the remaining ranks; tried in this order
+    takers  axes; the first unset axis among them takes all remaining ranks
 
-    Raises UserError, with the nearest layouts, if the named sizes do not fit.
+    Raises UserError, with the nearest layouts, if the sizes that the user set do not fit `world`.
     """
     sizes = {axis: size for axis in AXES if (size := named.get(axis)) is not None}
     open_ranks, remainder = divmod(world, prod(sizes.values()))
@@ -40,7 +40,11 @@ def derive_axis_sizes(
 
 
 class Unfit(UserError):
-    """Error for sizes that do not fit the number of ranks, with the nearest axis `sizes` and rank counts (`worlds`)."""
+    """Error for axis sizes that do not fit the number of ranks, with the nearest fitting values.
+
+    sizes   (axis, size) changes that make the layout fit, nearest first
+    worlds  numbers of processes that fit the axis sizes
+    """
 
     def __init__(self, what: str, why: str, sizes: Sequence[tuple[str, int]], worlds: Sequence[int]) -> None:
         self.sizes, self.worlds = list(sizes), list(worlds)
@@ -68,7 +72,7 @@ def _make_unfit_error(world: int, sizes: Mapping[str, int], some_open: bool) -> 
 
 
 def _suggest_changes(world: int, sizes: Mapping[str, int], some_open: bool) -> Iterator[tuple[str, int]]:
-    """Return (axis, size) changes, each of which alone makes the layout fit, the smallest change first."""
+    """Return (axis, size) changes, smallest first; each change alone makes the layout fit."""
     changes = []
     for axis, size in sizes.items():
         others = prod(sizes.values()) // size

@@ -1,7 +1,7 @@
 """Checks that a model fits a mesh: heads and features over tp, tokens over cp and tp, blocks over pp, folds.
 
-Sizes come from the plan and from the shapes that the tree's nodes declare; `plan.facts` names them, and a model without
-facts is checked by its shapes alone.
+Sizes come from the plan and from the shapes that the nodes of the model tree declare. `plan.facts` names the sizes; a
+model without facts is checked by its shapes alone.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def find_problems(config: AxesConfig, run: Run, mesh: Mesh, tree: Node, plan: Plan) -> Iterator[Problem]:
-    """Yield every problem between model and mesh, each with the nearest values that fit."""
+    """Yield every problem between the model and the mesh, each with the nearest option values that fit."""
     shapes = get_parameter_shapes(tree)
     yield from _find_unmatched(plan, shapes)
     if mesh.size("tp") > 1:
@@ -63,7 +63,7 @@ def _find_unmatched(plan: Plan, shapes: Mapping[str, object]) -> Iterator[Proble
 def find_tensor_problems(
     config: AxesConfig, run: Run, mesh: Mesh, plan: Plan, shapes: Mapping[str, tuple[int, ...]]
 ) -> Iterator[Problem]:
-    """Yield a problem if heads or features do not divide over tp, or if tp is wider than a node."""
+    """Yield problems of tp: wider than a node, no sharding rules, units that do not divide, or no loss seam."""
     tp, node = mesh.size("tp"), config.topology.gpus_per_node
     if tp > node and not config.force:
         yield Problem(
@@ -122,7 +122,10 @@ def find_tensor_problems(
 
 
 def find_loss_problems(mesh: Mesh, tree: Node, plan: Plan) -> Iterator[Problem]:
-    """Yield a problem if a node whose vocabulary tp shards does not declare its loss, which would be replaced."""
+    """Yield a problem for each head whose vocabulary tp shards, and whose node does not declare its loss.
+
+    tp replaces the loss of such a head, so the loss must be known.
+    """
     for path, call in get_calls(tree, plan, "loss").items():
         if call is None and "tp" in plan.get_cuts(f"{path}.weight", 2):
             yield Problem(
@@ -133,9 +136,9 @@ def find_loss_problems(mesh: Mesh, tree: Node, plan: Plan) -> Iterator[Problem]:
 
 
 def _divides(name: str, count: int, tp: int) -> bool:
-    """Return whether `count` heads, features or rows divide over tp ranks.
+    """Return whether `count` heads, features or vocabulary rows divide over `tp` ranks.
 
-    Several ranks may hold one key head; with a vocabulary the last ranks may have fewer rows.
+    Several ranks may hold the same key head; the last ranks may have fewer vocabulary rows.
     """
     if name == "vocab_size":
         return count >= tp
@@ -143,7 +146,10 @@ def _divides(name: str, count: int, tp: int) -> bool:
 
 
 def _count_units(plan: Plan, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
-    """Return the number of units that tp has to divide, by the fact's name, else by the pattern."""
+    """Return the numbers of units (heads, features, rows) that tp has to divide.
+
+    The key is the name of a fact such as "heads", or else the pattern of the plan's sharding rule.
+    """
     facts = {name: size for name in ("heads", "kv_heads", "ffn_dim") if (size := plan.facts.get(name))}
     units: dict[str, int] = {}
     for name, shape in shapes.items():
@@ -154,7 +160,7 @@ def _count_units(plan: Plan, shapes: Mapping[str, tuple[int, ...]]) -> dict[str,
         if cut.dim == 0 and shape[0] == plan.facts.get("vocab_size", shape[0]) and _is_vocabulary(plan, name):
             units["vocab_size"] = count
             continue
-        blocks = cut.dim == 1 and plan.is_scales(name)  # ranks cannot share a block of codes
+        blocks = cut.dim == 1 and plan.is_scales(name)  # scales of blocks that one rank must hold
         fact = None if blocks else next((fact for fact, size in facts.items() if size == count), None)
         units[fact or cut.pattern] = count
     return units
@@ -172,7 +178,7 @@ def _name_option(name: str) -> str:
 
 
 def find_context_problems(config: AxesConfig, run: Run, mesh: Mesh, plan: Plan) -> Iterator[Problem]:
-    """Yield a problem if context parallelism lacks an attention seam, or if Ulysses cannot divide the heads."""
+    """Yield a problem if the plan has no attention seam, or if cp does not divide the heads for Ulysses."""
     cp, tp = mesh.size("cp"), mesh.size("tp")
     if not any(seam.name == "attention" for seam in plan.seams):
         yield Problem(
@@ -194,7 +200,7 @@ def find_context_problems(config: AxesConfig, run: Run, mesh: Mesh, plan: Plan) 
 
 
 def find_attention_problems(config: AxesConfig, mesh: Mesh, tree: Node, plan: Plan) -> Iterator[Problem]:
-    """Yield a problem for each kind of attention that is undeclared, or that ring attention lacks (if used)."""
+    """Yield a problem for undeclared attention, and with ring attention for each kind of attention it lacks."""
     ring = config.context == "ring"
     refused: dict[str, list[str]] = {}
     for path, call in get_calls(tree, plan, "attention").items():
@@ -218,7 +224,7 @@ def find_attention_problems(config: AxesConfig, mesh: Mesh, tree: Node, plan: Pl
 
 
 def find_untraceable(tree: Node, plan: Plan) -> Iterator[Problem]:
-    """Yield a problem if the meta device lacks the attention operator that a GPU runs."""
+    """Yield a problem if the model has attention whose GPU operator the meta device lacks (for `--trace`)."""
     for path, call in get_calls(tree, plan, "attention").items():
         if isinstance(call, AttentionCall) and explain_unsupported(call):
             yield Problem(
@@ -230,14 +236,14 @@ def find_untraceable(tree: Node, plan: Plan) -> Iterator[Problem]:
 
 
 def compute_sequence_unit(config: AxesConfig, mesh: Mesh) -> int:
-    """Return the number that must divide the sequence length."""
+    """Return the number that must divide the sequence length, for cp, zigzag chunks and sequence parallelism."""
     cp, tp = mesh.size("cp"), mesh.size("tp")
     zigzag = 2 if cp > 1 and config.context == "ring" else 1
     return cp * lcm(zigzag, tp if config.sequence_parallel else 1)
 
 
 def find_sequence_problems(config: AxesConfig, length: int, mesh: Mesh) -> Iterator[Problem]:
-    """Yield a problem if the ranks cannot have equal parts of each sequence."""
+    """Yield a problem if cp, or tp with sequence parallelism, does not divide the sequence length `length`."""
     unit = compute_sequence_unit(config, mesh)
     if length % unit == 0:
         return
@@ -258,7 +264,7 @@ def find_sequence_problems(config: AxesConfig, length: int, mesh: Mesh) -> Itera
 
 
 def find_pipeline_problems(config: AxesConfig, run: Run, mesh: Mesh, plan: Plan) -> Iterator[Problem]:
-    """Yield a problem if a stage would have no block, or if the list of stages has another length or sum."""
+    """Yield a problem if a stage would have no block, or if `parallel.stages` has the wrong length or sum."""
     pp, chunks = mesh.size("pp"), config.model_chunks
     stages, each = pp * chunks, f" of {chunks} chunks each" if chunks > 1 else ""
     if stages > plan.layers:
@@ -290,7 +296,10 @@ def find_pipeline_problems(config: AxesConfig, run: Run, mesh: Mesh, plan: Plan)
 
 
 def find_fold_problems(config: AxesConfig, mesh: Mesh, fold: Fold) -> Iterator[Problem]:
-    """Yield a problem if a fold does not divide its axes' ranks (> 1), or uses tp without sequence parallelism."""
+    """Yield a problem if a fold does not divide the ranks of its axes, or takes tp ranks without sequence parallelism.
+
+    A fold whose axes have one rank has no problems.
+    """
     have = mesh.size(*fold.out_of)
     if have == 1:
         return
@@ -315,8 +324,8 @@ def find_fold_problems(config: AxesConfig, mesh: Mesh, fold: Fold) -> Iterator[P
 def find_row_block_problems(
     run: Run, mesh: Mesh, plan: Plan, shapes: Mapping[str, tuple[int, ...]]
 ) -> Iterator[Problem]:
-    """Yield a problem if sharding along rows splits a block of the optimizer (`OptimizerConfig.count_row_block`)."""
-    parted: dict[str, int] = {}  # name -> greatest common divisor of its shard borders in a row
+    """Yield a problem if sharding of the last dim splits an optimizer block (`OptimizerConfig.count_row_block`)."""
+    parted: dict[str, int] = {}  # name of a parameter -> greatest common divisor of its shard borders within a row
     block = 1
     for name, shape in shapes.items():
         row_block = 1 if plan.is_frozen(name) else run.optimizer.count_row_block(shape)
@@ -324,7 +333,7 @@ def find_row_block_problems(
             continue
         try:
             divisions = cut_array(name, shape, plan, mesh).divisions
-        except ValueError:  # not divisible: another check reports it
+        except ValueError:  # a dim does not divide, which another check reports
             continue
         inside = [
             at

@@ -1,4 +1,4 @@
-"""Notices about layouts that work but are a poor choice. Nothing here refuses a run."""
+"""Notices about layouts that work but are a poor choice. A notice does not stop a run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gangline_parallel_megatron_style.cost.case import Case
 
 
 def find_notices(case: Case) -> list[str]:
-    """Return the notices of a case, one or two sentences each."""
+    """Return the notices about the layout of a case, one or two sentences each."""
     return [
         *_find_pipeline_notices(case),
         *_find_data_notices(case),
@@ -47,7 +47,7 @@ def _find_node_notices(case: Case) -> list[str]:
 
 
 def _find_attention_notices(case: Case) -> list[str]:
-    """Return a notice if tp shards undeclared attention: it might read the first heads' parameters on every rank."""
+    """Return a notice if tp shards attention that no node declares: each rank might use the parameters of head 0 on."""
     silent = [path for path, call in get_calls(case.tree, case.plan, "attention").items() if call is None]
     if case.tp == 1 or not silent:
         return []

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 def partition(config: AxesConfig, mesh: Mesh, tree: Node, plan: Plan, sequence_length: int) -> list[range]:
-    """Return the blocks of each model stage: `parallel.stages`, else balanced by FLOPs, embedding and head included.
+    """Return the blocks of each pipeline stage: by `parallel.stages`, else balanced by FLOPs, with embedding and head.
 
-    With one pipeline rank there is one stage. Equal on every rank.
+    With one pipeline rank there is one stage. The result is equal on every rank.
     """
     if mesh.size("pp") == 1:
         return [range(plan.layers)]
@@ -36,21 +36,21 @@ def partition(config: AxesConfig, mesh: Mesh, tree: Node, plan: Plan, sequence_l
 
 @lru_cache(maxsize=256)
 def _balance(blocks: tuple[float, ...], stages: int, first: float, last: float) -> list[int]:
-    """Return `balance` of the arguments, cached: compared layouts have many arguments in common."""
+    """Return the result of `balance`, cached, because a comparison of layouts repeats many arguments."""
     return balance(blocks, stages, first, last)
 
 
 def balance(blocks: Sequence[float], stages: int, first: float = 0, last: float = 0) -> list[int]:
-    """Return the number of blocks of each stage, in order, at least one each, with the least time of the slowest stage.
+    """Return the number of blocks of each stage, in order, at least 1, such that the slowest stage is fastest.
 
     blocks  cost of each block, in any one unit: computed (`cost.timing`) or measured
     first   additional cost of the first stage (the embedding)
-    last    additional cost of the last stage (the head and the loss)
+    last    additional cost of the last stage (the head and the loss), in the same unit
 
-    The result is exact, by two dynamic programs over (stages, blocks before): the first finds the least possible
-    maximum, the second the flattest division (least sum of squares) with that maximum. Among equally flat ones earlier
-    stages get fewer blocks, because they keep the activations of more microbatches. Raises ValueError for more stages
-    than blocks.
+    The result is exact, by two dynamic programs over (stages, preceding blocks). The first finds the minimum cost of
+    the slowest stage; the second finds the most even division (least sum of squares) with that cost. Among equally even
+    divisions, earlier stages get fewer blocks, because they keep the activations of more microbatches. Raises
+    ValueError for more stages than blocks.
     """
     count = len(blocks)
     if not 1 <= stages <= count:
@@ -65,7 +65,10 @@ def balance(blocks: Sequence[float], stages: int, first: float = 0, last: float 
     bound = max(compute_cost(stage, start, stop) for stage, (start, stop) in enumerate(pairwise(even)))
 
     def make_start_finder(most: float) -> Callable[[int, int], int]:
-        """Return a function: the first block of a stage that ends before `stop` and costs at most `most`."""
+        """Return a function (stage, stop) -> the lowest first block with which the stage costs at most `most`.
+
+        The stage ends before block `stop`.
+        """
 
         def find_start(stage: int, stop: int) -> int:
             own = (first if stage == 0 else 0) + (last if stage == stages - 1 else 0)
@@ -93,14 +96,15 @@ def balance(blocks: Sequence[float], stages: int, first: float = 0, last: float 
 def _find_best_division(
     count: int, stages: int, earliest: Callable[[int, int], int], extend: Callable[[float, int, int, int], float]
 ) -> tuple[float, list[int]]:
-    """Return the least value over all divisions of `count` blocks, and the division; `extend` adds a stage to a value.
+    """Return the least value over all divisions of `count` blocks, and the sizes of the stages in that division.
 
-    earliest: function (stage, stop) -> the first block with which the stage may begin
+    earliest  function (stage, stop) -> the lowest block with which the stage may begin
+    extend    function (value of the earlier stages, stage, start, stop) -> value with the stage
     """
     values: list[float] = [0] + [float("inf")] * count
     cuts: list[list[int]] = []
     for stage in range(stages):
-        later_stages = stages - stage - 1  # each needs a block
+        later_stages = stages - stage - 1  # each later stage needs a block
         reached, starts = [float("inf")] * (count + 1), [0] * (count + 1)
         for stop in range(stage + 1, count - later_stages + 1):
             for start in range(earliest(stage, stop), stop):

@@ -1,4 +1,4 @@
-"""Pipeline parallelism: schedules as plain lists of actions, and their readers.
+"""Pipeline parallelism: schedules as plain lists of actions, their simulation and drawing, and their executor.
 
-Schedules are torch-free; `stage`, `split_linear` and `executor` are not.
+Schedules import no torch; `stage`, `split_linear` and `executor` do.
 """

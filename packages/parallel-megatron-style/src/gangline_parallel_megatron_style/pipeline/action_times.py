@@ -1,4 +1,4 @@
-"""Times of the actions of a schedule: computed (`cost.timing`), measured, or uniform."""
+"""Durations of the actions of a schedule: computed (`cost.timing`), measured, or uniform."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ UNIFORM = ActionTimes()
 
 
 def expand_times(times: ActionTimes | Sequence[ActionTimes], stages: int) -> list[ActionTimes]:
-    """Return the times of each of `stages` stages, from one value for all stages or a list.
+    """Return the action times of each of `stages` stages, from one value for all stages or one value per stage.
 
-    Raises ValueError if the list has another length, and for an action that takes no time: sorted by end, an action
+    Raises ValueError if the list does not have `stages` values, or if an action takes no time: in a sort by end, it
     might then come before an action that it depends on.
     """
     each = [times] * stages if isinstance(times, ActionTimes) else list(times)

@@ -1,8 +1,9 @@
 """Data of a pipeline schedule: actions, the placement of the model's stages, and one list of actions for each rank.
 
-stage   a run of consecutive blocks; stage 0 embeds, the last one has the head. There are ranks * chunks stages
-chunk   the number of a stage among the stages of one rank (Megatron-LM: virtual stage, model chunk)
-microbatch   the number of a microbatch in the step
+stage       index of a stage, a group of consecutive blocks. There are ranks * chunks stages: stage 0 has the embedding,
+            the last stage has the head
+chunk       index of a stage among the stages of one rank (Megatron-LM: virtual stage, model chunk)
+microbatch  index of a microbatch in the step
 """
 
 from __future__ import annotations
@@ -36,17 +37,17 @@ class PipelineAction(NamedTuple):
 
 
 Orders = tuple[tuple[PipelineAction, ...], ...]  # one list of actions for each rank
-StepTurns = tuple[tuple[StepAction, ...], ...]  # the turns of one rank
+StepTurns = tuple[tuple[StepAction, ...], ...]  # the turns of one rank: one action each, or two that overlap
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """The order in which each rank carries out its actions; the times follow from it (`simulate`).
+    """The order in which each rank runs its actions; `simulate` derives their start and end times.
 
     placement "loop": stage s is on rank s % ranks (Megatron-LM's interleaving; with one chunk the plain pipeline).
-    placement "v": with two chunks, down the ranks and back up, so that the first rank has the first and the last stage.
-    pairs: (rank, forward) of forwards that take turns with the next action, a backward, as one turn: while one waits
-    for a transfer the other computes.
+    placement "v": two chunks a rank; the stages go down the ranks and back up, so rank 0 has the first and last stage.
+    pairs: (rank, forward) of each forward that overlaps with the rank's next action, a backward; both are one turn.
+    While one action of a pair waits for a transfer, the other computes.
     """
 
     ranks: int
@@ -62,7 +63,7 @@ class Schedule:
 
     @property
     def splits_backward(self) -> bool:
-        """Return whether any backward is split into I and W."""
+        """Return whether the schedule splits any backward into I and W."""
         return any(action.kind == "W" for order in self.actions for action in order)
 
     def iterate_turns(self, rank: int) -> Iterator[tuple[PipelineAction, ...]]:
@@ -73,7 +74,7 @@ class Schedule:
 
     @cached_property
     def step_turns(self) -> list[StepTurns]:
-        """Return the turns of every rank, with stages in place of chunks; cached for all layouts with this schedule."""
+        """Return the turns of every rank, with stages instead of chunks; cached for all layouts with this schedule."""
         return [
             tuple(
                 tuple(StepAction(kind, self.get_stage(rank, chunk), microbatch) for kind, chunk, microbatch in turn)
@@ -106,11 +107,11 @@ def compute_place(ranks: int, placement: Placement, stage: int) -> tuple[int, in
 def truncate_schedule(
     ranks: int, microbatches: int, chunks: int, placement: Placement, of: Callable[[int], list[PipelineAction]]
 ) -> Schedule:
-    """Return a schedule for `microbatches` microbatches, from one for a number that suits the schedule.
+    """Return a schedule for `microbatches` microbatches, truncated from a schedule for at least as many.
 
-    `of(rank)` lists the actions for `microbatches` or more. Actions of microbatches that do not exist are left out. The
-    remaining actions have all their dependencies, in an order that the full schedule had too: it cannot deadlock, and
-    it takes neither more time nor more memory.
+    of: function, rank -> actions of the longer schedule; actions of microbatches that do not exist are left out
+    The remaining actions keep all their dependencies and their order, so the truncated schedule cannot deadlock, and
+    takes neither more time nor more memory.
     """
     actions = tuple(tuple(action for action in of(rank) if action.microbatch < microbatches) for rank in range(ranks))
     return Schedule(ranks, chunks, microbatches, placement, actions)

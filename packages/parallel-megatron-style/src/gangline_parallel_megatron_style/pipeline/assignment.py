@@ -1,4 +1,4 @@
-"""The stages of the model on this rank, as modules, and their executor."""
+"""Assignment of the model's modules to pipeline stages and ranks, and the executor of this rank's stages."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from gangline_parallel_megatron_style.sharding.arrays import EMBED, HEAD, TIED, 
 
 
 class StageAssignment:
-    """The pipeline rank of each block, and the order in which this rank runs its own."""
+    """The pipeline rank of each block, and the stages and schedule of this rank."""
 
     def __init__(self, config: AxesConfig, composed: Composed, mesh: Mesh, rank: int) -> None:
         run, plan = composed.run, composed.plan
@@ -50,7 +50,7 @@ class StageAssignment:
         self.overlap = self.pp > 1 and config.overlaps(plan, mesh)
 
     def list_segments(self, model: nn.Module, chunk: int, arrays: ModelLayout) -> list[Segment]:
-        """Return the modules of the stage that this rank holds as `chunk`."""
+        """Return the modules, in order, of the stage that this rank holds as `chunk`."""
         stage = compute_stage(self.pp, self.placement, self.index, chunk)
         first, last = stage == 0, stage == len(self.ranges) - 1
         plan, segments = self.plan, []
@@ -61,13 +61,13 @@ class StageAssignment:
             group = (f"{plan.blocks}.{index}",)
             segments.append(Segment("block", model.get_submodule(group[0]), group, group))
         if last:
-            alone = self.ranks[0] != self.ranks[-1]  # else the embedding's backward comes last
+            alone = self.ranks[0] != self.ranks[-1]  # else the tied gradient is complete after the embedding's backward
             reduces = (HEAD, *(tied if alone else ()))
             segments.append(Segment("head", model.get_submodule(plan.head), (HEAD, *tied), reduces))
         return segments
 
     def list_listeners(self, model: nn.Module) -> list[tuple[str, StepListener]]:
-        """Return the (path of the block, module) of this rank's modules with `after_step`."""
+        """Return (path of the block, module) of each module on this rank that has `after_step`."""
         homes = {self.plan.embed: self.ranks[0], self.plan.head: self.ranks[-1]}
         paths = [path for path, rank in homes.items() if rank == self.index]
         paths += [f"{self.plan.blocks}.{index}" for index in self.blocks]
@@ -80,12 +80,12 @@ class StageAssignment:
     def make_executor(self, stage: RankStages, comm: Comm, device: torch.device) -> Executor:
         """Return the executor of this rank's part of the schedule."""
         clock = partial(_measure_time, device) if self.records else None
-        overlap = self.overlap and device.type != "meta"  # on the meta device all operators are counted in one thread
+        overlap = self.overlap and device.type != "meta"  # a trace on the meta device counts operators in one thread
         return Executor(stage, comm, self.schedule, chunks=self.chunks, times=self.times, clock=clock, overlap=overlap)
 
 
 def _measure_time(device: torch.device) -> float:
-    """Return the time in seconds once the device has finished its work: recording synchronizes a GPU."""
+    """Return the current time in seconds, after synchronizing a GPU, so that the time includes the GPU's work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.time()

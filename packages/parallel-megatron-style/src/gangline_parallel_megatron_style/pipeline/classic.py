@@ -1,4 +1,4 @@
-"""Schedules of one chunk a rank: GPipe, 1F1B and ZB-H1."""
+"""Pipeline schedules with one model chunk per rank: GPipe, 1F1B and ZB-H1."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gangline_parallel_megatron_style.pipeline.actions import PipelineAction, Sc
 def make_gpipe_schedule(ranks: int, microbatches: int) -> Schedule:
     """Make the GPipe schedule: all forwards, then all backwards (Huang et al. 2018, arXiv 1811.06965).
 
-    Idle time of each rank: (p - 1)(F + B). Activations: all m microbatches.
+    Idle time of each rank: (p - 1)(F + B). Peak activations: all m microbatches.
     """
     forward = [PipelineAction("F", 0, microbatch) for microbatch in range(microbatches)]
     order = (*forward, *(PipelineAction("B", 0, microbatch) for microbatch in range(microbatches)))
@@ -16,10 +16,10 @@ def make_gpipe_schedule(ranks: int, microbatches: int) -> Schedule:
 
 
 def make_1f1b_schedule(ranks: int, microbatches: int) -> Schedule:
-    """Make the 1F1B schedule: fill the pipeline, then a backward after each forward.
+    """Make the 1F1B schedule: fill the pipeline, then alternate forwards and backwards.
 
     PipeDream-Flush: arXiv 2006.09503; 2104.04473, section 2.2.1.
-    Idle time of each rank: (p - 1)(F + B), equal to GPipe. Activations on rank r: min(m, p - r).
+    Idle time of each rank: (p - 1)(F + B), equal to GPipe. Peak activations on rank r: min(m, p - r) microbatches.
     """
 
     def order(rank: int) -> tuple[PipelineAction, ...]:
@@ -38,7 +38,8 @@ def make_zb_h1_schedule(ranks: int, microbatches: int) -> Schedule:
     """Make the ZB-H1 schedule: 1F1B with a split backward; rank r defers r weight gradients to its idle time.
 
     Qi et al. 2023, Zero Bubble Pipeline Parallelism, arXiv 2401.10241, section 2.2 and table 2.
-    Idle time of each rank: (p - 1)(F + I - W). Activations: at most p on every rank (p - r under way, r deferred).
+    Idle time of each rank: (p - 1)(F + I - W). Peak activations on rank r: at most p microbatches, p - r between F and
+    I and r with a deferred W.
     """
 
     def order(rank: int) -> tuple[PipelineAction, ...]:

@@ -1,4 +1,4 @@
-"""Dependencies of actions, and an order in which all ranks' actions can run."""
+"""Dependencies between the actions of a schedule, and an order in which the actions of all ranks can run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gangline_parallel_megatron_style.pipeline.actions import Kind, PipelineActi
 
 
 class StageResult(NamedTuple):
-    """A result that other actions wait for: a stage's output ("F"), or the gradient of its input ("B", from B or I)."""
+    """A result that actions wait for: the output of a stage ("F"), or the gradient of its input ("B", from B or I)."""
 
     what: Kind
     stage: int
@@ -36,9 +36,9 @@ def list_needs(schedule: Schedule, rank: int, action: PipelineAction) -> tuple[S
 
 
 def walk(schedule: Schedule) -> Iterator[tuple[int, tuple[PipelineAction, ...]]]:
-    """Yield (rank, turn) of every turn, after the turns that it depends on and after the earlier turns of its rank.
+    """Yield (rank, turn) of every turn of all ranks, each after the turns it depends on and its rank's earlier turns.
 
-    Raises ValueError, with one missing result, if the ranks wait for each other forever.
+    Raises ValueError, which names one missing result, if the schedule deadlocks.
     """
     stage_results: set[StageResult] = set()
     waiting: dict[StageResult, list[int]] = defaultdict(list)

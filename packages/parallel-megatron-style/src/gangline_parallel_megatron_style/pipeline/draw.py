@@ -1,4 +1,4 @@
-"""Drawing of a schedule with its times, ranks down and time across: text for a terminal, or a figure."""
+"""Drawing of a pipeline schedule, with a row for each rank and time from left to right: as text or as a figure."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 COLOURS: dict[Kind, str] = dict(zip(("F", "B", "I", "W"), PALETTE, strict=False))  # chunk 0; later chunks are paler
 ROW = 0.28  # height of a rank's row in inches
-PIXELS, DIGIT = 96, 0.09  # pixels of an inch; width of a digit in inches
+PIXELS, DIGIT = 96, 0.09  # pixels per inch; width of a digit in inches
 
 
 @dataclass(frozen=True)
 class Caption:
-    """Texts around a drawing of a schedule: its title, the source of its times, their unit."""
+    """Texts around the drawing of a schedule: the title, the source of the times, and the unit of the times."""
 
     title: str
     about: str = "simulated; a backward pass takes twice as long as a forward pass"
@@ -31,10 +31,11 @@ class Caption:
 
 
 def as_text(timeline: Timeline, caption: Caption, width: int = 100) -> str:
-    """Return one line for each rank: `F0` is the forward of microbatch 0, lower case means odd chunks, dots are waits.
+    """Return a timeline as text, with one line for each rank.
 
-    Lines are at most `width` characters long if that leaves one for the shortest kind of action; if it leaves just one,
-    a second line has the last digits of the microbatches. Below is the time axis.
+    `F0` is the forward of microbatch 0, a lower-case letter means an odd chunk, and dots mean that the rank waits.
+    Lines are at most `width` characters long if the shortest kind of action then still has one character. If it has
+    only one, a second line for each rank holds the last digit of each microbatch. A time axis is at the end.
     """
     label = len(f"rank {timeline.schedule.ranks - 1}  ")
     shortest = min(map(mean, _collect_durations(timeline).values()))
@@ -59,7 +60,7 @@ def as_text(timeline: Timeline, caption: Caption, width: int = 100) -> str:
 
 
 def _format_ruler(timeline: Timeline, letters: int) -> str:
-    """Return the time axis: each number begins below the character at that time."""
+    """Return the time axis: each number begins below the character that starts at the number's time."""
     least = timeline.makespan / max(2, letters // 12)
     power = 10.0 ** floor(log10(least))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least * 0.999)

@@ -1,4 +1,4 @@
-"""DualPipeV: forwards and backwards of two directions overlap, so that each hides the other's communication."""
+"""DualPipeV schedule: forwards of one chunk overlap with backwards of the other, which hides communication."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _Order:
             self.deferred.append(PipelineAction("W", chunk, microbatch))
 
     def add_pair(self, chunk: int) -> None:
-        """Add a forward of `chunk` that takes turns with a backward of the other chunk."""
+        """Add a forward of `chunk` that overlaps with a backward of the other chunk."""
         self.forward(chunk)
         self.backward(1 - chunk)
         self.pairs.append((self.actions[-2], self.actions[-1]))
@@ -39,13 +39,13 @@ class _Order:
 
 
 def make_dualpipe_v_schedule(ranks: int, microbatches: int) -> Schedule:
-    """Make the DualPipeV schedule: two chunks a rank as a V; forwards of one overlap with full backwards of the other.
+    """Make the DualPipeV schedule: two chunks a rank, as a V; a forward of one overlaps with a backward of the other.
 
-    DeepSeek-V3, arXiv 2412.19437, section 3.2.1, and its half that keeps each weight once (DualPipeV, "cut in half").
-    Idle time of each rank, by the paper's table: (p - 1)(F&B + B - 3W) of one chunk, if m >= 2p. B = I + W, and F&B is
-    a forward and a backward that take turns (`Schedule.pairs`). Without pairs they run one after the other and a
-    backward does not wait for the forward next to it, which leaves (p - 1)(F + I - W).
-    Activations (of one chunk): at most 2p + 1.
+    DeepSeek-V3, arXiv 2412.19437, section 3.2.1: DualPipe; its half with one copy of each weight is DualPipeV ("cut in
+    half"). Idle time of each rank, by the paper's table: (p - 1)(F&B + B - 3W), with times of one chunk, if m >= 2p.
+    B = I + W, and F&B is the time of a forward and a backward that overlap (`Schedule.pairs`). Without pairs the
+    forward and the backward run one after the other, and the backward does not wait for the forward of its pair: the
+    idle time is then (p - 1)(F + I - W). Peak activations: at most 2p + 1, each of one microbatch in one chunk.
     """
     full = max(microbatches, 2 * ranks)
 
@@ -66,7 +66,7 @@ def make_dualpipe_v_schedule(ranks: int, microbatches: int) -> Schedule:
         for _ in range(above):
             o.backward(1)
             o.add_pair(1)
-        # The second half of the remaining backwards is split: deferred weight gradients fill the waits at the end.
+        # The second half of the remaining backwards is split: deferred weight gradients fill the idle time at the end.
         for number in range(2 * (rank + 1)):
             o.backward(1 - number % 2, split=number > rank)
         for _ in range(above):

@@ -1,4 +1,4 @@
-"""Executor of one rank's part of a pipelined step: it carries out the rank's program with torch."""
+"""Executor of one rank's part of a pipelined step: it runs the rank's program with torch."""
 
 from __future__ import annotations
 
@@ -35,9 +35,10 @@ AHEAD = 4  # maximum number of pending messages to one other rank in an evaluati
 class Executor:
     """Executor of pipeline steps on the rank `comm.index` of the axis pp.
 
-    name, chunks, times: as in `make_schedule`; equal on all ranks.
-    clock: read before and after each action, for `spans`. A host's clock sees a GPU's work only if it synchronizes.
-    overlap: as in `make_schedule`; forwards then take turns with backwards.
+    name, chunks, times  as in `make_schedule`; must be equal on all ranks
+    clock                function that returns the time before and after each action, for `spans`; it must synchronize a
+                         GPU to include the GPU's work
+    overlap              as in `make_schedule`: whether forwards overlap with backwards
     """
 
     def __init__(
@@ -55,25 +56,26 @@ class Executor:
         self.name, self.times, self.overlap = name, times, overlap
         self._turns = TurnTaking()
         self.chunks = SCHEDULES[name].chunks if chunks is None else chunks
-        self.spans: tuple[Span, ...] = ()  # actions of the latest step or evaluation, if there is a clock
+        self.spans: tuple[Span, ...] = ()  # (start, end) of each action of the latest step or evaluation, with a clock
         self._made: dict[tuple[int, bool], tuple[Schedule, Program]] = {}
-        self._known: set[tuple[torch.Size, torch.dtype]] = set()  # shapes and dtypes that were checked
+        self._known: set[tuple[torch.Size, torch.dtype]] = set()  # shapes and dtypes that passed the check
 
     def step(self, microbatches: int) -> list[Tensor]:
-        """Run forward and backward of microbatches 0 to microbatches - 1; gradients accumulate in the weights.
+        """Run forward and backward of all microbatches of a step; gradients accumulate in the parameters' `.grad`.
 
-        Returns their losses (0-d, detached, in order) on the rank that has the last stage, else an empty list.
+        Returns the losses of the microbatches (0-d, detached, in order) on the rank that has the last stage; an empty
+        list on other ranks.
         """
         self.stage.deferred.clear()
         return self._carry_out(microbatches, True)
 
     def evaluate(self, microbatches: int) -> list[Tensor]:
-        """Run the forward passes without a graph, and return the losses like `step`."""
+        """Run the forward passes of all microbatches without autograd, and return the losses like `step`."""
         with torch.no_grad():
             return self._carry_out(microbatches, False)
 
     def get_schedule(self, microbatches: int, train: bool = True) -> Schedule:
-        """Return the schedule of a step (or an evaluation) with this number of microbatches."""
+        """Return the schedule of a step with `microbatches` microbatches, or of an evaluation if not `train`."""
         return self._plan(microbatches, train)[0]
 
     def _carry_out(self, microbatches: int, train: bool) -> list[Tensor]:
@@ -124,10 +126,10 @@ class _Pass:
         self.spans: list[Span] = []
         self.live: dict[
             tuple[int, int], tuple[Tensor | None, Tensor]
-        ] = {}  # by chunk and microbatch: the leaf, the output
-        self.made: dict[Message, Tensor] = {}  # to send, or for a stage on this rank
-        self.coming: dict[Message, tuple[Tensor, Pending, int, int]] = {}  # memory, transfer, peer, `Recv.frees`
-        self.sent: dict[int, deque[tuple[Tensor, Pending]]] = defaultdict(deque)  # alive until they arrive
+        ] = {}  # (chunk, microbatch) -> (input hidden state as a leaf, output)
+        self.made: dict[Message, Tensor] = {}  # results to send, or to use in another stage of this rank
+        self.coming: dict[Message, tuple[Tensor, Pending, int, int]] = {}  # (memory, transfer, peer, `Recv.frees`)
+        self.sent: dict[int, deque[tuple[Tensor, Pending]]] = defaultdict(deque)  # peer -> tensors kept until arrival
         self.freed: dict[int, int] = defaultdict(int)
 
     def run(self, action: PipelineAction) -> None:
@@ -138,7 +140,7 @@ class _Pass:
             self.spans.append((start, self.clock()))
 
     def run_both(self, forward: PipelineAction, backward: PipelineAction) -> None:
-        """Run a forward and a backward in turns; record their spans one after the other, each as long as it ran."""
+        """Run a forward and a backward in turns; record the two spans one after the other, by the seconds each ran."""
         inputs = self._take_input(forward), self._take_input(backward)
         start = self.clock() if self.clock else 0.0
         first, second = (partial(self._run, action, it) for action, it in zip((forward, backward), inputs, strict=True))
@@ -154,7 +156,7 @@ class _Pass:
         if action.kind == "F":
             out = self._forward(action, given)
         elif action.kind == "W":
-            with torch.no_grad():  # like autograd in a backward pass
+            with torch.no_grad():  # as autograd runs a backward pass
                 self.stage.compute_weight_grads(action.chunk, action.microbatch)
             out = None
         else:
@@ -168,11 +170,11 @@ class _Pass:
         self._check_shape_and_dtype(message, tensor)
         pending = self.comm.start_exchange([(tensor, peer)], [])
         self.sent[peer].append((tensor, pending))
-        if not self.train and len(self.sent[peer]) > AHEAD:  # in evaluation no gradient confirms arrival
+        if not self.train and len(self.sent[peer]) > AHEAD:  # in an evaluation no gradient confirms the arrival
             self._release(peer)
 
     def _check_shape_and_dtype(self, message: Message, tensor: Tensor) -> None:
-        """Raise TypeError if a tensor does not fit the peer's buffer: a transfer of an unexpected size may hang."""
+        """Raise TypeError if a tensor does not fit the peer's receive buffer: a transfer of another size may hang."""
         described = tensor.shape, tensor.dtype
         if described in self.known:
             return
@@ -191,23 +193,23 @@ class _Pass:
         self.coming[message] = into, pending, peer, frees
 
     def finish(self) -> None:
-        """Wait for the last sends."""
+        """Wait for all sends that are still pending."""
         for queue in self.sent.values():
             for _, pending in queue:
                 pending.wait()
         self.sent.clear()
 
     def _take(self, message: Message) -> Tensor:
-        if message in self.made:  # the stage before is on this rank
+        if message in self.made:  # the source stage is on this rank
             return self.made.pop(message)
         into, pending, peer, frees = self.coming.pop(message)
         pending.wait()
         while self.freed[peer] < frees:
-            self._release(peer)  # the program knows that it has arrived, so this takes no time
+            self._release(peer)  # the sent tensor has arrived, by `Recv.frees`, so the wait is short
         return into
 
     def _release(self, peer: int) -> None:
-        """Release the oldest tensor that was sent to a rank."""
+        """Release the oldest tensor that was sent to the rank `peer`, once it has arrived."""
         self.sent[peer].popleft()[1].wait()
         self.freed[peer] += 1
 

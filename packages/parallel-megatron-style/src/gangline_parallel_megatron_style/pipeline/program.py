@@ -2,9 +2,9 @@
 
 All transfers and actions of all ranks are put into one sequence: actions by their simulated end, and each transfer
 right after the action that made its contents. A rank's program is its part of that one sequence. So the rank of the
-first remaining entry can always continue, even if each rank carries out its transfers strictly one after another and a
-sender waits for its receiver (NCCL with one communicator, no buffers). A receive comes before the action that runs
-while its sender computes, so it is pending while the rank is busy.
+first remaining entry can always continue, even if each rank runs its transfers strictly one after another and a sender
+waits for its receiver (NCCL with one communicator, no buffers). A rank starts a receive before the action that it runs
+while the sender computes, so the receive is pending while the rank is busy.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from gangline_parallel_megatron_style.pipeline.simulate import Timeline, simulat
 
 
 class Message(NamedTuple):
-    """A transfer between two neighbouring stages."""
+    """A transfer between two neighbouring pipeline stages."""
 
-    what: Kind  # "F": a hidden state for the next stage; "B": its gradient for the one before
+    what: Kind  # "F": a hidden state for the next stage; "B": a hidden state's gradient for the previous stage
     microbatch: int
-    source: int  # number of a stage
-    target: int
+    source: int  # index of the sending stage
+    target: int  # index of the receiving stage
 
 
 class RunAction(NamedTuple):
-    """An action to run. `beside`: the action that it takes turns with, or None."""
+    """An action to run. `beside`: a backward that overlaps with the action, or None."""
 
     action: PipelineAction
     beside: PipelineAction | None = None
@@ -45,8 +45,8 @@ class Send(NamedTuple):
 class Recv(NamedTuple):
     """Start to receive a message that a later `RunAction` needs.
 
-    `frees`: number of messages to `peer`, from the first one on, that must have arrived there before this one could be
-    made. Once this message has come, they need no memory here.
+    frees: number of messages from this rank to `peer`, counted from the first, that must have arrived before `peer`
+    could make this message. After this message arrives, this rank may free those messages.
     """
 
     message: Message
@@ -59,7 +59,7 @@ Program = tuple[Step, ...]
 
 
 def find_output_message(schedule: Schedule, rank: int, action: PipelineAction) -> Message | None:
-    """Return the message with an action's result for another stage, on any rank; None without one."""
+    """Return the message with an action's result for another stage, on any rank; None if no stage needs the result."""
     stage_result = get_result(schedule, rank, action)
     if stage_result is None:
         return None
@@ -83,12 +83,12 @@ def find_input_message(schedule: Schedule, rank: int, action: PipelineAction) ->
 def build_programs(
     schedule: Schedule, times: ActionTimes | Sequence[ActionTimes] = UNIFORM, latency: float = 0.0
 ) -> tuple[Program, ...]:
-    """Return the program of each rank. Stages on one rank exchange no messages.
+    """Return the program of each rank; stages on the same rank exchange no messages.
 
-    Times and latency only choose among correct orders; they must be equal on all ranks.
+    `times` and `latency` only choose among correct orders; both must be equal on all ranks.
     """
     steps: list[list[Step]] = [[] for _ in range(schedule.ranks)]
-    messages: dict[tuple[int, int], list[Message]] = defaultdict(list)  # by (from, to)
+    messages: dict[tuple[int, int], list[Message]] = defaultdict(list)  # (sending rank, receiving rank) -> messages
     freed: dict[tuple[int, int], int] = defaultdict(int)
     used_messages: set[Message] = set()
     for ending_together in _group_by_end(simulate(schedule, times, latency)):
@@ -116,7 +116,7 @@ def build_programs(
 
 
 def _group_by_end(timeline: Timeline) -> Iterator[list[tuple[int, tuple[PipelineAction, ...]]]]:
-    """Yield the (rank, turn) pairs of all ranks that end at one time, in the order of their ends."""
+    """Yield, in order of time, the list of (rank, turn) of all turns that end at the same time."""
     events = []
     for rank, spans in enumerate(timeline.spans):
         ends = iter(end for _, end in spans)

@@ -1,4 +1,4 @@
-"""Recorded times of the actions of a pipeline in a real step: as metrics, and read back from metrics.jsonl."""
+"""Recorded times of pipeline actions in a real step: written as metrics, and read back from metrics.jsonl."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ SPANS, BUBBLE = "pipeline/spans", "pipeline/bubble"
 def as_metrics(
     spans: Sequence[Span], schedule: Schedule, index: int, speaks: bool, world: Comm, device: torch.device
 ) -> dict[str, float | list[float]]:
-    """Return the spans of the mesh's first pipeline, equal on all ranks: (start, end) pairs of each rank, in order.
+    """Return metrics, equal on all ranks: the action times of the mesh's first pipeline, and the pipeline's bubble.
 
-    index: this rank's index in its pipeline; speaks: whether that is the first. Seconds since the first action.
+    Action times are (start, end) pairs, flattened, rank by rank, in seconds since the start of the first action.
+    index   this rank's index in its pipeline
+    speaks  whether this rank's pipeline is the first of the mesh
     """
     import torch
 
@@ -37,7 +39,7 @@ def as_metrics(
 
 
 def make_timeline(flat: Sequence[float], schedule: Schedule) -> Timeline:
-    """Return the flat spans of `as_metrics` as a timeline. Raises ValueError if they do not fit the schedule."""
+    """Return a timeline from the flat spans of `as_metrics`. Raises ValueError if their number does not fit."""
     counts = [len(order) for order in schedule.actions]
     if len(flat) != 2 * sum(counts):
         raise ValueError(f"{len(flat) // 2} recorded actions, and the schedule has {sum(counts)}")
@@ -46,7 +48,7 @@ def make_timeline(flat: Sequence[float], schedule: Schedule) -> Timeline:
 
 
 def find_latest(records: Sequence[dict[str, Any]]) -> tuple[int, list[float]] | None:
-    """Return (step, spans) of the newest record that has spans; None without one."""
+    """Return (step, spans) of the newest metrics record that has spans; None if no record has spans."""
     for record in reversed(records):
         spans = record.get("metrics", {}).get(SPANS)
         if spans:

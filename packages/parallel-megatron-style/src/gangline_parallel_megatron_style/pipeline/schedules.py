@@ -1,4 +1,4 @@
-"""Pipeline schedules by name, with closed forms of their bubble and memory."""
+"""Pipeline schedules by name, with closed forms of their idle time and peak activations."""
 
 from __future__ import annotations
 
@@ -20,23 +20,26 @@ from gangline_parallel_megatron_style.pipeline.zb_v import make_zb_v_schedule
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleType:
-    """A kind of pipeline schedule. Below: p ranks, m microbatches, v chunks a rank, k the times of one chunk."""
+    """A kind of pipeline schedule.
+
+    In the comments: p ranks, m microbatches, v chunks per rank, k action times of one chunk.
+    """
 
     summary: str
-    chunks: int  # default number of chunks a rank
-    free_chunks: bool = False  # whether the user may set another number
+    chunks: int  # default number of chunks per rank
+    free_chunks: bool = False  # whether the user may set another number of chunks
     placement: Placement = "loop"
-    splits_backward: bool = False  # whether a backward is split into I and W
-    needs_times: bool = False  # whether its order depends on the times of its actions
-    # whether forwards may take turns with backwards; `idle` then differs: see `make_dualpipe_v_schedule`
+    splits_backward: bool = False  # whether any backward is split into I and W
+    needs_times: bool = False  # whether the order of actions depends on their times
+    # whether forwards may overlap with backwards; with overlap `idle` does not hold: see `make_dualpipe_v_schedule`
     pairs: bool = False
     generate: Callable[[int, int, int, ActionTimes | Sequence[ActionTimes]], Schedule]  # p, m, v, k
-    idle: Callable[[int, ActionTimes], float]  # p, k: time that each rank waits, if `exact` and F = I = W
-    exact: Callable[[int, int], bool]  # p, m: whether `idle` is exact; if not, use `simulate`
-    activations: Callable[[int, int, int, int], int]  # p, m, v, rank: maximum number held at once, each of one chunk
+    idle: Callable[[int, ActionTimes], float]  # (p, k) -> idle time of each rank, if `exact` and F = I = W
+    exact: Callable[[int, int], bool]  # (p, m) -> whether `idle` is exact; if not, use `simulate`
+    activations: Callable[[int, int, int, int], int]  # (p, m, v, rank) -> peak activations, each of one chunk
 
     def compute_bubble(self, ranks: int, microbatches: int, chunks: int, times: ActionTimes = UNIFORM) -> float:
-        """Return the share of the time that a rank waits, 0 to 1, by the closed form."""
+        """Return the bubble by the closed form: the share of a step that a rank waits, 0 to 1."""
         idle = self.idle(ranks, times)
         return idle / (idle + microbatches * chunks * (times.F + times.get_time("B")))
 
@@ -110,10 +113,11 @@ def make_schedule(
     times: ActionTimes | Sequence[ActionTimes] = UNIFORM,
     overlap: bool = False,
 ) -> Schedule:
-    """Make the schedule of that name. `times` (of each stage or of all; equal on all ranks) affect only zb_v.
+    """Make the pipeline schedule with the name `name`.
 
-    overlap: let forwards take turns with backwards if the schedule has such pairs (dualpipe_v). This pays off if
-    modules wait for transfers inside. Without it they run one after the other.
+    times    action times, one value for all stages or one for each stage; equal on all ranks; only zb_v uses them
+    overlap  whether forwards overlap with backwards if the schedule has such pairs (dualpipe_v); helps if modules wait
+             for transfers. Without overlap the two actions of a pair run one after the other
 
     Raises ValueError for an unknown name and for sizes that the schedule does not support.
     """
@@ -130,10 +134,10 @@ def make_schedule(
 
 
 def make_forward_schedule(ranks: int, microbatches: int, chunks: int, placement: Placement) -> Schedule:
-    """Make a schedule of forwards alone, for evaluation.
+    """Make a schedule of forwards only, for evaluation.
 
-    Idle time of each rank: (p - 1)F in a loop (of several chunks: if p divides m), 2(p - 1)F on a V, whose last rank
-    can neither begin earlier nor end later.
+    Idle time of each rank, with F of one chunk: (p - 1)F with placement "loop" (with several chunks: if p divides m),
+    2(p - 1)F with placement "v", because the last rank can neither begin earlier nor end later.
     """
 
     def order_loop(rank: int) -> list[PipelineAction]:
@@ -146,7 +150,7 @@ def make_forward_schedule(ranks: int, microbatches: int, chunks: int, placement:
         ]
 
     def order_v(rank: int) -> list[PipelineAction]:
-        ahead = 2 * (ranks - 1 - rank) + 1  # microbatches that go down before the first comes back up
+        ahead = 2 * (ranks - 1 - rank) + 1  # number of forwards of chunk 0 before the first of chunk 1
         turns = [
             (microbatch + chunk * ahead, -chunk, microbatch) for chunk in (0, 1) for microbatch in range(microbatches)
         ]

@@ -1,4 +1,4 @@
-"""Simulation of a schedule from the times of its actions: makespan, bubble, peak activations."""
+"""Simulation of a pipeline schedule from the times of its actions: makespan, bubble, peak activations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ Span = tuple[float, float]
 
 @dataclass(frozen=True)
 class Timeline:
-    """A schedule with the (start, end) of each action, simulated or recorded: `spans[rank]` like `actions[rank]`."""
+    """A schedule with the (start, end) of each action, simulated or recorded.
+
+    spans: (start, end) of each action, by rank, in the order of `schedule.actions`
+    """
 
     schedule: Schedule
     spans: tuple[tuple[Span, ...], ...]
@@ -26,16 +29,16 @@ class Timeline:
 
     @property
     def makespan(self) -> float:
-        """Return the time from the first start to the last end."""
+        """Return the time from the first start to the last end of an action, over all ranks."""
         return max(end for spans in self.spans for _, end in spans) - self.start
 
     def compute_busy_time(self, rank: int) -> float:
-        """Return the time in which a rank computes."""
+        """Return the total time that a rank computes."""
         return sum(end - start for start, end in self.spans[rank])
 
     @property
     def bubble(self) -> float:
-        """Return the share of all ranks' time in which they wait, 0 to 1."""
+        """Return the share of the makespan that ranks wait, 0 to 1, on average over the ranks."""
         ranks = self.schedule.ranks
         return 1 - sum(map(self.compute_busy_time, range(ranks))) / (self.makespan * ranks)
 
@@ -43,11 +46,14 @@ class Timeline:
 def simulate(
     schedule: Schedule, times: ActionTimes | Sequence[ActionTimes] = UNIFORM, latency: float = 0.0
 ) -> Timeline:
-    """Simulate a schedule: every action starts as early as its rank, its place in the rank's order and its needs allow.
+    """Simulate a schedule: an action starts once its rank's earlier actions have ended and its inputs have arrived.
 
-    Two actions that take turns begin when both can and take as long as one after the other; their spans follow each
-    other. times: one value for every stage, or one for each stage. latency: from the end of an action until its result
-    is at another rank. Raises ValueError if the schedule deadlocks.
+    The two actions of a pair begin when both have their inputs; together they take the sum of their times, and their
+    spans follow each other.
+    times    one value for all stages, or one for each stage
+    latency  time from the end of an action until its result arrives on another rank
+
+    Raises ValueError if the schedule deadlocks.
     """
     each = expand_times(times, schedule.stages)
     free = [0.0] * schedule.ranks
@@ -69,9 +75,10 @@ def simulate(
 
 
 def count_peak_activations(schedule: Schedule) -> tuple[int, ...]:
-    """Return the maximum number of activations (of one microbatch on one stage) that each rank holds at once.
+    """Return, for each rank, the peak number of activations that it holds, each of one microbatch on one stage.
 
-    Each is held from its F to its B or W. After I a part of it is free already, so this is an upper bound.
+    A rank holds an activation from F to B or W. Part of an activation is already free after I, so the number is an
+    upper bound.
     """
     peaks = []
     for order in schedule.actions:

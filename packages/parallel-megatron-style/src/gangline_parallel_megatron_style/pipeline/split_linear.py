@@ -1,4 +1,4 @@
-"""A linear layer whose backward pass has two halves that may run at different times."""
+"""Linear layer whose backward pass is split into input and weight gradients, which may run at different times."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from gangline.precision import Precision
 
 
 class SplitProduct(torch.autograd.Function):
-    """Autograd function y = x Wᵀ + b in a precision, x (..., in), W (out, in) and b (out,) being leaves.
+    """Autograd function y = x Wᵀ + b in a precision: x (..., in); leaves W (out, in) and b (out,).
 
         I:  dx = dy W                          returned to autograd
         W:  dW = dyᵀ x,  db = sum of dy        accumulated now, or deferred if a store is open
 
-    Saves x if W is trained. W and b are plain attributes, not saved tensors, because a recomputed forward pass returns
-    other tensors than it was given, and gradients belong to the originals. Bitwise equal to autograd's own backward of
+    Saves x if W is trained. W and b are plain attributes, not saved tensors: activation recomputation may return other
+    tensors than were saved, and the gradients belong to the original W and b. Bitwise equal to autograd's backward of
     `F.linear`.
     """
 
@@ -37,7 +37,7 @@ class SplitProduct(torch.autograd.Function):
         need_x, need_w, need_b, _ = ctx.needs_input_grad
         saved_tensors = ctx.saved_tensors
 
-        @torch.no_grad()  # deferred, it runs outside of autograd and must not start a graph that keeps x alive
+        @torch.no_grad()  # if deferred, it runs outside of autograd; a graph would keep x alive
         def accumulate_weight_grads() -> None:
             if need_w:
                 (x,) = saved_tensors
@@ -51,7 +51,7 @@ class SplitProduct(torch.autograd.Function):
 
 
 def split_linear(precision: Precision) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
-    """Return a function (x, W, b) -> y for a `Linear`'s `product`, with a split backward pass."""
+    """Return a function (x, W, b) -> y with a split backward pass, for `Linear.product`."""
 
     def multiply(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
         return SplitProduct.apply(x, w, b, precision)

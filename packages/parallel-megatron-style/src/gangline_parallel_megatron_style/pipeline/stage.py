@@ -1,10 +1,10 @@
-"""One stage of the model on this rank: the modules it runs, in order, with callbacks around each module.
+"""One pipeline stage of the model on this rank: the modules it runs, in order, with callbacks around each module.
 
     embed?  block  block ...  head?        each with the parameter groups whose weights it reads
 
-Before a module its groups are unsharded, and the next ones prefetched; when its backward pass has ended, its gradients
-are reduced. An identity before each module marks its backward's end: autograd runs in reverse order, so the identity's
-backward runs when the module's own is done.
+Before a module runs, its parameter groups are unsharded and the next modules' groups are prefetched; after its backward
+pass, its gradients are reduced. An identity before each module marks the end of the module's backward pass: autograd
+runs in reverse order, so the backward of the identity runs after the backward of the module.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from gangline.batch import Batch
 
 @dataclass(frozen=True)
 class Segment:
-    """A module of a stage. kind: "embed" (batch) -> hidden, "block" and "head" (hidden, batch) -> hidden or loss.
+    """A module of a pipeline stage.
 
-    groups    parameter groups whose weights it reads
-    reduces   parameter groups whose gradients are complete after its backward pass
+    kind      "embed": (batch) -> hidden; "block": (hidden, batch) -> hidden; "head": (hidden, batch) -> loss
+    groups    parameter groups whose weights the module reads
+    reduces   parameter groups whose gradients are complete after the module's backward pass
     """
 
     kind: str
@@ -49,26 +50,33 @@ class _Passing(torch.autograd.Function):
 
 
 def call_in_backward(hidden: Tensor, passed: Callable[[], None]) -> Tensor:
-    """Return `hidden` behind an identity whose backward calls `passed()`: after its users', before its producer's."""
+    """Return `hidden` through an identity whose backward calls `passed()`.
+
+    The call comes after the backward of the modules that read the result, and before the backward of the module that
+    made `hidden`. Without a gradient `hidden` is returned unchanged.
+    """
     return _Passing.apply(hidden, passed) if hidden.requires_grad else hidden
 
 
 class Stage:
-    """The segments of a stage. `before(segment, backward)` and `after(segment, backward)` are called around each."""
+    """The segments of a pipeline stage, with callbacks around the forward and the backward pass of each segment.
+
+    before, after: functions (segment, whether in the backward pass)
+    """
 
     def __init__(
         self, segments: list[Segment], before: Callable[[Segment, bool], None], after: Callable[[Segment, bool], None]
     ) -> None:
         self.segments, self.before, self.after = segments, before, after
-        self.writes = False  # whether the head returns logits of the next token of each row, not the loss
-        self._unmarked: dict[int, list[Segment]] = {}  # by microbatch: segments with no identity before them
+        self.writes = False  # text generation: whether the head returns logits of each row's next token, not the loss
+        self._unmarked: dict[int, list[Segment]] = {}  # microbatch -> segments without an identity before them
 
     def forward(self, microbatch: int, hidden: Tensor | None, batch: Batch) -> Tensor:
-        """Return the hidden state after the last segment, or the loss, or this rank's logits (B, V)."""
+        """Run the segments; return the hidden state, or after the head the loss or this rank's logits (B, V)."""
         unmarked = []
         for segment in self.segments:
             if hidden is None or not hidden.requires_grad:
-                unmarked.append(segment)  # the embedding, and segments after a frozen one
+                unmarked.append(segment)  # the embedding, and segments after a frozen embedding
             else:
                 hidden = call_in_backward(hidden, partial(self.after, segment, True))
             self.before(segment, False)
@@ -89,6 +97,6 @@ class Stage:
         return segment.module(hidden, batch)
 
     def end_backward(self, microbatch: int) -> None:
-        """End the backward pass of a microbatch: call `after` for the segments that no identity marks."""
+        """End the backward pass of a microbatch: call `after` for the segments without an identity before them."""
         for segment in reversed(self._unmarked.pop(microbatch)):
             self.after(segment, True)

@@ -1,8 +1,8 @@
-"""Two computations of one rank in turns: while one waits for a transfer, the other continues.
+"""Run two computations of one rank in turns: while one waits for a transfer, the other continues.
 
-Each has a thread, because a backward pass cannot be suspended and resumed otherwise. One runs at a time, and they
-switch only when a module calls `forward_context.overlap_point`: the order in which the rank starts transfers then
-follows from the model alone, and is equal on all ranks that take part in the transfers.
+Each computation has a thread, because otherwise a backward pass cannot be suspended and resumed. One thread runs at a
+time, and the threads switch only when a module calls `forward_context.overlap_point`. So the order in which the rank
+starts transfers depends on the model alone, and is equal on all ranks that take part in the transfers.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from gangline.model import forward_context
 
 
 class Abandoned(Exception):
-    """Raised in the remaining computation after the other one failed."""
+    """Raised in a computation after the other computation of the pair has failed."""
 
 
 class TurnTaking:
-    """Runner of pairs of computations; it owns the thread of the second ones."""
+    """Runner of pairs of computations: `first` in the caller's thread, `second` in a thread of this object."""
 
     def __init__(self) -> None:
         self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def run(self, first: Callable[[], object], second: Callable[[], object]) -> tuple[float, float]:
-        """Run both, `first` in this thread and up to its first wait before `second`; raise the error of either.
+        """Run two computations in turns: `first` starts in this thread, `second` when `first` waits or ends.
 
-        Returns the seconds that each of the two ran.
+        Returns the seconds that each of them ran. Raises the error of a computation that fails.
         """
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name="turns", daemon=True)
@@ -67,7 +67,7 @@ class _Pair:
         self._turn, self._since = 0, time.perf_counter()
 
     def run_in_turns(self, number: int, work: Callable[[], object]) -> bool:
-        """Run one of the two, from its first turn to its end; return whether the other one has ended by then."""
+        """Run computation `number`, from its first turn to its end; return whether the other computation has ended."""
         self.go[number].acquire()
         try:
             if self.failed is None:
@@ -82,7 +82,7 @@ class _Pair:
         return last
 
     def overlap_point(self) -> None:
-        """Run the other one until it waits or ends."""
+        """Run the other computation until it waits or ends; called by the current computation when it would wait."""
         number = self._turn
         if self.over[1 - number]:
             return
@@ -101,5 +101,5 @@ class _Pair:
 
 
 def _keep_stream() -> AbstractContextManager[object]:
-    """Return a context that sets this thread's CUDA stream in another thread: the current stream is thread-local."""
+    """Return a context that sets this thread's current CUDA stream, which is thread-local, in another thread."""
     return torch.cuda.stream(torch.cuda.current_stream()) if torch.cuda.is_initialized() else nullcontext()

@@ -1,4 +1,4 @@
-"""Validation that a schedule can be carried out and gives the gradients of one process."""
+"""Validation that a pipeline schedule can run and computes the same gradients as one process."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from gangline_parallel_megatron_style.pipeline.dependencies import walk
 
 
 def validate(schedule: Schedule) -> None:
-    """Raise ValueError for the first fault of a schedule.
+    """Raise ValueError for the first error in a schedule.
 
-    Each rank must have every F once, and either B or both I and W. The gradients of each chunk must come in the order
-    of the microbatches (the order of a sum decides its bits). No action may wait forever.
+    Each rank must run F once for every chunk and microbatch, and either B once or I and W once each. The gradients of
+    each chunk must be added in the order of the microbatches, because the order of a sum determines its bits. The
+    schedule must not deadlock.
     """
     if len(schedule.actions) != schedule.ranks:
         raise ValueError(f"{len(schedule.actions)} lists of actions for {schedule.ranks} ranks")
@@ -42,7 +43,7 @@ def _complete(schedule: Schedule, rank: int, order: tuple[PipelineAction, ...]) 
 
 
 def _check_order(rank: int, order: tuple[PipelineAction, ...]) -> None:
-    for kinds in ("BI", "BW"):  # weight gradients that are not deferred accumulate with I
+    for kinds in ("BI", "BW"):  # weight gradients that layers do not defer accumulate in I
         last: dict[int, int] = {}
         for action in order:
             if action.kind not in kinds:

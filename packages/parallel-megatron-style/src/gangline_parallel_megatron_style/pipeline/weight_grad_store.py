@@ -2,7 +2,7 @@
 
 with store.open(chunk, microbatch):     # I: layers defer closures into the store
     output.backward(gradient)
-store.run(chunk, microbatch)            # W: run them in the order in which they were deferred
+store.run(chunk, microbatch)            # W: run the closures in the order in which they were deferred
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ class WeightGradStore:
 
     @contextmanager
     def open(self, chunk: int, microbatch: int) -> Iterator[None]:
-        """Store the weight gradients that are deferred inside the block. Raises RuntimeError if a store is open."""
+        """Store the weight gradients that layers defer inside the block. Raises RuntimeError if a store is open."""
         with defer_gradients(self._closures[chunk, microbatch].append):
             yield
 
     def run(self, chunk: int, microbatch: int) -> None:
-        """Run the stored closures in the order in which they were deferred, and release each one after its run."""
+        """Run the stored closures in the order in which they were deferred; release each closure after it ran."""
         closures = self._closures.pop((chunk, microbatch), deque[Closure]())
         while closures:
             closures.popleft()()
 
     def clear(self) -> None:
-        """Drop the closures that a failed step left."""
+        """Drop all stored closures, for example of a failed step."""
         self._closures.clear()
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""ZB-V: no bubble except the time to reach the last rank, in the memory of 1F1B."""
+"""ZB-V schedule: no bubble except the time to reach the last rank, with the peak activations of 1F1B."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from gangline_parallel_megatron_style.pipeline.actions import (
     compute_stage,
 )
 
-# Order in which a free rank chooses. Only this order leaves no bubble if F = I = W (2 to 32 ranks).
+# Priority by which a free rank chooses its next action. Only this order leaves no bubble if F = I = W (2 to 32 ranks).
 PREFERENCE: tuple[tuple[Kind, int], ...] = (("F", 1), ("F", 0), ("I", 0), ("I", 1))
-SAME_TIME = 1e-9  # relative to the longest action: tolerance for sums of floats in another order
+SAME_TIME = 1e-9  # tolerance for equal times, relative to the longest action: float sums depend on their order
 
-Ends = dict[tuple[Kind, int, int], float]  # time at which F or I of a stage and a microbatch ends
+Ends = dict[tuple[Kind, int, int], float]  # (F or I, stage, microbatch) -> time at which the action ends
 
 
 class _Rank:
@@ -29,8 +29,8 @@ class _Rank:
     def __init__(self, ranks: int, microbatches: int, rank: int) -> None:
         self.stages = [compute_stage(ranks, "v", rank, chunk) for chunk in (0, 1)]
         self.last, self.microbatches = 2 * ranks - 1, microbatches
-        self.room, self.held = 2 * ranks, [0, 0]  # activations: free slots, number held of each chunk
-        self.next = dict.fromkeys(PREFERENCE, 0)  # next microbatch
+        self.room, self.held = 2 * ranks, [0, 0]  # activations: number of free slots, number held of each chunk
+        self.next = dict.fromkeys(PREFERENCE, 0)  # (kind, chunk) -> next microbatch
         self.deferred: deque[PipelineAction] = deque()
         self.actions: list[PipelineAction] = []
         self.free = 0.0
@@ -38,7 +38,7 @@ class _Rank:
     def _is_ready(self, kind: Kind, chunk: int, microbatch: int, ends: Ends, until: float) -> bool:
         stage = self.stages[chunk]
         if kind == "F":
-            # The last slot is reserved for a forward of chunk 1: only that leads to a backward, which frees memory.
+            # The last slot is for a forward of chunk 1: only chunk 1 leads to a backward, which frees memory.
             room = self.room > (1 if chunk == 0 and not self.held[1] else 0)
             return room and (stage == 0 or ends.get(("F", stage - 1, microbatch), until + 1) <= until)
         if stage == self.last:
@@ -46,7 +46,7 @@ class _Rank:
         return ("F", stage, microbatch) in ends and ends.get(("I", stage + 1, microbatch), until + 1) <= until
 
     def choose(self, ends: Ends, until: float) -> PipelineAction | None:
-        """Return the first action of `PREFERENCE` whose input is here by `until`, else the oldest W, else None."""
+        """Return the first action of `PREFERENCE` whose input arrives by `until`, else the oldest W, else None."""
         for kind, chunk in PREFERENCE:
             microbatch = self.next[kind, chunk]
             if microbatch < self.microbatches and self._is_ready(kind, chunk, microbatch, ends, until):
@@ -69,18 +69,19 @@ class _Rank:
 
 
 def make_zb_v_schedule(ranks: int, microbatches: int, times: ActionTimes | Sequence[ActionTimes] = UNIFORM) -> Schedule:
-    """Make the ZB-V schedule: two chunks a rank as a V; ranks take the most urgent ready action within bounded memory.
+    """Make the ZB-V schedule: two chunks a rank, as a V; a free rank runs the ready action of highest priority.
 
     Qi et al. 2023, arXiv 2401.10241, section 6; Pipeline Parallelism with Controllable Memory, arXiv 2405.15362 (V-ZB).
-    Idle time of each rank: (p - 1)F, F of one chunk, if F = I = W and m >= 2p (rank p - 1 cannot begin earlier). More
-    if they differ; least if `times`, of each stage or of all, are the real ones.
-    Activations (of one chunk): at most 2p, as much as 1F1B's p of two chunks each.
+    Idle time of each rank: (p - 1)F, F of one chunk, if F = I = W and m >= 2p (rank p - 1 cannot begin earlier). Idle
+    time is longer if F, I and W differ, and shortest if `times` are the real times.
+    times: action times, one value for all stages or one for each stage
+    Peak activations: at most 2p, each of one microbatch in one chunk: as much memory as 1F1B with p of two chunks each.
     """
     each = expand_times(times, 2 * ranks)
     slack = SAME_TIME * max(time.get_time(kind) for time in each for kind, _ in PREFERENCE)
     states = [_Rank(ranks, microbatches, rank) for rank in range(ranks)]
     ends: Ends = {}
-    events = [(0.0, rank) for rank in range(ranks)]  # (time, rank) at which a rank may choose again
+    events = [(0.0, rank) for rank in range(ranks)]  # (time, rank): times at which a rank may choose an action
     while events:
         now = events[0][0] + slack
         woken = set()

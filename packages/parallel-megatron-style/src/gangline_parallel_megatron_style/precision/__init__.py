@@ -1,1 +1,1 @@
-"""Matmuls in 8-bit floating point (FP8): a precision for every strategy."""
+"""Precision `fp8`, for every strategy: matmuls in 8-bit floating point (FP8)."""

@@ -11,7 +11,7 @@ from gangline.config import PrecisionConfig
 
 @dataclass
 class Fp8(PrecisionConfig):
-    """Compute in bfloat16, the linear layers of blocks in float8; master weights and optimizer state in float32."""
+    """Compute linear layers of blocks in float8, the rest in bfloat16; keep master weights and state in float32."""
 
     scaling: Literal["tensor", "row", "block"] = "tensor"  # FP8 scaling granularity: per tensor, row or block of 128
 

@@ -1,4 +1,4 @@
-"""Devices that multiply float8 matrices, by torch 2.13's own checks before it calls cuBLAS or CUTLASS."""
+"""Check that a device supports float8 matmuls: the checks of torch 2.13 before it calls cuBLAS or CUTLASS."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ CUDA_FOR_BLOCKS = (12, 9)
 
 
 def refuse(scaling: str, device: str | None) -> None:
-    """Raise UserError if this rank's device cannot compute with `scaling`; a CPU always can, by emulation.
+    """Raise UserError if this rank's device does not support `scaling`. A CPU supports all scalings, by emulation.
 
-    device: value of `run.device`; None means the GPU if there is one
+    device: value of `run.device`; None: the GPU if there is one
     """
     if (device or "cuda").split(":")[0] == "cpu" or not torch.cuda.is_available():
         return
@@ -23,7 +23,7 @@ def refuse(scaling: str, device: str | None) -> None:
 
 
 def find_scaling_problem(scaling: str, capability: tuple[int, int], cuda: str | None) -> tuple[str, str] | None:
-    """Return (why, alternative) if a GPU of this compute capability and CUDA version cannot use `scaling`, or None."""
+    """Return (why, alternative) if a GPU with this compute capability and CUDA cannot use `scaling`, else None."""
     if cuda is None:
         return "Products in float8 need an NVIDIA GPU.", "precision=bf16"
     has = ".".join(map(str, capability))

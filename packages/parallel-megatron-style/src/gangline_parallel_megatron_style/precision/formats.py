@@ -1,4 +1,4 @@
-"""Float8 formats, the granularity of scales, and a matrix of values and scales.
+"""Float8 formats, the granularity of scales, and quantised matrices (values and scales).
 
 M rows, F features
 """
@@ -11,8 +11,8 @@ from enum import Enum
 import torch
 from torch import Tensor
 
-ALIGNED = 16  # GPUs multiply float8 matrices only if their sides are multiples of this
-SMALLEST = 2.0**-126  # the smallest scale: its inverse is still a normal number
+ALIGNED = 16  # GPUs multiply float8 matrices only if the matrix dims are multiples of 16
+SMALLEST = 2.0**-126  # minimum scale: the smallest normal float32, whose inverse is finite
 
 
 class Format(Enum):
@@ -26,7 +26,7 @@ class Format(Enum):
 
 
 class Grain(Enum):
-    """Granularity of scales: (rows, columns) that share a scale; None for all rows or columns."""
+    """Granularity of scales: number of (rows, columns) that share a scale; None: all rows or columns."""
 
     TENSOR = None, None
     ROW = 1, None
@@ -43,7 +43,7 @@ class Quantised:
     grain: Grain
 
     def dequantise(self) -> Tensor:
-        """Return the matrix (M, F) in float32, exact."""
+        """Return the padded matrix (M, F) in float32, without rounding."""
         scaled = split_parts(self.values.float(), self.grain) * self.scale[:, None, :, None]
         return scaled.view(self.values.shape)
 

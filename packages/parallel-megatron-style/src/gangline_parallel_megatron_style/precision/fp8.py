@@ -1,7 +1,7 @@
 """FP8 matmuls in a run that otherwise computes in bfloat16.
 
-Each of the three matmuls of a linear layer rounds its two operands just before it multiplies, by scales from their
-current values ("current" or "dynamic" scaling), without state or warm-up:
+Each of the three matmuls of a linear layer quantises its two operands just before the matmul, with scales computed from
+their current values ("current" or "dynamic" scaling), without state or warm-up:
 
     forward    x (.., in)     W  (out, in)     sums over in
     grad_x     dy (.., out)   Wᵀ (in, out)     sums over out
@@ -9,12 +9,12 @@ current values ("current" or "dynamic" scaling), without state or warm-up:
 
     scaling  x, xᵀ    W, Wᵀ      dy, dyᵀ        one scale for
     tensor   e4m3     e4m3       e5m2           the full operand
-    row      e4m3     e4m3       e4m3           the numbers that are summed to one result
+    row      e4m3     e4m3       e4m3           a row of the operand: the numbers that are summed to one result
     block    e4m3     e4m3       e4m3           1 x 128 of x and dy, 128 x 128 of W
 
-Gradients span many powers of two. If a full tensor shares a scale they get e5m2, which has twice the exponents of e4m3
-and half the resolution (arXiv 2209.05433, section 4); if few numbers share one, e4m3 has enough range (DeepSeek-V3,
-arXiv 2412.19437, section 3.3.2, the source of block scaling).
+Gradients span many powers of two. If a full tensor shares a scale, gradients get e5m2, which has twice the exponents of
+e4m3 and half the resolution (arXiv 2209.05433, section 4). If few numbers share a scale, e4m3 has enough range
+(DeepSeek-V3, arXiv 2412.19437, section 3.3.2, the source of block scaling).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from gangline_parallel_megatron_style.precision.quantise import quantise
 
 @dataclass(frozen=True)
 class Recipe:
-    """How operands are rounded: the format of gradients, and the granularity of scales of activations and weights."""
+    """Quantisation of operands: float8 format of gradients, granularity of scales of activations and of weights."""
 
     gradients: Format
     activations: Grain
@@ -52,7 +52,7 @@ RECIPES = {
 
 
 class Fp8Precision(Precision):
-    """Precision with the matmuls of `Linear` in float8, all else in bfloat16; parameters and gradients in float32."""
+    """Precision with matmuls of `Linear` in float8, other compute in bfloat16, parameters and gradients in float32."""
 
     param_dtype = reduce_dtype = grad_dtype = torch.float32
     compute_dtype = torch.bfloat16
@@ -64,7 +64,7 @@ class Fp8Precision(Precision):
         return _Linear.apply(x, w, b, self)
 
     def compute_product(self, x: Tensor, w: Tensor) -> Tensor:
-        """Compute `linear` without a bias and without a backward pass."""
+        """Compute x Wᵀ (.., out) in float8, without a bias and without a backward pass."""
         y_NF = self._multiply(_flatten_rows(x), Format.E4M3, w, self.recipe.weights)
         return _restore_shape(y_NF, x)
 
@@ -78,17 +78,20 @@ class Fp8Precision(Precision):
         )
 
     def _multiply(self, a_MI: Tensor, form: Format, b_OI: Tensor, grain: Grain) -> Tensor:
-        """Return A Bᵀ (M, N) in the compute dtype; zeros if a dimension is 0, as on a rank with an empty shard."""
+        """Return A Bᵀ (M, O) in the compute dtype; zeros if M, I or O is 0, as on a rank with an empty shard.
+
+        form: float8 format of A; grain: granularity of the scales of B
+        """
         (m, k), n = a_MI.shape, b_OI.shape[0]
         if not m or not n or not k:
             return a_MI.new_zeros(m, n, dtype=self.compute_dtype)
         arguments = (a_MI.to(self.compute_dtype), form.name, self.recipe.activations.name, b_OI.to(self.compute_dtype))
-        whole = torch.compiler.is_compiling() and a_MI.is_cuda  # these kernels are faster than compiled operators
+        whole = torch.compiler.is_compiling() and a_MI.is_cuda  # Triton kernels are faster than compiled operators
         return (torch.ops.gangline.float8_product if whole else multiply_rounded)(*arguments, grain.name)
 
 
 def multiply_rounded(a_MI: Tensor, form: str, a_grain: str, b_OI: Tensor, b_grain: str) -> Tensor:
-    """Return A Bᵀ (M, O) in the operands' dtype, each operand first rounded to float8: A to `form`, B to e4m3."""
+    """Return A Bᵀ (M, O) in the dtype of A, after quantisation of A to the float8 format `form` and of B to e4m3."""
     a = quantise(a_MI, Format[form], Grain[a_grain])
     b = quantise(b_OI, Format.E4M3, Grain[b_grain])
     return multiply(a, b, a_MI.dtype)[: len(a_MI), : len(b_OI)].contiguous()
@@ -101,7 +104,10 @@ torch.library.custom_op("gangline::float8_product", multiply_rounded, mutates_ar
 
 
 class _Linear(torch.autograd.Function):
-    """Autograd function x (.., in), W (out, in), b (out,) -> x Wᵀ + b. Saves W and, if W is trained, x, unrounded."""
+    """Autograd function x (.., in), W (out, in), b (out,) -> x Wᵀ + b.
+
+    Saves W and, if W is trained, x, both unquantised.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, precision: Fp8Precision) -> Tensor:
@@ -122,12 +128,12 @@ class _Linear(torch.autograd.Function):
 
 
 def _flatten_rows(x: Tensor) -> Tensor:
-    """Flatten (.., F) to (N, F)."""
+    """Return a tensor (.., F) as rows (N, F)."""
     return x.reshape(x.shape[:-1].numel(), x.shape[-1])
 
 
 def _restore_shape(y_NF: Tensor, x: Tensor) -> Tensor:
-    """Return (N, F) as (.., F) with the leading dims of x; a new tensor to autograd, so it may be changed in place."""
+    """Return (N, F) as (.., F) with the leading dims of x: not a view to autograd, so in-place changes are allowed."""
     return torch.ops.aten._unsafe_view(y_NF, (*x.shape[:-1], y_NF.shape[1]))
 
 

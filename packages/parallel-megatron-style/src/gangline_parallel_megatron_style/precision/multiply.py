@@ -13,9 +13,10 @@ from gangline_parallel_megatron_style.precision.formats import Grain, Quantised
 
 
 def multiply(a: Quantised, b: Quantised, dtype: torch.dtype) -> Tensor:
-    """Multiply (M, I) by (O, I) to (M, O): summed in float32, then rounded to `dtype`.
+    """Return A Bᵀ (M, O) of quantised matrices A (M, I) and B (O, I), summed in float32, then rounded to `dtype`.
 
-    A CPU multiplies dequantised values, which are exact in float32: the bits are those of torch's scaled matmul.
+    On a CPU the operands are dequantised first, which is exact in float32: the result is bitwise equal to torch's
+    scaled matmul.
     """
     if a.values.device.type == "cpu":
         return (a.dequantise() @ b.dequantise().t()).to(dtype)
@@ -39,8 +40,8 @@ def multiply(a: Quantised, b: Quantised, dtype: torch.dtype) -> Tensor:
 
 def _lay_out(q: Quantised) -> Tensor:
     """Return the scales in the shape and memory order that cuBLAS reads."""
-    if q.grain is Grain.TILE:  # adjacent rows are adjacent in memory
+    if q.grain is Grain.TILE:  # scales of adjacent rows must be adjacent in memory
         return q.scale.t().contiguous().t()
-    if q.grain is Grain.BLOCK:  # adjacent along I, padded to a multiple of four
+    if q.grain is Grain.BLOCK:  # scales along I must be adjacent, padded to a multiple of four
         return F.pad(q.scale, (0, -q.scale.shape[1] % 4)).t()
     return q.scale

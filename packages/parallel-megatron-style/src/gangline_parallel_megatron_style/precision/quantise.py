@@ -1,10 +1,11 @@
 """Quantisation to float8: values, and scales that are powers of two.
 
-A scale that is a power of two moves the exponent, without rounding. So the result for a value hardly depends on the
-other values that share its scale: a sharded matrix has the float8 values of the full one, except those so far below the
-largest that float8 has no normal number for them. No value saturates: the scale is large enough for all.
+A scale that is a power of two changes only the exponent, without rounding. So the float8 result of a value hardly
+depends on the other values that share its scale: a shard of a matrix gets the float8 values of the full matrix, except
+values so far below the largest value that they are subnormal in float8. No value saturates, because the scale is large
+enough for the largest value.
 
-M rows, F features, over which a matmul sums.
+M rows, F features, over which a matmul sums
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from gangline_parallel_megatron_style.precision.formats import ALIGNED, SMALLEST
 
 
 def quantise(x_MF: Tensor, form: Format, grain: Grain) -> Quantised:
-    """Round a non-empty matrix to float8, padded with zeros to complete blocks.
+    """Quantise a non-empty matrix to float8, padded with zeros to complete blocks.
 
-    An infinity or NaN makes all values that share its scale NaN: the scale is infinite, and zero times infinity is NaN.
+    An infinity or a NaN makes all values that share its scale NaN after dequantisation: the scale is infinite, and zero
+    times infinity is NaN.
     """
     if takes_kernels(x_MF):
         from gangline_parallel_megatron_style.precision import quantise_triton
@@ -31,14 +33,14 @@ def quantise(x_MF: Tensor, form: Format, grain: Grain) -> Quantised:
     parted = split_parts(x_MF, grain)
     scale = compute_scale(parted.abs().amax((1, 3)).float(), form)
     values = (parted * scale.reciprocal().to(x_MF.dtype)[:, None, :, None]).to(form.dtype)
-    return Quantised(values.reshape(x_MF.shape).contiguous(), scale, grain)  # a transposed input moves as single bytes
+    return Quantised(values.reshape(x_MF.shape).contiguous(), scale, grain)  # a transposed input is copied as float8
 
 
 def compute_scale(largest: Tensor, form: Format) -> Tensor:
-    """Return the smallest powers of two by which numbers up to `largest` (float32) are divided to fit in `form`.
+    """Return scales: the smallest powers of two such that `largest` (float32) / scale fits in `form`.
 
-    At least `SMALLEST`; infinite if `largest` is not finite.
+    A scale is at least `SMALLEST`, and infinite if `largest` is not finite.
     """
     reduced = largest * 2.0**-form.exponent
-    below = (reduced.view(torch.int32) & 0x7F800000).view(torch.float32)  # the exponent alone; NaN has that of infinity
+    below = (reduced.view(torch.int32) & 0x7F800000).view(torch.float32)  # the exponent; NaN has infinity's
     return torch.where(reduced > 1.75 * below, 2 * below, below).clamp(min=SMALLEST)

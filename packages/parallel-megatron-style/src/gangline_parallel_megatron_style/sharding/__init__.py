@@ -1,1 +1,1 @@
-"""Placement of arrays: the boxes of every array and the ranks that hold them. Torch-free."""
+"""Sharding of arrays: the boxes of every array and the ranks that hold them. Imports no torch."""

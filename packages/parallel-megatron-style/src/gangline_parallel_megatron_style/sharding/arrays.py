@@ -1,6 +1,6 @@
-"""Layout of every array of the run: parameter groups, buffers and the registry, from plan and mesh alone. Torch-free.
+"""Layout of every array of the run: parameter groups, buffers and the registry, from plan and mesh. Imports no torch.
 
-An array is sharded in this order: along a tensor dim over `tp`, along another over a fold (`cuts`), and the rest
+An array is sharded in this order: along one tensor dim over `tp`, along another dim over a fold (`cuts`), and then
 between rows over the ranks that share its optimizer state (`ranks`, `packing`). The runtime, checkpoints, error
 feedback and the closed forms of a layout's cost all read the result of `lay_out`.
 """
@@ -18,17 +18,17 @@ from gangline_parallel_megatron_style.sharding.cuts import CutArray, count_grad_
 from gangline_parallel_megatron_style.sharding.packing import ArrayRows, Packing, pack
 from gangline_parallel_megatron_style.sharding.ranks import StateRanks
 
-EMBED, HEAD, TIED = "embed", "head", "tied"  # parameter groups besides the blocks
+EMBED, HEAD, TIED = "embed", "head", "tied"  # names of the parameter groups that are not blocks
 
 
 @dataclass(frozen=True)
 class ParamKind:
     """Storage and reduction of arrays: arrays of one parameter group and one kind share a buffer.
 
-    fold          the fold that shards the arrays, or None: all data ranks hold equal arrays
-    master_dtype  whether they are computed in their stored dtype: that of master weights, or codes
-    trained       whether they have gradients
-    low_bit       their stored dtype, if it is not that of master weights (`Plan.low_bit`)
+    fold          the fold that shards the arrays; None: all data ranks hold equal arrays
+    master_dtype  whether the arrays are computed in their stored dtype: the dtype of master weights, or a low-bit dtype
+    trained       whether the arrays have gradients
+    low_bit       stored dtype of the arrays, if it differs from the dtype of master weights (`Plan.low_bit`)
     """
 
     fold: str | None
@@ -41,8 +41,8 @@ class ParamKind:
 class BufferLayout:
     """Arrays of one parameter group and one kind, in one flat buffer.
 
-    sums  array -> number of neighbours along `tp` over which its gradient is added: the full axis, or the ranks that
-          share a key-value head; 0: none
+    sums  array -> number of neighbouring `tp` ranks that sum its gradient: the full axis, or the ranks that share a
+          key-value head; 0: no sum
     """
 
     group: str
@@ -55,8 +55,8 @@ class BufferLayout:
 class ModelLayout:
     """The layout of all arrays of the model.
 
-    groups  parameter group -> its buffers
-    stage   parameter group -> the pp ranks that have it, its owner first
+    groups  parameter group -> buffers of the group
+    stage   parameter group -> pp ranks that have the group, the owner first
     """
 
     registry: Registry
@@ -66,11 +66,11 @@ class ModelLayout:
 
 @dataclass(frozen=True)
 class ModelShapes:
-    """Shapes of a model's parameters and buffers by stored name, with their aliases and the frozen parameters."""
+    """Shapes of a model's parameters and buffers by stored name, their aliases, and the names of frozen parameters."""
 
     shapes: Mapping[str, tuple[int, ...]]
-    buffers: Mapping[str, tuple[tuple[int, ...], str]]  # shape and dtype of persistent buffers
-    aliases: Mapping[str, tuple[str, ...]]  # stored name of a parameter or buffer -> all its names in modules
+    buffers: Mapping[str, tuple[tuple[int, ...], str]]  # stored name -> (shape, dtype) of a persistent buffer
+    aliases: Mapping[str, tuple[str, ...]]  # stored name of a parameter or buffer -> its names in modules
     frozen: Collection[str] = ()
 
 
@@ -84,10 +84,11 @@ def lay_out(
     sequence_parallel: bool,
     dtype: str,
 ) -> ModelLayout:
-    """Return the layout of the model. `ranks`: the pp rank of the embedding, of each block, and of the head.
+    """Return the layout of the model.
 
-    Raises ValueError for an array that is outside of the modules that the plan names, is shared in an unsupported way,
-    or does not divide.
+    ranks: pp ranks of the embedding, of each block, and of the head, in this order
+    Raises ValueError for an array that is in none of the modules that the plan names, that modules share in an
+    unsupported way, or that does not divide over its ranks.
     """
     homes = {EMBED: ranks[0], **{f"{plan.blocks}.{i}": rank for i, rank in enumerate(ranks[1:-1])}, HEAD: ranks[-1]}
     group_names = {name: choose_group(name, plan, model_shapes.aliases[name]) for name in model_shapes.shapes}
@@ -124,7 +125,7 @@ def lay_out(
 def _pack_rows(
     kind: ParamKind, cut: Mapping[str, CutArray], plan: Plan, mesh: Mesh, zero: int
 ) -> list[tuple[Packing, dict[str, tuple[Division, ...]]]]:
-    """Return the buffers of these arrays, and all divisions of each array."""
+    """Return (packing, divisions of each array by name) for every buffer of the arrays `cut` of one kind."""
     ranks = StateRanks.of(plan, mesh, kind.fold)
     parts = ranks.shards if zero else 1
     every = ranks.fold.size if ranks.fold else 1
@@ -144,7 +145,10 @@ def _pack_rows(
 
 
 def _lay_out_buffers(plan: Plan, mesh: Mesh, model_shapes: ModelShapes, homes: Mapping[str, int]) -> dict[str, Layout]:
-    """Return layouts of persistent buffers: full, on one pipeline rank. Raises ValueError if several share one."""
+    """Return the layouts of persistent buffers: complete, on one pipeline rank.
+
+    Raises ValueError if modules on several pipeline ranks share a buffer.
+    """
     layouts = {}
     for name, (shape, dtype) in model_shapes.buffers.items():
         places = sorted({homes[_find_place(alias, plan)] for alias in model_shapes.aliases[name]})
@@ -155,7 +159,7 @@ def _lay_out_buffers(plan: Plan, mesh: Mesh, model_shapes: ModelShapes, homes: M
 
 
 def compute_local_shape(layout: Layout, mesh: Mesh, coordinate: Mapping[str, int]) -> tuple[int, ...]:
-    """Return the shape of an array on the rank at `coordinate` before its rows are sharded."""
+    """Return the shape of an array on the rank at `coordinate` before ZeRO shards its rows."""
     shape = list(layout.shape)
     for division in layout.divisions:
         if not division.rows:
@@ -165,15 +169,15 @@ def compute_local_shape(layout: Layout, mesh: Mesh, coordinate: Mapping[str, int
 
 
 def locate_part(division: Division, mesh: Mesh, coordinate: Mapping[str, int]) -> tuple[int, int]:
-    """Return (start, end) along the dim of a division of the part that the rank at `coordinate` holds."""
+    """Return (start, end), along the dim of a division, of the part that the rank at `coordinate` holds."""
     part = mesh.index(coordinate, division.axes) // division.every % division.parts
     return division.bounds[0][part], division.bounds[0][part + 1]
 
 
 def choose_group(name: str, plan: Plan, aliases: Sequence[str]) -> str:
-    """Return the parameter group of an array: a block, the embedding, the head, or `TIED` if the latter two share it.
+    """Return the parameter group of an array: a block, `EMBED`, `HEAD`, or `TIED` if embedding and head share it.
 
-    Raises ValueError if other groups share it, and if it is in none of the modules that the plan names.
+    Raises ValueError if other modules share the array, or if it is in none of the modules that the plan names.
     """
     places = {_find_place(alias, plan) for alias in (name, *aliases)}
     if len(places) == 1:
@@ -196,7 +200,10 @@ def _find_place(name: str, plan: Plan) -> str:
 
 
 def _pack(rows: tuple[tuple[int, int], ...], parts: int, names: tuple[str, ...]) -> list[Packing]:
-    """Return the result of `pack` under these names; blocks of equal shapes are packed once."""
+    """Return the result of `pack` for arrays with the names `names`; blocks of equal shapes are packed once.
+
+    rows: (number of rows, row length) of each array
+    """
     return [
         Packing(
             tuple(ArrayRows(names[int(array.name)], array.count, array.width) for array in packing.arrays),

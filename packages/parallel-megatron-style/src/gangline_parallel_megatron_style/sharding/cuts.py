@@ -1,4 +1,7 @@
-"""Sharding of arrays along their dims: over `tp` between units such as heads, over folds in equal parts. Torch-free."""
+"""Sharding of arrays along their dims: over `tp` between units such as heads, over folds in equal parts.
+
+Imports no torch.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,11 @@ from gangline_parallel_megatron_style.sharding.ranks import find_active_fold
 
 @dataclass(frozen=True)
 class CutArray:
-    """An array after sharding along its dims, before its rows are sharded.
+    """An array after sharding along its dims, before ZeRO shards its rows.
 
     shape       shape of the largest part
-    fold        name of the fold that shards it, or None
-    neighbours  number of tp ranks that hold one part in common: all if it is not sharded over tp
+    fold        name of the fold that shards the array, or None
+    neighbours  number of tp ranks that hold the same part: all tp ranks if the array is not sharded over tp
     """
 
     shape: tuple[int, ...]
@@ -35,7 +38,7 @@ class CutArray:
 
 
 def cut_array(name: str, shape: tuple[int, ...], plan: Plan, mesh: Mesh) -> CutArray:
-    """Return the parts of an array by the plan's cuts. Raises ValueError if its dims do not divide."""
+    """Return an array sharded along its dims by the rules of the plan. Raises ValueError if its dims do not divide."""
     divisions: tuple[Division, ...] = ()
     part_shape, fold_name, neighbours = list(shape), None, mesh.size("tp")
     for axis, cut in plan.get_cuts(name, len(shape)).items():
@@ -63,8 +66,9 @@ def cut_array(name: str, shape: tuple[int, ...], plan: Plan, mesh: Mesh) -> CutA
 def cut_over_tp(name: str, length: int, cut: ShardRule, size: int) -> tuple[tuple[int, ...], int]:
     """Return (bounds, every) of a dim that `size` tp ranks shard between units (heads; arXiv 2305.13245, section 2.2).
 
-    Rank index i holds part (i // every) % parts. With 2 key-value heads, tp=4, every=2: parts 0, 0, 1, 1. Rows of dim 0
-    may be sharded unevenly (a vocabulary), the last parts being smaller. Raises ValueError if neither fits.
+    Rank index i holds part (i // every) % parts: with 2 key-value heads, tp=4 and every=2, the ranks hold parts 0, 0,
+    1, 1. Rows of dim 0 may be sharded unevenly (a vocabulary): the last parts are smaller. Raises ValueError if the
+    units neither divide over the ranks nor can be repeated or sharded unevenly.
     """
     units = length // cut.unit
     if units * cut.unit != length:
@@ -78,7 +82,10 @@ def cut_over_tp(name: str, length: int, cut: ShardRule, size: int) -> tuple[tupl
 
 
 def count_grad_neighbours(name: str, cut: CutArray, plan: Plan, mesh: Mesh, sequence_parallel: bool) -> int:
-    """Return the number of tp ranks that add an array's gradient because they saw other tokens or heads; 0: none."""
+    """Return the number of tp ranks that must sum an array's gradient; 0: no sum.
+
+    The sum is needed if the ranks hold the same part of the array but compute with other tokens or heads.
+    """
     tp = mesh.size("tp")
     fold = find_active_fold(plan, mesh, cut.fold)
     if tp == 1 or (fold is not None and "tp" in fold.out_of):

@@ -1,18 +1,18 @@
-"""Packing of a parameter group's arrays into flat buffers that ranks shard evenly, between rows. Torch-free.
+"""Packing of a parameter group's arrays into flat buffers that ranks shard evenly, between rows. Imports no torch.
 
-A parameter group (a block) is gathered and reduced in one piece, so its arrays are in one buffer, which n ranks shard
-into n ranges of equal length. No row may be split, and every array must be one view of the buffer, so padding inside an
-array is impossible. Therefore the range length is a multiple of the row widths, and each array begins at a multiple of
-its own width. An array of one dim is one row. If the widths have no small common multiple, arrays of each width have a
-buffer of their own.
+A parameter group (a block) is gathered and reduced in one collective, so its arrays are in one buffer, which n ranks
+shard into n ranges of equal length. No row may be split, and every array must be one view of the buffer, so padding
+inside an array is impossible. Therefore the range length is a multiple of the row widths, and each array begins at a
+multiple of its own width. An array of one dim is one row. If the widths have no small common multiple, the arrays of
+each width have a separate buffer.
 
-A checkpoint stores an array in chunks that no shard border may split, so their number of rows divides the greatest
-common divisor of the array's borders: borders at rows 2050 and 4211 leave chunks of one row, a million chunks in a
-model of 8 B parameters. So ranges begin on a grain: a power of two of rows of the widest array (of narrower ones a
-multiple of that), the largest that costs no more than 1 % of the buffer. It is a power of two because numbers of heads
-and features have many factors of two, so that the grain also fits other layouts. The starts of arrays matter as much as
-those of ranges: wide arrays come first and single rows last, so that little is off the grain. Padding goes between
-arrays, which begin on the largest multiple of the grain that divides a range.
+A checkpoint stores an array in chunks that no shard border may split, so the number of rows of a chunk divides the
+greatest common divisor of the array's borders: borders at rows 2050 and 4211 leave chunks of one row, a million chunks
+in a model of 8 B parameters. So the length of a range is a multiple of a grain: the least common multiple of the row
+widths times the largest power of two that costs no more than 1 % of padding. It is a power of two because numbers of
+heads and features have many factors of two, so the grain also fits other layouts. The starts of arrays matter as much
+as the starts of ranges: wide arrays come first and single rows last, so that few starts are off the grain. Padding is
+between arrays, which begin on the largest fitting multiple of the grain that divides a range.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import lcm
 
-ALIGNED = 8  # elements: alignment for 16-bit kernels, if no other rule sets where an array begins
-WASTE = 1.1  # maximum size of one buffer relative to its arrays, before several buffers are preferred
-GRAIN = 0.01  # maximum padding relative to the arrays, for borders on a coarse grain
+ALIGNED = 8  # alignment of array starts in elements, for 16-bit kernels, in a buffer that is not sharded
+WASTE = 1.1  # maximum size of one buffer relative to its arrays; above it, separate buffers by row width are tried
+GRAIN = 0.01  # maximum additional padding for borders on a coarse grain, relative to the arrays
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class ArrayRows:
 
 @dataclass(frozen=True)
 class Packing:
-    """One buffer: `parts` ranges of `length` elements each, and the start of each array in the buffer."""
+    """One buffer: `parts` ranges of `length` elements each, and `starts`, the offset of each array in the buffer."""
 
     arrays: tuple[ArrayRows, ...]
     starts: tuple[int, ...]
@@ -53,7 +53,7 @@ class Packing:
         return self.parts * self.length
 
     def compute_row_bounds(self, index: int) -> tuple[int, ...]:
-        """Return how many rows of array number `index` begin before each range, and before the end."""
+        """Return the number of rows of array `index` that begin before each range, and before the buffer's end."""
         array, start = self.arrays[index], self.starts[index]
         return tuple(
             min(max(-(-(part * self.length - start) // array.width), 0), array.count) for part in range(self.parts + 1)
@@ -61,7 +61,7 @@ class Packing:
 
 
 def pack(arrays: Sequence[ArrayRows], parts: int) -> list[Packing]:
-    """Return buffers for these arrays, in order: one if that wastes little, else one for each width of rows."""
+    """Return buffers for the arrays: one buffer if it wastes little memory, else one for each row width."""
     if parts == 1:
         return [_pack(arrays, 1, 1)] if arrays else []
     together = _pack(arrays, parts, lcm(*(array.width for array in arrays if array.count > 1))) if arrays else None
@@ -74,7 +74,7 @@ def pack(arrays: Sequence[ArrayRows], parts: int) -> list[Packing]:
 
 
 def _align_to_grain(least: Packing) -> Packing:
-    """Return the packing with all borders on multiples of the largest power of two of rows that costs little."""
+    """Return the packing with all range borders on the largest grain whose padding is below `GRAIN`."""
     stacks = sorted((array for array in least.arrays if array.count > 1), key=lambda array: -array.width)
     if not stacks:
         return least
@@ -89,7 +89,7 @@ def _align_to_grain(least: Packing) -> Packing:
 
 
 def _spread(packing: Packing, grain: int) -> Packing:
-    """Return the packing with arrays on multiples of the largest fitting multiple of the grain that divides a range."""
+    """Return the packing with array starts on the largest possible multiple of the grain that divides a range."""
     for step in range(packing.length, grain, -grain):
         if packing.length % step == 0:
             starts = _place(packing.arrays, packing.parts, packing.length, step)
@@ -99,7 +99,7 @@ def _spread(packing: Packing, grain: int) -> Packing:
 
 
 def _pack(arrays: Sequence[ArrayRows], parts: int, multiple: int, grain: int = 1) -> Packing:
-    """Pack the arrays into ranges of the least length that fits, a multiple of `multiple`."""
+    """Pack the arrays into `parts` ranges of the least length that fits and is a multiple of `multiple`."""
     least = max(-(-sum(array.size for array in arrays) // parts), *(array.width for array in arrays))
     length = -(-least // multiple) * multiple
     while (starts := _place(arrays, parts, length, grain)) is None:
@@ -108,14 +108,14 @@ def _pack(arrays: Sequence[ArrayRows], parts: int, multiple: int, grain: int = 1
 
 
 def _place(arrays: Sequence[ArrayRows], parts: int, length: int, grain: int) -> list[int] | None:
-    """Return the start of each array, or None if they do not fit."""
+    """Return the start of each array in a buffer of `parts` ranges of `length`, or None if the arrays do not fit."""
     starts, free = [], 0
     for array in arrays:
         if parts == 1:
             free = -(-free // ALIGNED) * ALIGNED
         else:
             free = -(-free // array.width) * array.width
-            if free // length != (free + array.size - 1) // length:  # a border would split it
+            if free // length != (free + array.size - 1) // length:  # a border would split the array
                 step = length if array.count == 1 else lcm(grain, array.width)
                 free = -(-free // step) * step
         starts.append(free)

@@ -1,4 +1,4 @@
-"""Tensor parallelism of a model: from a plan's sharding along `tp` to modules that compute with their shards."""
+"""Tensor parallelism of a model: make modules compute with the shards that the plan's rules for `tp` define."""
 
 from __future__ import annotations
 
@@ -40,14 +40,16 @@ def cut_modules(
 ) -> Setting:
     """Make the modules of `model` compute with their parameters' shards on this rank of `comm`; return their setting.
 
-    Sets the `product` of every `Linear`, the `lookup` of every `Embedding` and the `loss` seam, and calls `bind(comm)`
-    once on the nearest module with a `bind` around every other sharded parameter. Parameters stay unchanged: the caller
-    replaces them by their shards, before or after. A pipeline stage may lack modules that the plan names.
+    Sets the `product` of every `Linear`, the `lookup` of every `Embedding` and the `loss` seam. For every other sharded
+    parameter, calls `bind(comm)` on the nearest enclosing module that has `bind`, once per module. Does not change the
+    parameters: the caller replaces them by their shards, before or after the call. A pipeline stage may lack modules
+    that the plan names.
 
-    first_rows: first row on this rank of every sharded embedding and head, by the stored name of its weight
-    losses: the calls that nodes declare at the `loss` seams (`gangline_basics.model.seams.get_calls`)
+    first_rows  global index of this rank's first row of every sharded embedding and head, by the weight's stored name
+    losses      calls that nodes declare at the `loss` seams (`gangline_basics.model.seams.get_calls`)
+
     Raises TypeError if a module cannot compute with its shard. Raises UserError if the loss over a sharded vocabulary
-    would differ from the module's own, or if a matmul or lookup is a custom function.
+    would differ from the module's loss, or if a matmul or lookup is a custom function.
     """
     setting = Setting(comm, precision, sequence_parallel)
     _Cutter(model, plan, setting, first_rows, losses).run()
@@ -65,13 +67,13 @@ class _Cutter:
     ) -> None:
         self.model, self.plan, self.setting, self.first_rows = model, plan, setting, first_rows
         self.losses = losses
-        self.cuts: dict[str, dict[str, int]] = {}  # module path -> own parameter's name -> sharded dim
+        self.cuts: dict[str, dict[str, int]] = {}  # module path -> name of a parameter in the module -> dim
         for name, parameter in model.named_parameters(remove_duplicate=False):
             cut = plan.get_cuts(name, parameter.dim()).get(AXIS)
             if cut is not None:
                 path, _, own = name.rpartition(".")
                 self.cuts.setdefault(path, {})[own] = cut.dim
-        self.regions: dict[str, Region] = {}  # path of the module around the linears -> its region
+        self.regions: dict[str, Region] = {}  # path of the parent module of linears -> region
         self.bound: set[str] = set()
 
     def run(self) -> None:
@@ -136,7 +138,10 @@ class _Cutter:
 
 
 def _match_call(path: str, function: object, declared: Call | None) -> LossCall:
-    """Return the loss over a sharded vocabulary. Raises UserError unless node and function declare equal losses."""
+    """Return the loss to compute over a sharded vocabulary.
+
+    Raises UserError unless the head's node and its loss function declare equal losses.
+    """
     own = call_of(function)
     if not isinstance(own, LossCall) or own != declared:
         raise UserError(

@@ -1,4 +1,4 @@
-"""Entering and leaving a tensor-parallel region: all of its communication. The formulas are in `region`."""
+"""Entry and exit of a tensor-parallel region, with all communication of the region. The formulas are in `region`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gangline_parallel_megatron_style.tensor.visit import Visit, compute_input_g
 
 
 class Enter(torch.autograd.Function):
-    """Autograd function x (B·t, D) -> X (N, D): the rows that the matmuls of the region multiply."""
+    """Autograd function x (B·t, D) -> X (N, D): from this rank's rows to the input rows of the region's matmuls."""
 
     @staticmethod
     def forward(ctx, x_ND: Tensor, visit: Visit) -> Tensor:
@@ -25,9 +25,9 @@ class Enter(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, _: None):
-        """Reduce dx over tp, and meanwhile compute each dW, from the dY that the matmuls left with the visit.
+        """Reduce dx over tp, and meanwhile compute each dW, from the dY that the matmuls stored in the visit.
 
-        X is gathered while Σ dY_i W_i is computed, so that deferred weight gradients wait for no other rank.
+        X is gathered while Σ dY_i W_i is computed, so that deferred weight gradients do not wait for other ranks.
         """
         setting: Setting = ctx.visit.setting
         comm, sequence_parallel = setting.comm, setting.sequence_parallel
@@ -52,11 +52,11 @@ class Enter(torch.autograd.Function):
 
 
 class Leave(torch.autograd.Function):
-    """Autograd function P (N, D), a part of each row's sum, -> y (B·t, D), with bias b (D,) added once.
+    """Autograd function: partial sums P (N, D) of this rank -> sum over tp y (B·t, D), plus the bias b (D,) once.
 
-    Saves no tensors. It is separate from the matmul, whose saved tensors are then complete before the collective: a
-    recomputed block ends without its last collective (torch.utils.checkpoint stops once all saved tensors are
-    recomputed).
+    Saves no tensors. It is separate from the matmul, so that all saved tensors exist before the collective: a
+    recomputed block ends without its last collective, because torch.utils.checkpoint stops once all saved tensors are
+    recomputed.
     """
 
     @staticmethod
@@ -64,7 +64,7 @@ class Leave(torch.autograd.Function):
         ctx.setting, (ctx.b,) = setting, hidden
         if setting.sequence_parallel:
             y_ND = setting.comm.reduce_scatter(partial_ND)
-        else:  # in place: the matmul's output has no other reader
+        else:  # in place, because no other function reads the matmul's output
             y_ND = setting.comm.all_reduce(partial_ND)
             ctx.mark_dirty(partial_ND)
         if ctx.b is not None:

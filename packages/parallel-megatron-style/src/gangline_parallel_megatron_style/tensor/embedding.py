@@ -1,7 +1,7 @@
 """Embedding sharded over tp by vocabulary (arXiv 1909.08053, section 3): each rank looks up the tokens of its rows.
 
-forward    h = all-reduce(E_i[token] if the token's row is here, else 0), or reduce-scatter along the sequence
-backward   dh unchanged, or gathered; each row of E_i adds up the gradients of its tokens
+forward    h = all-reduce(E_i[token] if this rank has the token's row, else 0); with sequence parallelism reduce-scatter
+backward   dh unchanged; with sequence parallelism all-gathered. Each row of E_i sums the gradients of its tokens
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from gangline_parallel_megatron_style.tensor.setting import Setting, make_anchor
 
 @dataclass(frozen=True)
 class Lookup:
-    """Lookup in a shard of the vocabulary: rows from `first` on, as many as the weight has, possibly none."""
+    """Lookup in a vocabulary shard. `first`: first vocabulary row of the shard's weight, which may have no rows."""
 
     setting: Setting
     first: int
 
     def __call__(self, tokens_BT: Tensor, w_VD: Tensor) -> Tensor:
-        """Return the rows (B, t, D) of tokens (B, T); t = T / n under sequence parallelism, else T."""
+        """Return the embeddings (B, t, D) of tokens (B, T); t = T / n ranks with sequence parallelism, else T."""
         tokens_first = self.setting.sequence_parallel
         tokens_N = (tokens_BT.t() if tokens_first else tokens_BT).reshape(-1)
         h_ND = _Lookup.apply(tokens_N - self.first, make_anchor(w_VD), (w_VD,), self.setting)
@@ -32,13 +32,16 @@ class Lookup:
 
 
 class _Lookup(torch.autograd.Function):
-    """Autograd function: row numbers (N,), other ranks' outside of 0 to V - 1, -> (N, D), or this rank's part of it."""
+    """Autograd function: rows (N,) -> embeddings (N, D), or this rank's tokens of them with sequence parallelism.
+
+    rows: row indices relative to this rank's first row; rows of other ranks are outside of 0 to V - 1
+    """
 
     @staticmethod
     def forward(ctx, rows_N: Tensor, anchor: Tensor | None, hidden: tuple[Tensor], setting: Setting) -> Tensor:
         (w,) = ctx.hidden = hidden
         size = w.shape[0]
-        rows_N = rows_N.masked_fill((rows_N < 0) | (rows_N >= size), size)  # one past the last: not a row of this rank
+        rows_N = rows_N.masked_fill((rows_N < 0) | (rows_N >= size), size)  # size: a row of another rank
         ctx.setting = setting
         ctx.save_for_backward(rows_N)
         if size:
@@ -54,7 +57,7 @@ class _Lookup(torch.autograd.Function):
             dh_ND = setting.comm.all_gather(dh_ND.contiguous())
 
         def accumulate_weight_grads() -> None:
-            size = w.shape[0]  # a token of another rank counts as padding, which is skipped
+            size = w.shape[0]  # also the padding index: tokens with rows on other ranks are skipped
             accumulate_grad(w, torch.ops.aten.embedding_dense_backward(dh_ND, rows_N, size + 1, size, False)[:size])
 
         defer(accumulate_weight_grads)

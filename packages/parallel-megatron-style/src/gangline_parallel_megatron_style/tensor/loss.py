@@ -1,15 +1,17 @@
 """Cross-entropy over a vocabulary sharded over tp (arXiv 1909.08053, section 3): logits are never gathered.
 
-Each rank reduces its part of a row of logits to two numbers, its log-sum-exp and the target's logit (0 if the target is
-on another rank), in float32 at least; these are gathered, and every rank merges all:
+Each rank reduces its part of a row of logits to two numbers: the log-sum-exp lse_i, and the target's logit target_i (0
+if the target is on another rank), in float32 at least. The numbers of all ranks are gathered, and every rank merges
+them:
 
     lse = log Σ_i exp(lse_i)        loss = lse - Σ_i target_i        d loss / d logits_i = exp(logits_i - lse) - onehot
 
-The z-loss, Σ lse² over the tokens, has the gradient 2 lse exp(logits_i - lse), and is emitted by rank 0 alone.
+The z-loss, Σ lse² over the tokens, has the gradient 2 lse exp(logits_i - lse); only rank 0 reports its value.
 
-Memory is as in the loss of gangline-basics: this rank's logits and a few numbers a row are saved; exponentials are in
-float32 a few rows at a time. In chunks, logits are not saved either, and the weight's gradient is computed with them,
-never deferred. Under sequence parallelism the hidden state is saved as this rank's part and gathered again.
+Memory is as in the loss of gangline-basics: this rank's logits and a few numbers per row are saved; exponentials are in
+float32 for a few rows at a time. With chunks, logits are not saved either, and the weight's gradient is computed
+together with the recomputed logits, never deferred. With sequence parallelism each rank saves the hidden state of its
+own tokens, and the backward pass gathers the hidden state again.
 
 N rows (tokens), V vocabulary of this rank, D model width
 """
@@ -40,9 +42,10 @@ from gangline_parallel_megatron_style.tensor.setting import Setting, is_trained,
 
 @dataclass(frozen=True)
 class VocabularyLoss:
-    """Loss over a shard of the vocabulary: rows from `first` on, as many as the weight has, possibly none.
+    """Loss over a vocabulary shard.
 
-    chunk: number of tokens whose logits exist at a time, recomputed in the backward pass; None: all are saved for it
+    first  first vocabulary row of the shard's weight, which may have no rows
+    chunk  number of tokens whose logits exist at a time, recomputed in the backward pass; None: all logits are saved
     """
 
     setting: Setting
@@ -51,7 +54,10 @@ class VocabularyLoss:
     chunk: int | None = None
 
     def __call__(self, hidden_BTD: Tensor, w_VD: Tensor, targets_BT: Tensor, loss_mask_BT: Tensor) -> Tensor:
-        """Return the loss summed over all T, 0-d, equal on all ranks: hidden (B, t, D), w (V, D), others (B, T)."""
+        """Return the loss summed over all tokens, 0-d, equal on all ranks.
+
+        hidden (B, t, D), w (V, D), targets and loss mask (B, T); t = T without sequence parallelism
+        """
         tokens_first = self.setting.sequence_parallel
         targets_N, counts_N = ((x.t() if tokens_first else x).reshape(-1) for x in (targets_BT, loss_mask_BT))
         h_ND = to_rows(hidden_BTD, tokens_first)
@@ -62,15 +68,16 @@ class VocabularyLoss:
         if not self.computes.z:
             return loss
         term = self.computes.z * squares
-        if tokens_first and self.setting.comm.index:  # every rank emits, and each rank has all tokens
+        if tokens_first and self.setting.comm.index:  # ranks other than 0 emit the value 0, and the gradient
             term = term - term.detach()
         return emit_loss(loss, term, "z_loss")
 
 
 class _Loss(torch.autograd.Function):
-    """Autograd function: hidden, targets -> (Σ lse - logit of the target, Σ lse²), both 0-d.
+    """Autograd function: hidden, targets -> (Σ (lse - logit of the target), Σ lse²) over the tokens, both 0-d.
 
-    hidden (N, D) or this rank's part of it; targets (N,) relative to this rank's first row
+    hidden   (N, D), or this rank's tokens of it with sequence parallelism
+    targets  (N,) relative to this rank's first vocabulary row
     """
 
     @staticmethod
@@ -139,7 +146,10 @@ class _Loss(torch.autograd.Function):
 
 
 def _reduce_logits(logits_NV: Tensor, targets_N: Tensor, here_N: Tensor) -> Tensor:
-    """Return (2, N): each row's log-sum-exp, and the target's logit if it is here, else 0. No logits: -inf and 0."""
+    """Return (2, N): each row's log-sum-exp, and the target's logit if this rank has it, else 0.
+
+    For an empty vocabulary shard the log-sum-exp is -inf and the logit 0.
+    """
     if not logits_NV.shape[1]:
         empty_N = widen(logits_NV.new_zeros(logits_NV.shape[0]))
         return torch.stack((empty_N - torch.inf, empty_N))
@@ -150,7 +160,7 @@ def _reduce_logits(logits_NV: Tensor, targets_N: Tensor, here_N: Tensor) -> Tens
 def _compute_gradient(
     logits_NV: Tensor, targets_N: Tensor, here_N: Tensor, each_N: Tensor, lse_N: Tensor, z_N: Tensor | None
 ) -> Tensor:
-    """Compute `compute_logits_gradient`, also for an empty vocabulary shard."""
+    """Compute the gradient of the logits (`compute_logits_gradient`), also for an empty vocabulary shard."""
     if not logits_NV.shape[1]:
         return torch.empty_like(logits_NV)
     return compute_logits_gradient(logits_NV, targets_N, here_N, each_N, lse_N, z_N)

@@ -1,4 +1,4 @@
-"""Matmuls inside a tensor-parallel region: arithmetic on local tensors, no communication. Formulas are in `region`."""
+"""Matmuls inside a tensor-parallel region, on local tensors without communication. The formulas are in `region`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Weights = tuple[Tensor, Tensor | None]  # weight and bias; a tuple hides them fr
 
 
 class Column(torch.autograd.Function):
-    """Autograd function X (N, D), W (F, D) -> Y (N, F). Its backward leaves dY with the visit, for `Enter`."""
+    """Autograd function X (N, D), W (F, D) -> Y (N, F). Its backward stores dY in the visit, for `Enter.backward`."""
 
     @staticmethod
     def forward(ctx, x_ND: Tensor, anchor: Tensor | None, weights: Weights, visit: Visit) -> Tensor:
@@ -38,10 +38,10 @@ class Column(torch.autograd.Function):
 
 
 class Row(torch.autograd.Function):
-    """Autograd function X (B, T, F), A (D, F) -> P (N, D), this rank's part of the sum.
+    """Autograd function X (B, T, F), A (D, F) -> P (N, D), this rank's part of the sum over tp.
 
-    X is saved in its own shape, because its producer saves it too: one tensor in memory. Its rows, if they are not a
-    view, are copied again in the backward pass.
+    X is saved in the shape (B, T, F), because the operator that made X may save the same tensor: one tensor in memory.
+    If the rows of X are not a view, the backward pass copies them again.
     """
 
     @staticmethod

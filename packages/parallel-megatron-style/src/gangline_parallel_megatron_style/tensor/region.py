@@ -1,7 +1,7 @@
-"""A tensor-parallel region: one module whose first linears are sharded by columns (outputs), its last by rows (inputs).
+"""Tensor-parallel region: a module whose first linears are sharded by outputs (colwise), the last by inputs (rowwise).
 
-Attention with its heads, or a feed-forward layer with its hidden features (arXiv 1909.08053, section 3). W_i, A_i are
-the rows or columns on tp rank i of n; x, y, dx, dy: this rank's tokens; X, dY: all tokens.
+For example attention with its heads, or a feed-forward layer with its hidden features (arXiv 1909.08053, section 3).
+W_i, A_i are the shards of the weights on tp rank i of n; x, y, dx, dy: this rank's tokens; X, dY: all tokens.
 
                     plain                             sequence parallel (arXiv 2205.05198, section 4.2.2)
     enter           X = x                             X = all-gather(x)                only x is saved
@@ -33,11 +33,11 @@ from gangline_parallel_megatron_style.tensor.visit import Visit
 
 @dataclass
 class Region:
-    """The matmuls of one module. `columns`: number of matmuls that are called on one x.
+    """The sharded matmuls of one module. `columns`: number of colwise matmuls that are called on one input x.
 
-    The first matmul on an x enters the region; the others find the entered tensor by the identity of x. It is dropped
-    once `columns` matmuls have been called on it, another x comes, or the region is left. Dropping it early costs one
-    more collective and does not change the result.
+    The first matmul on an x enters the region; the other matmuls find the entered tensor X by the identity of x. X is
+    dropped after `columns` matmuls, when another x comes, and when the region is left. If X is dropped too
+    early, the next matmul costs one more collective, and the result is the same.
     """
 
     setting: Setting
@@ -45,13 +45,13 @@ class Region:
     _open: tuple[Tensor, tuple[int, bool], Visit, Tensor] | None = field(default=None, repr=False)
 
     def multiply_colwise(self, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
-        """Map x (B, t, in), w (out / n, in), b (out / n,) to (B, T, out / n); T = n·t if sequence parallel, else t."""
+        """Map x (B, t, in), w (out / n, in), b (out / n,) to (B, T, out / n); with sequence parallelism T = n·t."""
         visit, x_ND = self._enter(x)
         y_NF = Column.apply(x_ND, None if x_ND.requires_grad else make_anchor(w, b), (w, b), visit)
         return from_rows(y_NF, x.shape, self.setting.sequence_parallel)
 
     def multiply_rowwise(self, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
-        """Map x (B, T, in / n), w (out, in / n), b (out,) to (B, t, out): the sum over the ranks, plus b once."""
+        """Map x (B, T, in / n), w (out, in / n), b (out,) to (B, t, out): the matmul summed over ranks, plus b once."""
         self._open = None
         partial_ND = Row.apply(x, None if x.requires_grad else make_anchor(w), (w, None), self.setting)
         y_ND = Leave.apply(partial_ND, None if partial_ND.requires_grad else make_anchor(b), (b,), self.setting)

@@ -1,4 +1,4 @@
-"""Sequence parallelism: splitting and gathering dim 1, and sums over the ranks that hold the rest of a sequence."""
+"""Sequence parallelism: split and gather dim 1 (tokens), and sum over the ranks that share a sequence."""
 
 from __future__ import annotations
 
@@ -24,22 +24,25 @@ def cut_sequence(x: Tensor, comm: Comm) -> Tensor:
 
 
 def gather_sequence(x: Tensor, comm: Comm) -> Tensor:
-    """Gather (B, t, F) from each rank into (B, n·t, F) on all; backward adds up the ranks' gradients for all tokens."""
+    """Gather (B, t, F) of each rank into (B, n·t, F) on all ranks; the backward sums the gradients of all ranks."""
     return from_rows(all_gather(to_rows(x, True), comm), x.shape, True)
 
 
 def make_sequence_reducer(comm: Comm) -> Callable[[Tensor], Tensor]:
-    """Return `forward_context.Frame.over_sequence`: x -> Σ x over the axis, differentiable; x for one rank."""
+    """Return the function `forward_context.Frame.over_sequence`: x -> differentiable sum of x over `comm`."""
     return partial(all_reduce, comm=comm)
 
 
 def make_head_gatherer(comm: Comm, sequence_parallel: bool) -> Callable[[Tensor], Tensor]:
-    """Return `forward_context.Frame.for_all_heads`: x (B, t, F) -> (B, T, F); backward adds all ranks' gradients."""
+    """Return the function `forward_context.Frame.for_all_heads`: x (B, t, F) -> (B, T, F).
+
+    The backward of the function sums the gradients of all tp ranks.
+    """
     return partial(gather_sequence, comm=comm) if sequence_parallel else partial(_Shared.apply, comm)
 
 
 class _Shared(torch.autograd.Function):
-    """Autograd identity for a tensor that is equal on all ranks, each of which uses it for other heads."""
+    """Autograd identity for a tensor that is equal on all ranks; its backward sums the gradients of all ranks."""
 
     @staticmethod
     def forward(ctx, comm: Comm, x: Tensor) -> Tensor:
@@ -52,7 +55,7 @@ class _Shared(torch.autograd.Function):
 
 
 class _Everyones(torch.autograd.Function):
-    """Autograd sum over the ranks whose result is one objective for all: its gradient reaches each part once."""
+    """Autograd sum over the ranks for a loss that all ranks share: the backward passes the gradient on unchanged."""
 
     @staticmethod
     def forward(ctx, x: Tensor, comm: Comm) -> Tensor:
@@ -64,7 +67,7 @@ class _Everyones(torch.autograd.Function):
 
 
 def look_up_shard(tokens_BT: Tensor, w_VD: Tensor, *, setting: Setting) -> Tensor:
-    """Look up this rank's tokens in a full embedding under sequence parallelism: (B, T) -> (B, t, D)."""
+    """Look up this rank's tokens in an unsharded embedding, with sequence parallelism: (B, T) -> (B, t, D)."""
     return F.embedding(cut_sequence(tokens_BT, setting.comm) if setting.sequence_parallel else tokens_BT, w_VD)
 
 
@@ -77,6 +80,9 @@ def compute_shard_loss(
     loss: Callable[..., Tensor],
     comm: Comm,
 ) -> Tensor:
-    """Compute `loss` of a full head for this rank's tokens under sequence parallelism, and sum it over the ranks."""
+    """Compute `loss` of an unsharded head for this rank's tokens, and sum it over the ranks of `comm`.
+
+    For sequence parallelism: hidden (B, t, D), w (V, D), targets and loss mask (B, T).
+    """
     own = loss(hidden_BTD, w_VD, cut_sequence(targets_BT, comm), cut_sequence(loss_mask_BT, comm))
     return _Everyones.apply(own, comm)

@@ -13,7 +13,7 @@ from gangline.precision import Precision
 
 @dataclass
 class Setting:
-    """The ranks of the axis `tp`, the precision, and whether each rank holds its own tokens between regions.
+    """State of tensor parallelism: communicator of the axis `tp`, precision, and whether sequence parallelism is on.
 
     Sequence parallelism is off during text generation, which runs one token at a time.
     """
@@ -24,7 +24,10 @@ class Setting:
 
 
 def make_anchor(*weights: Tensor | None) -> Tensor | None:
-    """Return an empty tensor that makes autograd call a backward for trained weights hidden from it, else None."""
+    """Return an empty tensor that requires a gradient if any weight is trained, else None.
+
+    As an input of an autograd function, it makes autograd call the backward although the weights are hidden in a tuple.
+    """
     if torch.is_grad_enabled() and any(is_trained(w) for w in weights):
         return torch.empty(0, requires_grad=True)
     return None

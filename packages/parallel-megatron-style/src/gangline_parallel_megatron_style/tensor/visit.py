@@ -1,4 +1,4 @@
-"""One x in a tensor-parallel region, and the backward passes of the matmuls that were called on it."""
+"""One input x of a tensor-parallel region, and the backward passes of the matmuls that were called on x."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gangline_parallel_megatron_style.tensor.setting import Setting, is_trained
 
 @dataclass
 class Waiting:
-    """Data that the backward pass of one matmul left: its order of call, dY (N, F), and the weights."""
+    """Data of a matmul whose weight gradients are not computed yet: its order of call, dY (N, F), weight and bias."""
 
     order: int
     dy_NF: Tensor
@@ -24,7 +24,7 @@ class Waiting:
         return is_trained(self.w) or is_trained(self.b)
 
     def accumulate(self, setting: Setting, x_ND: Tensor) -> None:
-        """Compute and accumulate the gradients of weight and bias, if they are trained."""
+        """Compute and accumulate the gradients of the weight and of the bias, if trained, from the input X (N, D)."""
         if is_trained(self.w):
             accumulate_grad(self.w, setting.precision.compute_grad_w(self.dy_NF, x_ND))
         if self.b is not None and is_trained(self.b):
@@ -32,9 +32,10 @@ class Waiting:
 
 
 class Visit:
-    """Counter of the matmuls called on one x, and collector of their dY in the backward pass.
+    """Counter of the matmuls called on one input x, and collector of their dY in the backward pass.
 
-    It holds no activation: tensors for the backward pass are saved with autograd, so that recomputation can drop them.
+    It has no reference to activations: autograd saves the tensors for the backward pass, so that recomputation can free
+    them.
     """
 
     def __init__(self, setting: Setting) -> None:
@@ -43,7 +44,7 @@ class Visit:
         self.waiting: list[Waiting] = []
 
     def take(self) -> list[Waiting]:
-        """Return and clear the collected matmuls, in order of call; cleared because a graph may run backward again."""
+        """Return the collected matmuls, in order of call, and clear them, because a graph may run backward again."""
         matmuls, self.waiting = self.waiting, []
         return sorted(matmuls, key=lambda left: left.order)
 
