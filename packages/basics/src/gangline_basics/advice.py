@@ -15,14 +15,15 @@ from gangline.errors import UserError
 _asking: ContextVar[bool] = ContextVar("asking", default=False)
 
 
-MOST_TRIED = 24  # candidates at most: each try checks the whole run, about 50 ms
+MOST_TRIED = 24  # maximum number of candidates: checking the configuration of each takes about 50 ms
 
 
 def find_accepted(run: Run, candidates: Iterable[Mapping[str, Any]], most: int = 4) -> list[str]:
     """Return the first `most` changes that leave the run with fewer problems, each as overrides that a user can type.
 
-    A change maps paths to values. It is accepted if its problems are a proper subset of the run's own. Only the first
-    MOST_TRIED candidates are tried. The check of a candidate computes no advice of its own: nested calls return [].
+    A change maps option paths to values. It is accepted if the problems of the changed run are a proper subset of the
+    run's own. Only the first MOST_TRIED candidates are tried. Checks of candidates give no advice: a nested call
+    returns [].
     """
     if _asking.get():
         return []

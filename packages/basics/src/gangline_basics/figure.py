@@ -1,4 +1,4 @@
-"""Figures by matplotlib, the extra `pictures`: one style, and the same bytes for the same data.
+"""Figures by matplotlib (the extra `pictures`) in one style; equal data gives equal bytes.
 
     @use_style()
     def draw_loss(steps, losses):
@@ -10,9 +10,9 @@
 
     write_figure(draw_loss(steps, losses), "loss.svg")
 
-Dark letters on white: a figure reads the same on a light page, on a dark one and in print. PALETTE is by Okabe and Ito
-("Color Universal Design", 2008). matplotlib is imported only when a figure is drawn, without pyplot and without a
-window.
+Figures have dark letters on white, which are legible on light pages, on dark pages and in print. PALETTE is by Okabe
+and Ito ("Color Universal Design", 2008). matplotlib is imported only when a figure is drawn, without pyplot and without
+a window.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
-INK, PALE = "#1a1a1a", "#d9d9d9"  # letters and axes; grid lines, and data without a value
+INK, PALE = "#1a1a1a", "#d9d9d9"  # colours of letters and axes; and of grid lines and missing data
 PALETTE = ("#56b4e9", "#009e73", "#e69f00", "#f0e442", "#cc79a7", "#0072b2", "#d55e00")
 WIDTH = 8.75  # inches, 840 pixels of a browser
 ROOM = 8.0  # inches for titles and legends, until `render` measures them
@@ -48,7 +48,7 @@ STYLE: dict[Any, Any] = {
     "axes.prop_cycle": f"cycler('linestyle', ['-', '--', ':']) * cycler('color', {[*PALETTE[5:], *PALETTE[:5]]})",
     "axes.titlelocation": "left",
     "figure.constrained_layout.h_pad": 0.08,  # inches
-    "figure.constrained_layout.hspace": 0.0,  # a share of the figure's height, which is unknown until `render`
+    "figure.constrained_layout.hspace": 0.0,  # a fraction of the figure's height, which is unknown until `render`
     "figure.titlesize": 12,
     "figure.titleweight": "bold",
     "grid.color": PALE,
@@ -64,7 +64,7 @@ def use_style() -> Iterator[None]:
 
     Raises UserError if matplotlib is not installed.
     """
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns if its cache folder is read-only
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # matplotlib warns if its cache folder is read-only
     try:
         import matplotlib
     except ImportError as error:
@@ -101,7 +101,7 @@ def add_legend(axes: Axes, below: int = 0, **options: Any) -> None:
 
 
 def use_integer_ticks(*axes: Axis) -> None:
-    """Place ticks only at integers, for axes of steps, ranks or layers."""
+    """Use ticks only at integers, for axes of steps, ranks or layers."""
     for axis in axes:
         locator: Any = axis.get_major_locator()
         locator.set_params(integer=True)
@@ -119,7 +119,7 @@ def add_bars(axes: Axes, seconds: Mapping[str, float], colours: Sequence[str]) -
 
 
 def add_tip(artist: Artist, text: str) -> None:
-    """Add a text that a browser shows when the pointer is at a mark of a plot."""
+    """Add a tooltip, which a browser shows when the pointer is at the mark `artist` of a plot."""
     artist.set_gid(f"tip:{text}")
     artist.set_in_layout(False)  # saves the layout from measuring each mark
 
@@ -144,7 +144,7 @@ def render(figure: Figure, ending: str) -> bytes:
 def write_figure(figure: Figure, path: str | Path, flag: str = "--svg", endings: Sequence[str] = (".svg",)) -> None:
     """Write a figure to a file atomically, in the format of its ending.
 
-    Raises UserError, which names the flag, for another ending and for a file that cannot be written.
+    Raises UserError, which names `flag`, for an ending that is not in `endings` and for a file that cannot be written.
     """
     path = Path(path)
     if path.suffix not in endings:

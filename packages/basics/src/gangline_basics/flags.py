@@ -1,4 +1,4 @@
-"""Flags of a command next to the overrides of a run: `gangline plan parallel=3d --tokens 15e12`."""
+"""Flags of commands that also take Hydra overrides: `gangline plan parallel=3d --tokens 15e12`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any, NoReturn
 from gangline.config.suggest import suggest_near
 from gangline.errors import UserError
 
-MOST = 1e24  # maximum of a number
+MOST = 1e24  # maximum number that a flag accepts
 
 
 class Flags(argparse.ArgumentParser):
-    """Parser that raises UserErrors and accepts no abbreviated flags. command: such as "plan search"."""
+    """Argument parser that raises UserErrors and rejects abbreviated flags. command: such as "plan search"."""
 
     def __init__(self, command: str, text: str, more: str = "") -> None:
         super().__init__(
@@ -44,7 +44,7 @@ class Flags(argparse.ArgumentParser):
         self.add_argument(flag, type=convert_number, metavar="N", help=text, **more)
 
     def read(self, argv: Sequence[str]) -> argparse.Namespace:
-        """Return flags and arguments, in any order. Raises UserError for an unknown flag."""
+        """Return the parsed flags and arguments, which may be in any order. Raises UserError for an unknown flag."""
         options, unknown = self.parse_known_intermixed_args(list(argv))
         for word in unknown:
             if not word.startswith("-"):
@@ -55,11 +55,11 @@ class Flags(argparse.ArgumentParser):
         return options
 
     def format_usage_line(self) -> str:
-        """Return the usage on one line."""
+        """Return the usage message on one line."""
         return " ".join(self.format_usage().split())
 
     def error(self, message: str) -> NoReturn:
-        """Raise UserError for a message of argparse."""
+        """Raise UserError for an error message of argparse."""
         match = re.fullmatch(r"argument (\S+): (.*)", message, re.DOTALL)
         if match is None:
             raise UserError(f"{message}.", self.format_usage_line())

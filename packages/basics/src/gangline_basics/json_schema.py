@@ -1,6 +1,6 @@
 """JSON Schema of a configuration, for editors: `gangline schema`, with every section, group, installed part and option.
 
-It describes config.yaml and recipes, which leave most options out, so it requires no option. Torch-free.
+The schema describes config.yaml and recipes, which omit most options, so it requires no option. Torch-free.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
 def run_schema(note: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
     """Return the JSON Schema (2020-12) of every run that can be composed here, third-party parts included.
 
-    note: called with a line for each part that is left out because a type of its options cannot be read.
+    note: function called with a line for each part that is omitted because a type of its options is not supported.
     """
     registry, parts, definitions = installed(), {}, {}
     sections = {name: _make_object(iterate_options(section, name), name) for name, section in SECTIONS.items()}
@@ -77,9 +77,9 @@ def run_schema(note: Callable[[str], None] = lambda text: None) -> dict[str, Any
 
 
 def _iterate_rules(group: str, offers: Mapping[str, Offer]) -> Iterator[dict[str, Any]]:
-    """Yield the rules that a group has the options of its chosen part, and a group opened by it those of its default.
+    """Yield rules: a group takes the options of its chosen part; a group that the part opens, its default part's.
 
-    The default part needs no choice. A recipe may leave the choice of a plugin's group to the command line: the group
+    The default part needs no choice. A recipe may leave the choice for a plugin's group to the command line; the group
     then accepts the options of any of its parts.
     """
     for name, offer in offers.items():

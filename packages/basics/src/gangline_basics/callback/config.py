@@ -22,10 +22,10 @@ Decay = Annotated[float, Gt(0), Lt(1)]
 
 @dataclass
 class Ema(CallbackConfig):
-    """EMA of the weights with any optimizer, as arrays `callback/ema/<decay>/<parameter>`, from the first step on."""
+    """EMA of the weights from step 1 on, with any optimizer; saved as arrays `callback/ema/<decay>/<parameter>`."""
 
-    decays: list[Decay] = field(default_factory=lambda: [0.999])  # EMA decay of each average, which spans 1/(1-d) steps
-    validate: bool = True  # validation of each average, next to the run's own weights
+    decays: list[Decay] = field(default_factory=lambda: [0.999])  # decay d of each EMA, which spans about 1/(1-d) steps
+    validate: bool = True  # validation with each EMA of the weights, in addition to the run's own weights
 
     def count_copies(self, run: Run) -> int:
         return len(self.decays)
@@ -42,13 +42,13 @@ class Ema(CallbackConfig):
 
 @dataclass
 class Profile(CallbackConfig):
-    """torch.profiler traces of chosen steps, `RUN_DIR/profile/`, for Perfetto, chrome://tracing and TensorBoard."""
+    """torch.profiler traces of chosen steps, in `RUN_DIR/profile/`, for Perfetto, chrome://tracing and TensorBoard."""
 
-    steps: list[PositiveInt] = field(default_factory=lambda: [10])  # steps to trace, from 1; neighbours share a file
+    steps: list[PositiveInt] = field(default_factory=lambda: [10])  # steps to trace, from 1; consecutive share a file
     ranks: list[NonNegativeInt] = field(default_factory=lambda: [0])  # global ranks that write a trace
-    memory: bool = True  # memory of each operator; on a GPU also a memory snapshot, for pytorch.org/memory_viz
-    shapes: bool = False  # input shapes of each operator
-    stacks: bool = False  # Python stack trace of each operator
+    memory: bool = True  # memory allocated by each operator; on a GPU also a memory snapshot for pytorch.org/memory_viz
+    shapes: bool = False  # input shapes of each operator in the trace
+    stacks: bool = False  # Python stack trace of each operator in the profile
 
     def check(self, run: Run) -> list[Problem]:
         return list(self._find_problems(run))

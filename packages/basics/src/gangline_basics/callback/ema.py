@@ -5,7 +5,7 @@ With w_i the weights after the i-th applied step and d the decay, the average af
     a_t = (1 - d) / (1 - d^t) · Σ_{i=1..t} d^(t-i) w_i
 
 The initial weights do not contribute (the correction of Adam, arXiv 1412.6980, section 3). The stored array is this
-a_t, updated as a_t = a_{t-1} + (1 - d) / (1 - d^t) · (w_t - a_{t-1}), so a reader of the array reads usable weights.
+a_t, updated as a_t = a_{t-1} + (1 - d) / (1 - d^t) · (w_t - a_{t-1}), so the array can be used as weights directly.
 Its dtype is at least float32, and it is sharded like the parameters. Frozen parameters have no average.
 """
 
@@ -29,7 +29,7 @@ from gangline_basics.callback.config import Ema
 
 
 class Average:
-    """Average of one decay: this rank's shards, and the number of updates."""
+    """Moving average with one decay: this rank's shards, and the number of updates."""
 
     def __init__(self, decay: float, runtime: Runtime, place: str, dtype: torch.dtype) -> None:
         self.decay, self.label, self.updates = decay, repr(decay), 0
@@ -39,8 +39,8 @@ class Average:
     def take(self, weights: Sequence[Tensor], exact: bool) -> None:
         """Update the average with the current weights.
 
-        exact: round after each operation, so that every element has the same bits however the tensor is sharded (fused
-        kernels round the tail of a tensor differently from its middle).
+        exact: round after each operation, so that every element has the same bits for any sharding (fused kernels round
+        the tail of a tensor differently from the middle).
         """
         self.updates += 1
         share = (1 - self.decay) / (1 - self.decay**self.updates)
@@ -54,7 +54,7 @@ class Average:
 
 
 class EmaCallback(Callback):
-    """Callback that updates each average after every applied step and has the averages validated."""
+    """Callback that updates each average after every applied step, and requests validation of the averages."""
 
     def __init__(self, config: Ema, run: Run) -> None:
         self.config, self.exact = config, run.deterministic
@@ -66,7 +66,7 @@ class EmaCallback(Callback):
         self._weights = [piece.tensor for parameter in runtime.parameters() for piece in parameter.pieces]
         dtypes = {
             runtime.registry[name_model_array(name)].dtype for name in runtime.names()
-        }  # for all parameters, even if this rank holds none
+        }  # dtypes of all parameters, even if this rank holds none of them
         dtype = torch.float64 if "float64" in dtypes else torch.float32
         self.averages = [Average(decay, runtime, self.place, dtype) for decay in self.config.decays]
         for average in self.averages:

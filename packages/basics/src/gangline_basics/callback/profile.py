@@ -1,4 +1,4 @@
-"""Traces of chosen steps by torch.profiler, and GPU memory snapshots, as files for the stock viewers."""
+"""Traces of chosen steps by torch.profiler, and GPU memory snapshots, as files for standard viewers."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ BLOCKS = 100_000  # maximum number of events in a memory snapshot
 class ProfileCallback(Callback):
     """Callback that writes a trace file for each row of consecutive steps; the step before a row warms the profiler up.
 
-    If a run starts inside a row or leaves it early, the file covers the steps that were run, as its name says.
-    In every other step the callback costs two look-ups. The loop's phases and each step (`ProfilerStep#10`, the name
-    that TensorBoard needs) are ranges of the trace.
+    If a run starts inside a row or ends before the row does, the file covers the steps that ran, and its name states
+    them. In every other step the callback costs two look-ups. The loop's phases and each step (`ProfilerStep#10`, the
+    name that TensorBoard needs) are ranges of the trace.
     """
 
     def __init__(self, config: Profile, run: Run) -> None:
         self.config = config
         self.directory = Path(str(run.job.dir)) / "profile"
-        self._last: dict[int, int] = {}  # chosen step -> last step of its row
+        self._last: dict[int, int] = {}  # chosen step -> last step of its row of consecutive steps
         self._tracer: profile | None = None
         self._steps: tuple[int, int] = (0, 0)  # first and newest recorded step
-        self._next = 0  # expected next step, unless the run goes back
+        self._next = 0  # expected next step, unless the run rewinds
         self._recording = False
         self._range: record_function | None = None
 
@@ -45,7 +45,7 @@ class ProfileCallback(Callback):
             self._last = {step: end for start, end in iterate_rows(self.config.steps) for step in range(start, end + 1)}
 
     def before_step(self, step: int) -> None:
-        if self._tracer is not None and step != self._next:  # the run went back
+        if self._tracer is not None and step != self._next:  # the run rewound to an earlier step
             self._close()
         self._next = step + 1
         if step in self._last and not self._recording:
@@ -70,7 +70,7 @@ class ProfileCallback(Callback):
         self._close()
 
     def _prepare(self) -> None:
-        """Start the profiler without recording, because its first step would show the cost of starting it."""
+        """Start the profiler without recording, because its first step would show the cost of starting the profiler."""
         config = self.config
         self._tracer = profile(record_shapes=config.shapes, profile_memory=config.memory, with_stack=config.stacks)
         self._tracer.prepare_trace()
@@ -85,7 +85,7 @@ class ProfileCallback(Callback):
         self._recording, self._steps = True, (first, first)
 
     def _close(self) -> None:
-        """Write the recorded trace, and drop the profiler."""
+        """Write the recorded trace, and discard the profiler."""
         self._end_range()
         tracer, self._tracer = self._tracer, None
         if tracer is None:
@@ -113,7 +113,7 @@ class ProfileCallback(Callback):
 
     @property
     def _name(self) -> str:
-        """Name of the files without ending: TensorBoard shows the text before ".pt.trace.json" as name of a worker."""
+        """Name of the files without ending: TensorBoard shows the text before ".pt.trace.json" as a worker's name."""
         first, last = self._steps
         steps = f"step-{first:08d}" if first == last else f"steps-{first:08d}-{last:08d}"
         return f"{steps}.rank-{self.rank:05d}"

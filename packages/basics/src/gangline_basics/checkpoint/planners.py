@@ -65,7 +65,7 @@ class ShardSavePlanner(SavePlanner):
         strangers = [name for name in arrays if name not in self.registry]
         if strangers:
             raise ValueError(f"shards of arrays that the registry does not know: {', '.join(strangers[:3])}")
-        # DCP's own tools (dcp_to_torch_save) need the path of each name in a nested state dict.
+        # DCP's own tools (dcp_to_torch_save) need the path of each array in a nested state dict.
         paths = {name: (name,) for name in arrays}
         return plans, dataclasses.replace(metadata, state_dict_metadata={**arrays}, planner_data=paths)
 
@@ -110,7 +110,7 @@ class ShardLoadPlanner(LoadPlanner):
         self.stored = get_arrays(metadata)
 
     def create_local_plan(self) -> LoadPlan:
-        """Return the reads. Raises UserError for a missing array, other shape or dtype, BadCheckpoint for a gap."""
+        """Return the reads. Raises UserError for a missing array or another shape or dtype, BadCheckpoint for a gap."""
         missing = [name for name in self.local if name not in self.stored]
         if missing:
             raise UserError(
@@ -146,7 +146,7 @@ class ShardLoadPlanner(LoadPlanner):
         return central_plan
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        """Ignore the call: only arrays are stored as tensors of DCP; everything else is in the document."""
+        """Ignore the call, because DCP stores only tensors here; everything else is in document.json."""
 
     def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
         index = read_item.dest_index

@@ -68,7 +68,7 @@ class DcpWriter(FileSystemWriter):
         return super().prepare_global_plan(plans)
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future:
-        """Write this rank's file, with checksums. Raises the OSError that torch hides behind a RuntimeError."""
+        """Write this rank's file, with checksums. Raises the OSError that torch wraps in a RuntimeError."""
         try:
             results = super().write_data(plan, planner).value() if plan.items else []
         except RuntimeError as error:
@@ -84,7 +84,7 @@ class DcpWriter(FileSystemWriter):
         return StorageMeta(save_id=self.save_id)
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Write the tables and rename the directory, on rank 0, after all ranks have written and flushed a file."""
+        """Write the tables and rename the directory, on rank 0, after all ranks have flushed their files."""
         super().finish(metadata, results)
         path = Path(self.path)
         records: dict[str, list] = {}
@@ -102,7 +102,7 @@ class DcpWriter(FileSystemWriter):
 
 
 def _find_os_error(error: BaseException | None) -> OSError | None:
-    """Return the OSError behind an error, or None: torch's zip writer reports a failed write as a wrong position."""
+    """Return the OSError that caused an error, or None; torch's zip writer reports a failed write as a wrong offset."""
     while error is not None and not isinstance(error, OSError):
         error = error.__cause__ or error.__context__
     return error
@@ -116,7 +116,7 @@ def clear_leftovers(directory: Path) -> None:
 
 
 def _add_checksums(directory: Path, results: list[WriteResult]) -> list[CheckedWrite]:
-    """Return the writes with each record's CRC-32, read back from the files (from the page cache)."""
+    """Return the write results with the CRC-32 of each record, read back from the files (from the page cache)."""
     writes = []
     for result in results:
         place = result.storage_data
@@ -185,7 +185,7 @@ def _format_first_line(error: Exception) -> str:
 
 
 def explain_missing_files(directory: Path) -> str:
-    """Return why a checkpoint is incomplete, or "" if its tables are sound and its files as long as the tables say."""
+    """Return why a checkpoint is incomplete, or "" if its tables are valid and its files as long as the tables say."""
     try:
         checksums = ChecksumFile(directory)
         checksums.read_document()
@@ -222,11 +222,11 @@ _TABLE = {  # every class and function in the pickle of DCP's table of chunks, b
 
 
 class _TableUnpickler(pickle._Unpickler):
-    """Unpickler of DCP's table of chunks. It refuses a pickle at the first name beyond `_TABLE`.
+    """Unpickler of DCP's table of chunks. It rejects a pickle at the first name that is not in `_TABLE`.
 
-    State is set only on instances of the table's dataclasses: if set on a class, a function or a member of an
-    enumeration, it would change how this process treats every other checkpoint. Only the unpickler in Python can check
-    that: it reads the table of 20,000 chunks in about 2 s, the one in C in 0.5 s.
+    State is set only on instances of the table's dataclasses: state of a class, a function or an enumeration member
+    would change how this process treats every other checkpoint. Only the pure-Python unpickler can check that: it reads
+    a table of 20,000 chunks in about 2 s, the C unpickler in 0.5 s.
     """
 
     stack: list[Any]
@@ -262,7 +262,7 @@ def _unpickle(content: bytes, path: Path) -> Metadata:
 
 
 class DcpReader(FileSystemReader):
-    """Reader of one checkpoint: it reads each record once and verifies every byte."""
+    """Reader of one checkpoint: it reads each record once and verifies the record's checksum."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
@@ -273,7 +273,7 @@ class DcpReader(FileSystemReader):
     def read_metadata(self) -> Metadata:
         """Return the table of chunks, read once.
 
-        DCP tries other places if this raises, so the error is stored and `set_up_storage_reader` raises it.
+        DCP tries rank-local metadata if this raises, so the error is stored and `set_up_storage_reader` raises it.
         """
         try:
             if self._table is None:
@@ -309,7 +309,7 @@ class DcpReader(FileSystemReader):
         return future
 
     def _record(self, item: ReadItem) -> torch.Tensor:
-        """Return the stored box that an item reads from. Raises BadCheckpoint."""
+        """Return the stored box that an item reads. Raises BadCheckpoint for a damaged record."""
         place = self.storage_data[item.storage_index]
         path = self.directory / place.relative_path
         checksum = self.checksums.records.get((place.relative_path, place.offset, place.length))

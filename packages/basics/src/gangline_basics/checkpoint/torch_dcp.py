@@ -1,7 +1,7 @@
 """`checkpoint=torch`: checkpoints by torch.distributed.checkpoint.
 
 With a registry of one rank, no process group is used. Otherwise DCP uses torch.distributed's default process group to
-gather the plans on rank 0 and to report an error of any rank on all ranks. A save has finished when `save` returns.
+gather the plans on rank 0 and to report an error of any rank on all ranks. Saves are synchronous.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class DcpCheckpointer(Checkpointer):
     def save(
         self, request: SaveRequest, shards: Sequence[Shard], registry: Registry, document: dict[str, Any]
     ) -> SaveHandle:
-        """Write a checkpoint; it is durable when this returns.
+        """Write a checkpoint, which is durable when `save` returns.
 
         Raises SaveFailed if the disk is full or unavailable, FileExistsError if the checkpoint exists.
         """
@@ -64,7 +64,7 @@ class DcpCheckpointer(Checkpointer):
             _call(dcp.save, registry, storage_writer=writer, planner=planner)
         except BaseException as error:
             if _coordinates(registry):
-                rmtree(writer.path, ignore_errors=True)  # a full disk should not stay full
+                rmtree(writer.path, ignore_errors=True)  # frees space on a full disk
             if isinstance(error, OSError) and not isinstance(error, FileExistsError):
                 raise SaveFailed(id, f"{error.strerror or error} ({self.directory})") from error
             raise
@@ -92,7 +92,7 @@ class DcpCheckpointer(Checkpointer):
         _call(dcp.load, registry, storage_reader=reader, planner=ShardLoadPlanner(shards, reader.directory))
 
     def _get_reader(self, id: CheckpointId) -> DcpReader:
-        """Return a reader, reused for its table of chunks: reading a table takes seconds for each 10,000 chunks."""
+        """Return a reader, cached because reading its table of chunks takes seconds per 10,000 chunks."""
         path = self._make_path(id)
         if self._reader is None or self._reader.directory != path:
             self._reader = DcpReader(path)
@@ -106,7 +106,7 @@ class DcpCheckpointer(Checkpointer):
         return path
 
     def _delete_old(self, saved: CheckpointId) -> None:
-        """Delete all but the newest `keep_last` checkpoints that led to a durable save, also on abandoned branches."""
+        """Delete checkpoints beyond the newest `keep_last` that led to a durable save, also on abandoned branches."""
         if self.keep_last is None:
             return
         self._trusted.add(saved)
@@ -129,7 +129,7 @@ class DcpCheckpointer(Checkpointer):
 
 
 def build(config: TorchCheckpoint, run: Run, store: Store | None) -> DcpCheckpointer:
-    """Return a checkpointer of the run's directory."""
+    """Return the checkpointer of the run's directory."""
     assert run.job.dir is not None, "a run has its directory before it has a checkpointer"
     return DcpCheckpointer(run.job.dir, config.keep_last)
 
@@ -144,7 +144,7 @@ def _call(function: Callable, registry: Registry, **arguments: Any) -> None:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
             function({}, no_dist=registry.mesh.world == 1, **arguments)
-    except dcp.api.CheckpointException as error:  # derives from BaseException, and hides the cause in a table by rank
+    except dcp.api.CheckpointException as error:  # a BaseException; the causes are in a table by rank
         rank = min(error.failures)
         cause = error.failures[rank][0]
         if registry.mesh.world > 1:

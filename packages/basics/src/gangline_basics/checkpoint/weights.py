@@ -1,4 +1,4 @@
-"""Choice of the arrays of a checkpoint that are read as a model's weights: the run's own, or others such as an EMA."""
+"""Choice of the arrays of a checkpoint that are loaded as model weights: the run's own weights, or an EMA."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def add_weights(parser: argparse.ArgumentParser) -> None:
 
 
 def find_weights_under(prefix: str, stored: Collection[str], names: Iterable[str]) -> dict[str, str]:
-    """Return the array from which each of the model's `names` (without "model/") is read.
+    """Return name -> stored array that is loaded, for the model's parameters and buffers `names` (without "model/").
 
     prefix: "model", or the prefix of other weights, such as "callback/ema/0.999". Parameters and buffers that are never
-    trained have no array under such a prefix and are read from the model's own. Raises UserError if the checkpoint
-    holds no weights under the prefix, or if these lack a parameter that an optimizer trained, under its name or matrix
-    by matrix of a stack (`name.0`).
+    trained have no array under such a prefix; their "model/" array is loaded. Raises UserError if the checkpoint has no
+    weights under the prefix, or if a trained parameter has no array under it. A parameter is trained if it has
+    optimizer state, under its name or as the matrices of a stack (`name.0`).
     """
     prefix, names = prefix.strip("/"), list(names)
     arrays = {name: f"{prefix}/{name}" for name in names if f"{prefix}/{name}" in stored}

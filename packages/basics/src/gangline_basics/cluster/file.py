@@ -8,7 +8,7 @@ YAML of this version, read from `cluster=NAME` (shipped here) or `cluster=FILE`:
     numbers:
       peak.bf16: {value: 989.4e12, source: "NVIDIA H100 datasheet, SXM5, dense"}
 
-`NUMBERS` lists every name with its unit and whether a file must have it. A missing number is never guessed: without a
+`NUMBERS` lists every name with its unit and whether a file must have it. A missing number has no default: without a
 price, no cost is reported. Links inside a rack default to `link.cluster`. A file with `nodes_per_datacentre` must
 describe the fibre between datacentres (`link.fibre`).
 """
@@ -114,7 +114,7 @@ NUMBERS: dict[str, tuple[str, bool]] = {
 
 @dataclass(frozen=True)
 class Quantity:
-    """A number and its source."""
+    """A number of a cluster file and the source of the number."""
 
     value: float
     source: str
@@ -130,7 +130,7 @@ class Cluster:
     numbers: Mapping[str, Quantity]
 
     def __getitem__(self, name: str) -> float:
-        """Return a number. Raises UserError if the file lacks it."""
+        """Return a number of the cluster. Raises UserError if the file has no such number."""
         if name not in self.numbers:
             what, _ = NUMBERS[name]
             raise UserError(

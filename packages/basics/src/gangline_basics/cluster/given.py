@@ -1,4 +1,4 @@
-"""Nodes that the launcher gave a run, and their places in the network, from the run's newest start. Torch-free."""
+"""Nodes of a run's newest start, and their positions in the network. Torch-free."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gangline.explain.topology import Topology
 
 @dataclass(frozen=True)
 class GivenNodes:
-    """Nodes in the order of their ranks. places: paths from the top of the network, "spine.rack0.n1", or node names."""
+    """Nodes of a start in rank order. places: paths from the top of the network, "spine.rack0.n1", or node names."""
 
     names: tuple[str, ...]
     places: tuple[str, ...]
@@ -24,7 +24,7 @@ class GivenNodes:
         return (self.processes + self.spares) // len(self.names)
 
     def build_topology(self, base: Topology | None = None) -> Topology:
-        """Return `base` with the nodes and racks of the ranks that train."""
+        """Return `base` with the GPUs per node and nodes per rack of the ranks that train."""
         each = self.ranks_of_node
         training = self.places[: -(-self.processes // each)]
         return replace(base or Topology(), gpus_per_node=each, nodes_per_rack=count_nodes_per_rack(training))
@@ -43,6 +43,6 @@ def read_nodes(run_dir: str | Path) -> GivenNodes | None:
 
 
 def count_nodes_per_rack(places: Sequence[str]) -> int:
-    """Return how many neighbours share the lowest switch, or 1 if racks have different numbers of nodes."""
+    """Return how many nodes share a lowest-level switch (rack), or 1 if racks have different numbers of nodes."""
     sizes = set(Counter(place.rpartition(".")[0] for place in places).values())
     return sizes.pop() if len(sizes) == 1 else 1

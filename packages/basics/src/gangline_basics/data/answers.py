@@ -1,9 +1,9 @@
 """Assistant answers in a rendered conversation, for loss masking.
 
-A template that marks answers (`{% generation %}`) gives their spans itself. For another template, the start and end of
-an answer are found by rendering the conversation up to and with it: the added text is the answer. A template that
-writes earlier turns differently once more turns follow has no such spans for all answers, and such a conversation is
-refused. An answer of `weight` 0 is not trained on.
+A template that marks answers (`{% generation %}`) yields their spans. For another template, the span of an answer is
+found by rendering the conversation before the answer and with it: the added text is the answer. If a template renders
+earlier turns differently when more turns follow, no such spans exist for all answers, and the conversation is refused.
+An answer of `weight` 0 is not trained on.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from gangline_basics.data.formats import has_half_character
 
 Messages = list[dict[str, Any]]
 ASSISTANT = "assistant"  # the role whose messages are trained on
-REASONING = ("reasoning_content", "reasoning", "thinking")  # fields in which data sets store reasoning
+REASONING = ("reasoning_content", "reasoning", "thinking")  # fields of a message in which data sets store reasoning
 CHANGES = "the template writes earlier turns in another way once more follow"
-# Two answers that occur in no template and have different first letters: of digits, which no filter changes.
+# Two answers that occur in no template and differ in their first character; only digits, which no filter changes.
 _OTHER = tuple(f"{first}{uuid4().int}" for first in (1, 2))
 HALF_CHARACTER = "it has half a character (of a surrogate pair)"
 
 
 class AnswerSpan(NamedTuple):
-    """[start, stop) of an answer's letters in the rendered text. content_stop: end of its text, before an end token."""
+    """Characters [start, stop) of an answer in the rendered text. content_stop: end of its text without end token."""
 
     start: int
     stop: int
@@ -35,7 +35,7 @@ class AnswerSpan(NamedTuple):
 
 @dataclass(frozen=True)
 class RenderedChat:
-    """A conversation as text, and the spans of the assistant's answers in it."""
+    """A conversation as rendered text, and the spans of the assistant's answers in the text."""
 
     text: str
     answers: tuple[AnswerSpan, ...]
@@ -61,7 +61,7 @@ def is_trained_on(message: dict[str, Any]) -> bool:
 
 
 def _check_calls(template: ChatTemplate, messages: Messages, text: str) -> None:
-    """Raise TemplateRefusal if the text leaves out tool calls: training would teach answers without them."""
+    """Raise TemplateRefusal if the text omits tool calls: training would teach answers without tool calls."""
     for number, message in enumerate(messages):
         if not message.get("tool_calls"):
             continue
@@ -75,9 +75,9 @@ def _check_calls(template: ChatTemplate, messages: Messages, text: str) -> None:
 
 
 def _check_reasoning(template: ChatTemplate, messages: Messages, text: str, first: int) -> None:
-    """Raise TemplateRefusal if the text leaves out reasoning of an answer or tool call since the last user message.
+    """Raise TemplateRefusal if the text omits reasoning of an answer or tool call since the last user message.
 
-    Templates leave out the reasoning of earlier turns on purpose. Reasoning is a text, or a list of parts with texts.
+    Templates omit the reasoning of earlier turns on purpose. Reasoning is a text, or a list of parts with texts.
     """
     users = [number for number, message in enumerate(messages) if message["role"] == "user"]
     for number in range(max(first, users[-1] if users else 0), len(messages)):
@@ -104,7 +104,7 @@ def _iterate_rests(reasoning: Any, text: str) -> Iterator[Any]:
 
 
 def _list_texts(value: Any) -> list[str]:
-    """Return all texts in a part of reasoning, except its `type`."""
+    """Return all strings in a part of reasoning, except the values of `type`."""
     if isinstance(value, dict):
         return [text for name, one in value.items() if name != "type" for text in _list_texts(one)]
     if isinstance(value, list):
@@ -142,8 +142,8 @@ def _read_marks(template: ChatTemplate, messages: Messages, first: int) -> Rende
 def _render_before(template: ChatTemplate, messages: Messages) -> str:
     """Return the text that the template writes before the last message, which is an answer.
 
-    If the template refuses the conversation without that answer (some need a first message), this is the text that the
-    conversation begins with for any answer.
+    If the template refuses the conversation without that answer (some templates require a first message), return the
+    common prefix of the conversation rendered with two different answers.
     """
     try:
         return template.render(messages[:-1], prompt=True)
@@ -158,8 +158,8 @@ def _render_before(template: ChatTemplate, messages: Messages) -> str:
 def _render_behind(template: ChatTemplate, messages: Messages) -> str | None:
     """Return the text that the template writes after the last message, an answer: an end token, and often a newline.
 
-    None if it cannot be found. It is taken from a plain answer in that place, because the answer itself may have tool
-    calls after its text.
+    Returns None if the text cannot be found. It is taken from the conversation with a plain answer instead, because the
+    answer itself may have tool calls after its content.
     """
     word = _OTHER[0]
     for answer in ({"role": ASSISTANT}, messages[-1]):

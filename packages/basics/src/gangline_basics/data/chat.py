@@ -1,8 +1,8 @@
-"""Conversations as text by a tokenizer's chat template.
+"""Rendering of conversations as text by a tokenizer's chat template.
 
 A template is Jinja as transformers renders it: in an immutable sandbox, with `messages`, the `tools` of a
-conversation or none, no `documents`, `add_generation_prompt`, the tokenizer's special tokens and `raise_exception`. It
-does not get the date, because another day would produce other tokens of the same text.
+conversation or none, no `documents`, `add_generation_prompt`, the tokenizer's special tokens and `raise_exception`.
+Templates do not get the date, because another day would produce other tokens for the same conversation.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from uuid import uuid4
 from gangline.errors import UserError
 from gangline_basics.data.named_tokens import CONFIG, read_object, read_special_tokens
 
-Spans = tuple[tuple[int, int], ...]  # [start, stop) in letters
+Spans = tuple[tuple[int, int], ...]  # [start, stop) in characters
 
 
 class TemplateRefusal(Exception):
-    """Error of a template that refuses a conversation, with the reason."""
+    """Error of a template that refuses a conversation; its message is the reason."""
 
 
 class ChatTemplate:
-    """A chat template. Raises UserError if the source is not a valid template.
+    """Compiled chat template. Raises UserError if the source is not a valid template.
 
     special  name of a special token, such as bos_token -> its text
     marks    whether the template marks the assistant's answers by `{% generation %}`
@@ -53,7 +53,7 @@ class ChatTemplate:
         self.marks = isinstance(tag, GenerationTag) and tag.seen
 
     def bind_tools(self, tools: list[Any] | None) -> ChatTemplate:
-        """Return the template for conversations whose prompts name these tools, given as objects (None: no tools)."""
+        """Return the template for conversations whose prompts list `tools`, as JSON objects (None: no tools)."""
         if not tools:
             return self
         template = copy(self)
@@ -84,7 +84,7 @@ class ChatTemplate:
             return self._template.render(
                 messages=messages, tools=self._tools, documents=None, add_generation_prompt=prompt, **words
             )
-        except Exception as error:  # a template is a third-party program: any exception of it is a refusal
+        except Exception as error:  # a template is a third-party program: any exception that it raises is a refusal
             known = isinstance(error, self._error)
             reason = str(error) if known else f"{type(error).__name__}: {error}"
             if "strftime_now" in reason:
@@ -107,9 +107,9 @@ def _dump_json(
 
 
 def read_template(tokenizer: str | None, template: str | None = None) -> ChatTemplate:
-    """Return the template in a file, or the one next to a tokenizer.json. Raises UserError if there is none.
+    """Return the chat template in the file `template`, or next to a tokenizer.json. Raises UserError without one.
 
-    tokenizer: path of the tokenizer.json; None: text is bytes, so only a template in a file is possible.
+    tokenizer: path of the tokenizer.json; None: text is byte-level, so `template` must name a file.
     """
     beside = None if tokenizer is None else Path(tokenizer).expanduser().parent
     special = {} if beside is None else read_special_tokens(beside)
@@ -119,7 +119,7 @@ def read_template(tokenizer: str | None, template: str | None = None) -> ChatTem
     if file is not None and file.is_file():
         return ChatTemplate(_read_text(file), special, str(file))
     source = None if beside is None else read_object(beside / CONFIG).get("chat_template")
-    if isinstance(source, list) and all(isinstance(one, dict) for one in source):  # several by name
+    if isinstance(source, list) and all(isinstance(one, dict) for one in source):  # several templates with names
         defaults = [one for one in source if one.get("name") == "default"]
         source = defaults[0].get("template", "") if defaults else None
     if not isinstance(source, str | None):

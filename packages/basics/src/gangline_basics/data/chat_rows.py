@@ -1,4 +1,4 @@
-"""Format of a row with a conversation: its messages, and the tools that they may call. Torch-free."""
+"""Format of a data row with a conversation: messages, and the tools that they may call. Torch-free."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 from gangline.errors import UserError
 from gangline_basics.data.answers import ASSISTANT
 
-TOOLS = "tools"  # the field of a row
+TOOLS = "tools"  # field of a row that lists tools
 
 
 def parse_messages(value: Any, where: str) -> list[dict[str, Any]]:
-    """Return a list of {role, content}, where an answer with `weight` 0 is not trained on.
+    """Return the validated messages, {role, content, ...}; an answer with `weight` 0 is not trained on.
 
     A message with tool calls may have no text. Raises UserError that names the row.
     """
@@ -36,7 +36,7 @@ def parse_messages(value: Any, where: str) -> list[dict[str, Any]]:
 
 
 def parse_tools(row: dict[str, Any], where: str) -> list[Any] | None:
-    """Return the tools that a row's conversation may call: its field `tools`, a list of objects, or either as JSON.
+    """Return the tools that a row's conversation may call: the list of objects `tools`; list and objects may be JSON.
 
     None if the row names no tools. Raises UserError that names the row.
     """
@@ -56,7 +56,7 @@ def parse_tools(row: dict[str, Any], where: str) -> list[Any] | None:
 
 
 def drop_nulls(value: Any) -> Any:
-    """Return a Parquet value without the null fields of objects, which Parquet adds if other rows have these fields."""
+    """Return a Parquet value without the null fields of objects, which Parquet adds if other rows have the fields."""
     if isinstance(value, dict):
         return {name: drop_nulls(one) for name, one in value.items() if one is not None}
     return [drop_nulls(one) for one in value] if isinstance(value, list) else value

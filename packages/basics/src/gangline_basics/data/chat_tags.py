@@ -7,11 +7,11 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.runtime import Context, Macro
 
-MARK = "_answer_mark"  # variable whose value is written before and after each answer; unset: nothing is written
+MARK = "_answer_mark"  # template variable that is rendered before and after each answer; unset: ""
 
 
 class GenerationTag(Extension):
-    """The tag `{% generation %}`, which marks answers in transformers. Its scope is that of a call block, as there.
+    """The tag `{% generation %}`, which marks answers in transformers. As in transformers, it is a call block.
 
     seen: whether the template has this tag.
     """

@@ -1,4 +1,4 @@
-"""Text to tokens and back: bytes, or a Hugging Face tokenizer.json. Torch-free."""
+"""Codecs between text and tokens: bytes, or a Hugging Face tokenizer.json. Torch-free."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from gangline_basics.data.pieces import TextPieces
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-# Names of end-of-text tokens; a tokenizer.json does not say which of its tokens that is. The names END_OF_TEXT
-# mean only that, and come before the eos_token next to it, which may be the end of an answer (<|im_end|>).
+# Names of end-of-text tokens, because a tokenizer.json does not mark its end-of-text token. The names END_OF_TEXT
+# have no other meaning, so they precede the configured eos_token, which may be the end of an answer (<|im_end|>).
 END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>")
 ENDS = ("</s>", "<eos>", "<|eos|>", "<|im_end|>", "[SEP]")
-OPTIONS = ("data.tokenizer=", "data.separator=")  # names in messages, before the value
+OPTIONS = ("data.tokenizer=", "data.separator=")  # names of the options in messages, before the value
 
 
 class TextCodec(ABC):
-    """Codec of one vocabulary: text to tokens and back."""
+    """Codec between text and the tokens of one vocabulary."""
 
     vocab_size: int
-    separator: int | None  # the token between files
-    identity: str  # changes with the vocabulary
+    separator: int | None  # token between files; None: no token
+    identity: str  # hash of the tokenizer.json, or "bytes"
     dtype: np.dtype
 
     @abstractmethod
@@ -46,11 +46,11 @@ class TextCodec(ABC):
         """Return tokens as text, without special tokens and tokens outside the vocabulary."""
 
     def decode_special(self, tokens: list[int]) -> str:
-        """Return tokens as text, special tokens by their names."""
+        """Return tokens as text, with special tokens by their names."""
         return self.decode(tokens)
 
     def encode_special(self, text: str) -> tuple[list[int], list[int], list[int]]:
-        """Return the tokens that the tokenizer adds before a text, such as a BOS, the text's, and those added after."""
+        """Return (tokens added before the text, such as a BOS; tokens of the text; tokens added after the text)."""
         return [], self.encode(text), []
 
 
@@ -80,14 +80,14 @@ class ByteCodec(TextCodec):
 
     def decode(self, tokens: list[int]) -> str:
         text = bytes(token for token in tokens if token < 256).decode(errors="replace")
-        return text.replace("\0", "\n")  # the end of a file; a terminal would swallow it
+        return text.replace("\0", "\n")  # NUL separates files; a terminal would not show it
 
 
 class TokenizerCodec(TextCodec):
-    """Codec of a tokenizer.json; its special tokens, truncation, padding and merge dropout are switched off.
+    """Codec of a tokenizer.json without truncation, padding, merge dropout and added special tokens.
 
-    pieces   splits a long text
-    options  as for ByteCodec
+    pieces   splitter of long texts
+    options  as for `ByteCodec`
 
     Raises UserError for a file that cannot be read, a separator that is not a token, and text that is not UTF-8.
     """
@@ -107,7 +107,7 @@ class TokenizerCodec(TextCodec):
         self.separator = ids[0] if ids else None
 
     def encode_file(self, content: bytes, name: str) -> np.ndarray:
-        """Return a file's tokens (n,). Raises UserError for invalid UTF-8 if `errors` is strict, and unknown words."""
+        """Return a file's tokens (n,). Raises UserError for invalid UTF-8 if `errors` is strict, or an unknown word."""
         try:
             text = content.decode(errors=self.errors)
         except UnicodeDecodeError as error:
@@ -150,7 +150,7 @@ class TokenizerCodec(TextCodec):
 def open_codec(tokenizer: str | None, separator: str | None, errors: str = "replace") -> TextCodec:
     """Return the codec of a tokenizer.json, or of bytes if `tokenizer` is None.
 
-    separator: the token between files, None for the vocabulary's own. errors: handling of text that is not UTF-8, as
+    separator: token between files, None for the vocabulary's own. errors: handling of text that is not UTF-8, as
     for `bytes.decode`. Raises UserError if the codec cannot be loaded.
     """
     return ByteCodec(separator) if tokenizer is None else TokenizerCodec(tokenizer, separator, errors)

@@ -1,4 +1,4 @@
-"""Decompression of files by the ending of their name. Torch-free."""
+"""Decompression of files by file name extension. Torch-free."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from typing import Any, BinaryIO, cast
 
 from gangline.errors import UserError
 
-_PIECE = 1 << 14  # compressed bytes read at once; for Zstandard their whole expansion is in memory
+_PIECE = 1 << 14  # number of compressed bytes read at once; Zstandard holds their complete expansion in memory
 _BUFFER = 1 << 18
 
 
 class _Streams(io.RawIOBase):
     """Content of concatenated compressed streams. Raises EOFError if the last one is incomplete.
 
-    The readers of bz2 and lzma end silently before a damaged stream, and the reader of zstandard inside an incomplete
-    one.
+    The readers of bz2 and lzma end silently before a damaged stream, and the reader of zstandard ends silently inside
+    an incomplete stream.
 
-    start    creates the decompressor of a stream
-    most     maximum of bytes per decompress call, for decompressors that take it
-    padding  number of bytes of which zeros between streams must be a multiple; 0: no padding
+    start    function that creates the decompressor of a stream
+    most     (maximum number of bytes per decompress call,), or () for decompressors without that argument
+    padding  divisor of the number of zero bytes between streams; 0: no padding
     """
 
     def __init__(self, raw: BinaryIO, start: Callable[[], Any], most: tuple[int, ...] = (), padding: int = 0) -> None:
@@ -81,12 +81,12 @@ _READERS: dict[str, Callable[[BinaryIO], Any]] = {
     ".xz": lambda raw: _add_buffer(_Streams(raw, lzma.LZMADecompressor, (_BUFFER,), padding=4)),
     ".zst": lambda raw: _add_buffer(_open_zstd(raw)),
 }
-COMPRESSED = tuple(_READERS)  # name endings
+COMPRESSED = tuple(_READERS)  # file name extensions
 _DAMAGE = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile)
 
 
 def find_compression(path: str) -> str:
-    """Return the name ending of the compression, or "" for an uncompressed file."""
+    """Return the file name extension of the compression, or "" for an uncompressed file."""
     return next((ending for ending in COMPRESSED if path.lower().endswith(ending)), "")
 
 
@@ -96,8 +96,8 @@ def open_decompressed(
 ) -> Iterator[BinaryIO]:
     """Open the file `path` as a stream of decompressed bytes. Raises UserError for read errors, also inside the block.
 
-    ending  compression, None: by the name
-    source  opens the file, if it is not on this machine
+    ending  extension that selects the compression; None: the extension of `path`
+    source  function that opens the file, if it is not on this machine
     prefix  text before the path in error messages ("data.path: ")
     """
     reader = _READERS.get(find_compression(path) if ending is None else ending, lambda raw: raw)

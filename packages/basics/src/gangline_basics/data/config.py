@@ -23,24 +23,24 @@ HEADS = 100  # maximum number of files whose beginning a check reads
 class TextConfig(DataConfig):
     """Text files, read into memory.
 
-    `path` is a file, a directory, a glob, or a list of these; null is the source of the Python standard library, which
-    every machine with Python has. Files are plain text or JSON lines (.jsonl, .ndjson), and may be compressed (.gz,
-    .bz2, .xz, .zst).
+    `path` is a file, a directory, a glob, or a list of such paths; null is the source of the Python standard library,
+    which every machine with Python has. Files are plain text or JSON lines (.jsonl, .ndjson), and may be compressed
+    (.gz, .bz2, .xz, .zst).
     """
 
     file_options: ClassVar[tuple[str, ...]] = ("path", "tokenizer")
 
-    path: str | list[str] | None = None  # file, directory, glob or a list of these; null: Python's own source
-    tokenizer: str | None = None  # path of a tokenizer.json; null: one token for each byte, vocabulary 256
-    text_field: str = "text"  # field with the text of a document, in the lines of a .jsonl
-    binary: bool = False  # binary files allowed: read files that do not look like text
-    separator: str | None = None  # token between files; null: the tokenizer's own end of text or eos_token, or byte 0
+    path: str | list[str] | None = None  # file, directory, glob or list of paths to read; null: Python's stdlib source
+    tokenizer: str | None = None  # path of a tokenizer.json; null: byte-level, one token per byte (vocabulary 256)
+    text_field: str = "text"  # JSON field with the text of a document, in each line of a .jsonl file
+    binary: bool = False  # permission to read binary files, which do not look like text
+    separator: str | None = None  # token between files; null: tokenizer's end-of-text or eos token (bytes: byte 0)
     document_masking: bool = False  # document masking: no attention across files or .jsonl lines, positions restart
-    validation_fraction: Share = 0.02  # share of files held out (of one file: its end); 1 for a validation set: all
-    encoding_errors: Literal["replace", "ignore", "strict"] = "replace"  # handling of invalid UTF-8, with a tokenizer
+    validation_fraction: Share = 0.02  # validation fraction of files, or of one file's end; 1: all (validation sets)
+    encoding_errors: Literal["replace", "ignore", "strict"] = "replace"  # invalid UTF-8 handling, if tokenizer is set
 
     def build_codec(self, run: Run) -> TextCodec:
-        """Return the codec of text to tokens and back, without reading the data. Raises UserError."""
+        """Return the codec between text and tokens, without reading the data. Raises UserError."""
         from gangline_basics.data.codec import open_codec
 
         return open_codec(self.tokenizer, self.separator, self.encoding_errors)
@@ -59,7 +59,7 @@ class TextConfig(DataConfig):
         ]
 
     def check(self, run: Run) -> list[Problem]:
-        """Return the problems that names, sizes and beginnings of files show."""
+        """Return the problems that the vocabulary and the names, sizes and first bytes of the files show."""
         from gangline_basics.data.compressed import find_compression
         from gangline_basics.data.corpus import list_corpus
         from gangline_basics.data.formats import check_head, is_lines
@@ -90,7 +90,7 @@ class TextConfig(DataConfig):
             return [*problems, error.to_problem()]
         stored = any(
             find_compression(file.path) or is_lines(file.path) for file in files
-        )  # their text differs in size from the file
+        )  # the size of their text differs from the size of the file
         size = sum(file.size for file in files)
         least_size = run.batch.sequence_length + 1
         if self.tokenizer is None and not stored and size < least_size:

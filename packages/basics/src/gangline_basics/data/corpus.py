@@ -14,7 +14,7 @@ from pathlib import Path
 from gangline.errors import UserError
 from gangline_basics.data import formats
 
-# Missing in some distributions of Python, or not part of it: the default corpus must not depend on them.
+# Folders that some distributions of Python lack, or that are not part of Python: the default corpus excludes them.
 NOT_LIBRARY = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 
 
@@ -29,7 +29,7 @@ class TextFile:
 
 @dataclass(frozen=True)
 class FilePart:
-    """A file, or the part of a file before or after byte `cut`, if the split goes through it."""
+    """A file, or the part of a file before or after byte `cut`, if the train/validation split divides the file."""
 
     file: TextFile
     cut: int | None = None
@@ -42,7 +42,7 @@ class FilePart:
         """
         path = self.file.path
         content = formats.read(path)
-        cut = None if self.cut is None else self.cut * len(content) // self.file.size  # both are of stored bytes
+        cut = None if self.cut is None else self.cut * len(content) // self.file.size  # both count stored bytes
         if formats.is_lines(path):
             lines, first = formats.read_lines(content, cut, self.after)
             return formats.read_documents(lines, path, field, first)
@@ -72,7 +72,7 @@ def list_corpus(path: str | list[str] | None, fix: str = "data.path=null takes t
 
 
 def _find_root(path: str) -> str:
-    """Return the folder that the names of a path's files are relative to, independent of the files in it."""
+    """Return the folder to which the names of a path's files are relative, whatever files the folder has."""
     if os.path.isdir(path):
         return path
     while glob.has_magic(path) and not os.path.exists(path):
@@ -98,7 +98,7 @@ def _expand(path: str, fix: str) -> list[str]:
 
 
 def find_files(pattern: str) -> list[str]:
-    """Return every file that a glob matches, without directories and broken links. Raises as `check_regular`."""
+    """Return files that a glob matches, without directories and broken links. Raises UserError like `check_regular`."""
     paths = [file for file in glob.glob(pattern, recursive=True) if os.path.exists(file) and not os.path.isdir(file)]
     for file in paths:
         check_regular(file)
@@ -106,7 +106,7 @@ def find_files(pattern: str) -> list[str]:
 
 
 def check_regular(path: str) -> None:
-    """Raise UserError for a pipe, a socket and a device, without opening it; a link is followed."""
+    """Raise UserError for a pipe, a socket and a device, without opening the file; a link is followed."""
     kind = os.stat(path).st_mode
     if not stat.S_ISREG(kind):
         name = "pipe" if stat.S_ISFIFO(kind) else "socket" if stat.S_ISSOCK(kind) else "device"
@@ -177,10 +177,10 @@ def _list_files(paths: list[str], asked: str | list[str] | None, root: str | Non
 
 
 def split(files: list[TextFile], fraction: float, name: str) -> list[FilePart]:
-    """Return the parts of one split ("train" or "validation"), the same on every machine with the same files.
+    """Return the files of one split ("train" or "validation"), the same on every machine with the same files.
 
-    Complete files are held out, chosen by a hash of their names, so that a file stays in its split when others are
-    added or removed. With too few files for that, the end of the text is held out instead.
+    Complete files are held out, chosen by a hash of their names, so that a file stays in its split when other files are
+    added or removed. If the files are too few to choose from, the end of the concatenated text is held out instead.
     """
     held_out = {file for file in files if _hash_to_fraction(file.name) < fraction}
     if len(files) * fraction >= 1 and 0 < len(held_out) < len(files):
@@ -203,7 +203,7 @@ def _hash_to_fraction(name: str) -> float:
 
 
 def _find_line_end(content: bytes, at: int) -> int:
-    """Return the end of the line that contains byte `at`, or without lines the next boundary of a UTF-8 character."""
+    """Return the end of the line that contains byte `at`, or in the last line the next UTF-8 boundary."""
     newline = content.find(b"\n", at)
     if 0 <= newline < len(content) - 1:
         return newline + 1

@@ -9,14 +9,14 @@ from typing import Any
 from gangline.errors import UserError
 from gangline_basics.data.compressed import COMPRESSED, find_compression, open_decompressed
 
-HEAD = 1 << 16  # bytes that are enough to tell text from binary data
-NULS, INVALID = 1e-3, 0.3  # maximum shares in a text: prose in Latin-1 has up to 0.1 of invalid UTF-8
+HEAD = 1 << 16  # number of bytes that are enough to distinguish text from binary data
+NULS, INVALID = 1e-3, 0.3  # maximum fractions of bytes in a text: prose in Latin-1 is up to 0.1 invalid UTF-8
 LINES = (".jsonl", ".ndjson")
 _HALF = re.compile("[\ud800-\udfff]")
 
 
 def is_lines(path: str) -> bool:
-    """Return whether each line of a file is a JSON object, a document of its own."""
+    """Return whether each line of a file is a JSON object with one document."""
     return path.lower().removesuffix(find_compression(path)).endswith(LINES)
 
 
@@ -36,7 +36,7 @@ def check_head(path: str, field: str, binary: bool) -> None:
 
 
 def describe_binary(content: bytes) -> str:
-    """Return count and kind of the bytes at the beginning of a file that no text has, or "" if it looks like text."""
+    """Return count and kind of the non-text bytes at the beginning of a file, or "" if the file looks like text."""
     head = content[:HEAD]
     nuls, invalid = head.count(0), head[:-4].decode(errors="replace").count("�")  # its end may split a character
     if nuls > NULS * len(head):
@@ -45,17 +45,17 @@ def describe_binary(content: bytes) -> str:
 
 
 def has_half_character(text: str) -> bool:
-    """Return whether a text has half of a surrogate pair: JSON can write it, UTF-8 cannot."""
+    """Return whether a text has half of a surrogate pair, which JSON can represent and UTF-8 cannot."""
     return _HALF.search(text) is not None
 
 
 def encode_utf8(text: str) -> bytes:
-    """Return a text as bytes. Half of a surrogate pair becomes three bytes that are not UTF-8."""
+    """Return a text as bytes. Half of a surrogate pair becomes three bytes that are invalid UTF-8."""
     return text.encode(errors="surrogatepass")
 
 
 def replace_invalid(content: bytes) -> tuple[str, int]:
-    """Return bytes as text, with U+FFFD in place of invalid UTF-8, and the number of these replacements."""
+    """Return bytes as text, with U+FFFD in place of invalid UTF-8, and the number of replacements."""
     text = content.decode(errors="replace")
     return text, text.count("\ufffd") - content.count("\ufffd".encode())
 
@@ -74,9 +74,9 @@ def refuse_binary(content: bytes, path: str) -> None:
 
 
 def read_documents(content: bytes, path: str, field: str, first: int = 1) -> list[bytes]:
-    """Return `field`, a text, of each line, a JSON object. first: the number of the first line.
+    """Return the string `field` of the JSON object in each line. first: number of the first line.
 
-    Raises UserError that names the line, and the fields that it has.
+    Raises UserError that names the line, and the fields that the line has.
     """
     documents = []
     for number, line in enumerate(content.split(b"\n"), first):

@@ -1,4 +1,4 @@
-"""Special tokens that a tokenizer names, such as bos_token, from the files next to it. Torch-free."""
+"""Special tokens that a tokenizer names, such as bos_token, from the files next to tokenizer.json. Torch-free."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ GENERATION = "generation_config.json"
 
 
 def read_special_tokens(directory: Path) -> dict[str, str]:
-    """Return name -> text of the special tokens in tokenizer_config.json and special_tokens_map.json, as transformers.
+    """Return name -> text of special tokens in tokenizer_config.json and special_tokens_map.json, like transformers.
 
-    A config that lists its added tokens is complete; otherwise the map overrides it. Raises UserError for
+    A config that lists its added tokens is complete; otherwise the map overrides the config. Raises UserError for
     a file that cannot be read.
     """
     return map_words(read_object(directory / CONFIG), read_object(directory / MAP))
@@ -34,7 +34,7 @@ def map_words(config: dict[str, Any], map: dict[str, Any]) -> dict[str, str]:
 
 
 def read_generation_config(directory: Path) -> dict[str, Any]:
-    """Return a model's generation config; without that file the token ids of config.json, as transformers does.
+    """Return a model's generation config, or without that file the token ids of config.json, like transformers.
 
     Raises UserError for a file that cannot be read.
     """
@@ -46,7 +46,7 @@ def read_generation_config(directory: Path) -> dict[str, Any]:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object of a file, {} if there is no such file. Raises UserError for other content."""
+    """Return the JSON object in a file, or {} if the file is missing. Raises UserError for other content."""
     try:
         content = json.loads(read_regular(path))
     except FileNotFoundError:

@@ -1,12 +1,12 @@
-"""Long texts in pieces whose concatenated tokens are those of the complete text. Torch-free.
+"""Splitting of long texts into pieces whose concatenated tokens equal the tokens of the complete text. Torch-free.
 
-A tokenizer needs many times the memory of a text, so a long one is encoded piece by piece. A text may be split where
+A tokenizer needs many times the memory of a text, so a long text is encoded piece by piece. A text may be split where
 
-- the pre-tokenizer splits it, if it adds nothing to the beginning of a text (byte-level BPE)
-- a single space becomes the beginning of a word (Metaspace; or "▁" put before a text, as of Llama 2), if no token holds
-  that sign after another letter
+- the pre-tokenizer splits the text, if the pre-tokenizer adds nothing to the beginning of a text (byte-level BPE)
+- a single space becomes the beginning of a word (Metaspace; or "▁" prepended to a text, as by Llama 2), if no token
+  contains "▁" after another character
 
-A text of any other tokenizer stays complete.
+For any other tokenizer, a text is not split.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-PIECE = 1 << 18  # minimum length in characters
-WINDOW = 512  # characters around a place that a pre-tokenizer is run on
-SHIFTS = 4  # number of windows: a place is a border if the pre-tokenizer splits there in all of them
+PIECE = 1 << 18  # minimum length of a piece in characters
+WINDOW = 512  # number of characters around a position that the pre-tokenizer is run on
+SHIFTS = 4  # number of windows: a position is a border if the pre-tokenizer splits there in all windows
 SIGN = "▁"
-FORMS = (None, "NFC", "NFD", "NFKC", "NFKD")  # normalizers that never merge an ASCII character with the one before
-LOCAL = {"Split", "Digits", "Punctuation", "Whitespace", "WhitespaceSplit"}  # pre-tokenizers that see only nearby text
+FORMS = (None, "NFC", "NFD", "NFKC", "NFKD")  # normalizers that never merge an ASCII character with its predecessor
+LOCAL = {"Split", "Digits", "Punctuation", "Whitespace", "WhitespaceSplit"}  # pre-tokenizers with local rules
 
 
 class TextPieces:
-    """Splitter of texts for one tokenizer. content: its tokenizer.json."""
+    """Splitter of texts for one tokenizer. content: bytes of its tokenizer.json."""
 
     def __init__(self, tokenizer: Tokenizer, content: bytes) -> None:
         about = json.loads(content)
@@ -36,11 +36,11 @@ class TextPieces:
         self._normal = str if self._form is None else tokenizer.normalizer.normalize_str
         tokens = [token["content"] for token in about.get("added_tokens") or () if token["content"]]
         self._added = {*tokens, *map(self._normal, tokens)}
-        self._starts = {token[:2] for token in self._added}  # few, so the search of a window is fast
+        self._starts = {token[:2] for token in self._added}  # few prefixes, so the search of a window is fast
         self._longest = max(map(len, self._added), default=0)
         self._words, self._spaces, self._dropped = _splits_at_words(about), _splits_at_spaces(about), 0
         if _puts_sign_first(about):
-            self._spaces, self._dropped = True, 1  # the sign that is put before each piece replaces the space
+            self._spaces, self._dropped = True, 1  # the prepended sign of each piece replaces the space
 
     def __call__(self, text: str) -> list[str]:
         """Return the pieces of a text, each of at least `PIECE` characters except the last."""
@@ -51,7 +51,7 @@ class TextPieces:
         return [*pieces, text[start:]] if text else []
 
     def _find_border(self, text: str, first: int) -> int | None:
-        """Return the first place from `first` on where the text may be split, or None."""
+        """Return the first position from `first` on where the text may be split, or None."""
         if not (self._words or self._spaces):
             return None
         for start in range(first, len(text) - 2 * WINDOW, WINDOW):
@@ -73,7 +73,7 @@ class TextPieces:
         yield from sorted(borders or ())
 
     def _find_word_borders(self, text: str, start: int, begin: int, end: int) -> set[int]:
-        """Return the places from `start` on where the pre-tokenizer splits the normal form of text[begin:end]."""
+        """Return the positions from `start` on where the pre-tokenizer splits the normalized text[begin:end]."""
         normal = self._normal(text[begin:end])
         firsts = {first for _, (first, _) in self._before.pre_tokenize_str(normal)}
         borders, last, at = set(), begin, 0
@@ -81,7 +81,7 @@ class TextPieces:
             if self._form is None or text[place].isascii():  # then both sides normalize independently
                 at += len(self._normal(text[last:place]))
                 last = place
-                # White space at the end of a piece would be split differently: patterns look ahead of it.
+                # White space at the end of a piece would be split differently: patterns have look-ahead.
                 if at in firsts and not normal[at - 1].isspace():
                     borders.add(place)
         return borders
@@ -125,7 +125,7 @@ def _puts_sign_first(about: dict[str, Any]) -> bool:
 
 
 def _begins_words(about: dict[str, Any]) -> bool:
-    """Return whether no token holds the sign after another letter."""
+    """Return whether no token contains the sign after another character."""
     vocabulary = about["model"].get("vocab") or ()
     words = vocabulary if isinstance(vocabulary, dict) else [word for word, _ in vocabulary]
     return not any(SIGN in word.lstrip(SIGN) for word in words)

@@ -1,4 +1,4 @@
-"""Text in memory, split into windows that are visited in a new random order each epoch.
+"""Text in memory, split into windows that are read in a new random order each epoch.
 
 The order is a function of (seed, split, epoch) alone: windows sorted by the raw output of Philox (Salmon et al., SC
 2011), which, unlike a library's `shuffle`, is the same under every version of numpy.
@@ -30,12 +30,12 @@ COUNTED = 1 << 16  # minimum number of tokens per bincount
 class TextSource(DataSource):
     """Windows of T tokens of one long sequence.
 
-    tokens  (N,) all files (of a .jsonl: lines) in order, each followed by the separator
+    tokens  (N,) tokens of all files (or lines of a .jsonl) in order, each followed by the separator
     starts  (files,) index of the first token of each file
 
     Window w reads tokens w·T to (w+1)·T inclusive, so that in an epoch each token but the first is a target once (the
-    last N-1 mod T never are). With `documents`, a target in another file than its input does not contribute to the
-    loss.
+    last N-1 mod T tokens are never targets). With `documents`, a target in another file than its input does not
+    contribute to the loss.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class TextSource(DataSource):
         )
 
     def compute_unigram_entropy(self) -> float:
-        """Return -Σ p log p of the tokens' frequencies, in nats: the loss of a model that knows only these."""
+        """Return -Σ p log p of the tokens' frequencies, in nats: the loss of a unigram model."""
         return self._entropy
 
     @cached_property

@@ -10,7 +10,7 @@ from typing import Any
 from gangline.errors import UserError
 from gangline_basics.data.named_tokens import CONFIG, GENERATION, MAP, map_words, read_generation_config
 
-# File names that transformers writes; a tokenizer has some of these.
+# File names that transformers writes; a tokenizer has some of these files.
 TOKENIZER = (
     "tokenizer.json",
     CONFIG,

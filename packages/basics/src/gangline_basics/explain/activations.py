@@ -4,7 +4,7 @@ After Korthikanti et al. (arXiv 2205.05198, section 4), adapted to this decoder:
 per row; a matmul saves its input; fused attention saves queries, keys, values, output and one number per row and head,
 never the scores; SwiGLU saves both matmuls' outputs, the gate's activation and the input of the last matmul. Under
 sequence parallelism tp shards the residual stream, the norms and the inputs of the first matmuls along tokens, and the
-tensors between along heads and features.
+tensors between the matmuls along heads and features.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class ActivationSizes:
     """Sizes and facts for counting the saved bytes of a rank's modules.
 
     local  sizes passed to the methods of nodes
-    gpu    use of a GPU's kernels. On a CPU a norm saves its input and the float32 copy of it, and attention returns
-           its output in another memory order than the next matmul reads, so the matmul saves a copy.
-    plan   tells frozen parameters; a matmul saves its input only for the gradient of its weight. None: none is frozen.
+    gpu    whether GPU kernels are used. On a CPU a norm saves its input and a float32 copy of the input, and attention
+           returns its output in another memory order than the next matmul reads, so the matmul saves a copy.
+    plan   source of frozen parameters; a matmul saves its input only if its weight is trained. None: all are trained.
     """
 
     local: LocalSizes
@@ -60,16 +60,16 @@ class ActivationSizes:
 
 
 def count_norm_bytes(sizes: ActivationSizes, rows: int, width: int, offset: float = 0.0) -> int:
-    """Return the bytes that a norm over `rows` rows saves, except its output, which the operator that reads it saves.
+    """Return the bytes that a norm over `rows` rows saves, except its output, which the next operator saves.
 
-    With an `offset` the sum with the weight is saved as well.
+    With an `offset`, the sum of weight and offset is saved as well.
     """
     itemsize = sizes.itemsize if sizes.gpu else 2 * sizes.master_itemsize
     return rows * (width * itemsize + sizes.master_itemsize) + (width * sizes.itemsize if offset else 0)
 
 
 def reads(node: Node, path: str, sizes: ActivationSizes, *names: str) -> bool:
-    """Return whether one of these linears below the node at `path` saves its input: it is trained, or it is wrapped."""
+    """Return whether one of the linears `names` of the node at `path` saves its input: if it is trained or wrapped."""
     return any(
         _is_wrapped(getattr(node, name)) or sizes.plan is None or not sizes.plan.is_frozen(f"{path}.{name}.weight")
         for name in names
@@ -77,7 +77,7 @@ def reads(node: Node, path: str, sizes: ActivationSizes, *names: str) -> bool:
 
 
 def _is_wrapped(node: Node) -> bool:
-    """Return whether this linear is wrapped by a node that reads its input, too."""
+    """Return whether a linear is wrapped by a node that also reads the linear's input."""
     while isinstance(node, EightBitNode):
         node = node.inner
     return isinstance(node, WrapNode)
@@ -88,7 +88,7 @@ def count_attention(node: AttentionNode, sizes: ActivationSizes, path: str) -> i
     heads, key_heads = node.heads // sizes.tp, max(1, node.kv_heads // sizes.tp)
     nbytes = sizes.tokens * node.dim * sizes.itemsize if reads(node, path, sizes, "wq", "wk", "wv") else 0
     outputs = 2 if copies_output(node, sizes, heads) and reads(node, path, sizes, "wo") else 1
-    copies = sizes.ulysses // gcd(sizes.ulysses, key_heads)  # copies of key heads that its ranks do not divide
+    copies = sizes.ulysses // gcd(sizes.ulysses, key_heads)  # of key heads, if Ulysses ranks do not divide them
     nbytes += sizes.inner_tokens * ((1 + outputs) * heads + 2 * copies * key_heads) * node.head_dim * sizes.itemsize
     nbytes += sizes.inner_tokens * heads * sizes.master_itemsize
     for normed, own in ((node.q_norm, heads), (node.k_norm, key_heads)):
@@ -100,7 +100,7 @@ def count_attention(node: AttentionNode, sizes: ActivationSizes, path: str) -> i
 
 
 def feed_forward(node: FeedForwardNode, sizes: ActivationSizes, path: str) -> int:
-    """Return the bytes of x, gate, up, the activated gate and their product; bounded gating saves no activated gate."""
+    """Return the bytes of x, gate, up, activated gate and gated product; clamped gating saves no activated gate."""
     inner = 2 + node.gating.plain + reads(node, path, sizes, "w_down")
     stream = sizes.tokens * node.dim if reads(node, path, sizes, "w_gate", "w_up") else 0
     return (stream + inner * sizes.inner_tokens * (node.ffn_dim // sizes.tp)) * sizes.itemsize
@@ -109,8 +109,8 @@ def feed_forward(node: FeedForwardNode, sizes: ActivationSizes, path: str) -> in
 def count_node(node: Node, sizes: ActivationSizes, path: str = "") -> int:
     """Return the bytes that the node at `path` and all nodes in it save.
 
-    They are those of `count_activation_bytes`, or if it returns None, those of the modules of gangline-basics. A node
-    of an unknown kind is counted with the input and output of each of its matrices.
+    The bytes of a node are its `count_activation_bytes`, or if that is None, the bytes that the module of
+    gangline-basics saves. A node of an unknown class counts the input and output of each of its matrices.
     """
     below = [(child, f"{path}.{name}" if name else path) for name, child in iterate_children(node)]
     own_bytes = node.count_activation_bytes(sizes.local)
@@ -130,9 +130,9 @@ def count_node(node: Node, sizes: ActivationSizes, path: str = "") -> int:
 
 
 def count_recomputed_attention(node: Node, sizes: ActivationSizes) -> int:
-    """Return the bytes that recomputing attention saves: the log-sum-exp, and the output if the next matmul copies it.
+    """Return the bytes that recomputing attention frees: the log-sum-exp, and the output if the next matmul copies it.
 
-    Fused attention saves no scores.
+    Fused attention stores no scores in either case.
     """
     saving = 0
     if isinstance(node, AttentionNode):
@@ -143,16 +143,16 @@ def count_recomputed_attention(node: Node, sizes: ActivationSizes) -> int:
 
 
 def copies_output(node: AttentionNode, sizes: ActivationSizes, heads: int) -> bool:
-    """Return whether the matmul after attention saves a copy of its output: in another order, or of other tokens.
+    """Return whether the matmul after attention saves a copy of the output, in another order or for other tokens.
 
-    A CPU returns the output in the memory order of the queries; without rotation that is the order that the matmul
-    reads.
+    On a CPU, attention returns the output in the memory order of the queries; without rotary positions the matmul reads
+    that order.
     """
     return sizes.ulysses > 1 or (not sizes.gpu and heads > 1 and node.rope is not None)
 
 
 def count_angles(blocks: Iterable[Node], sizes: ActivationSizes) -> int:
-    """Return the bytes of cos and sin of every position, shared by all blocks of a stage with the same rotation."""
+    """Return the bytes of cos and sin of all positions, shared by blocks of a stage with equal rotary positions."""
     ropes = {
         (rope, rope.width or node.head_dim)  # type: ignore[attr-defined]
         for block in blocks
@@ -167,16 +167,15 @@ def count_head(
 ) -> dict[str, int]:
     """Return the bytes of the head's "activations" and "logits".
 
-    activations  the last norm's input and output, and the saved bytes of nodes that edits add next to the head
-    logits       logits with their log-sum-exp, and memory of the loss's backward pass; heads added by edits also keep
+    activations  the final norm's input and output, and the saved bytes of nodes that edits add next to the head
+    logits       logits with their log-sum-exp, and memory of the loss's backward pass; heads that edits add also keep
                  their logits until the backward pass
-    blocks: saved bytes by the path of a block inside the head, if that is less than all its activations
-    (recomputation).
+    blocks: path of a recomputed block inside the head -> its saved bytes.
     """
     inside = list_beside_head(head, plan.head)
     more = sum(isinstance(node, HeadNode) for _, node in inside)
     vocabulary = -(-plan.facts.get("vocab_size", 0) // sizes.tp)
-    rows = min(sizes.inner_tokens, plan.facts.get("loss_chunk", sizes.inner_tokens))  # rows of logits at a time
+    rows = min(sizes.inner_tokens, plan.facts.get("loss_chunk", sizes.inner_tokens))  # rows that have logits at once
     stream = count_norm_bytes(sizes, sizes.tokens, width) + sizes.tokens * width * sizes.itemsize
     logits = rows * vocabulary * sizes.itemsize
     loss_bytes = sizes.inner_tokens * (sizes.master_itemsize + 9)
@@ -192,7 +191,7 @@ def count_head(
 
 
 def count_further_loss(plan: Plan, sizes: ActivationSizes) -> int:
-    """Return the bytes that a loss of an added head saves: its log-sum-exp, and its logits if these are not chunked."""
+    """Return the bytes that the loss of an added head saves: the log-sum-exp, and logits that are not chunked."""
     vocabulary = -(-plan.facts.get("vocab_size", 0) // sizes.tp)
     loss_bytes = sizes.inner_tokens * (sizes.master_itemsize + 9)
     if plan.facts.get("loss_chunk", sizes.inner_tokens) < sizes.inner_tokens:
@@ -206,7 +205,7 @@ def list_beside_head(head: Node, path: str) -> list[tuple[str, Node]]:
 
 
 def _list_beside(head: Node, path: str) -> list[tuple[str, Node]]:
-    """Return the top nodes that edits have added next to the head, with their paths."""
+    """Return the outermost nodes that edits have added next to the head, with their paths."""
     children = list[tuple[str, Node]]()
     while isinstance(head, WrapNode):
         children += [(f"{path}.{name}", child) for name, child in iterate_children(head) if name]
@@ -215,7 +214,7 @@ def _list_beside(head: Node, path: str) -> list[tuple[str, Node]]:
 
 
 def _count_within_head(node: Node, sizes: ActivationSizes, path: str, blocks: Mapping[str, int]) -> int:
-    """Count bytes as `count_node` does, but nothing for an embedding, and for a head only the input of its matmul."""
+    """Count bytes as `count_node` does, but 0 for an embedding, and for a head only the input of its matmul."""
     if path in blocks:
         return blocks[path]
     if isinstance(node, EmbeddingNode):

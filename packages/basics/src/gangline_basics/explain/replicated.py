@@ -38,7 +38,7 @@ def explain_replicated(
 ) -> Explained:
     """Return memory, transfers and work of a run that replicates the model on every rank.
 
-    bucket: bytes of gradients per all-reduce; None: nothing is sent.
+    bucket: bytes of gradients per all-reduce; None: no gradients are sent.
     """
     tree, plan = model or compose_model(run)
     topology = topology or Topology()
@@ -126,7 +126,7 @@ def explain_replicated(
 
 
 def _count_matrices(run: Run, mesh: Mesh, shapes: Mapping[str, tuple[int, ...]]) -> int:
-    """Return the bytes of optimizer state for complete matrices, on the rank that has most."""
+    """Return the bytes of optimizer state for complete matrices, on the rank with the most bytes."""
     if not run.optimizer.maps_matrices():
         return 0
     registry = Registry.of(mesh, {name_model_array(name): Layout(shape) for name, shape in shapes.items()})
@@ -154,7 +154,7 @@ def _count_part(
 
 
 def _step_flops(work: StageWork) -> int:
-    """Return the FLOPs of the forward pass, the gradients of inputs and weights, and recomputation."""
+    """Return the FLOPs of a microbatch: forward pass, gradients of inputs and weights, and recomputation."""
     weights = sum(product.flops * times for product, times in work.weights.items())
     again = sum(product.flops * times for product, times in work.again.items())
     attention = sum(p.flops * times for p, times in work.forward.items() if isinstance(p, AttentionProduct))

@@ -1,4 +1,4 @@
-"""Timeline of a training step: start and end of each action, as early as its rank, order and dependencies allow."""
+"""Timeline of a training step: start and end of each action, as early as rank, order and dependencies allow."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ActionTimes:
 
 @dataclass(frozen=True)
 class StepTimeline:
-    """(action, start, end) by pipeline rank, in the unit of the times."""
+    """Spans (action, start, end) of each pipeline rank, in the unit of the `ActionTimes`."""
 
     spans: tuple[tuple[tuple[StepAction, float, float], ...], ...]
 
@@ -38,20 +38,21 @@ class StepTimeline:
         return max(spans[-1][2] for spans in self.spans)
 
     def compute_busy_time(self, rank: int) -> float:
-        """Return the time in which a rank computes."""
+        """Return the total time in which a pipeline rank computes."""
         return sum(end - start for _, start, end in self.spans[rank])
 
     @property
     def bubble(self) -> float:
-        """Share of all ranks' time in which they wait for each other, 0 to 1."""
+        """Pipeline bubble: fraction of all ranks' time in which they are idle, 0 to 1."""
         return 1 - sum(map(self.compute_busy_time, range(len(self.spans)))) / (self.makespan * len(self.spans))
 
 
 def step_timeline(explained: Explained, times: Sequence[ActionTimes], latency: float = 0.0) -> StepTimeline:
     """Return the timeline of a step of `explained`, with the `times` of its stages and a `latency` between ranks.
 
-    F of a stage needs F of the previous stage; B (or I) needs that of the next stage and its own F; W needs its own I.
-    Two actions of one turn run one after another, and start when the dependencies of both are met. Raises ValueError
+    F of a stage needs F of the previous stage; B (or I) needs B (or I) of the next stage and the stage's F; W needs the
+    stage's I.
+    Two actions of one turn run in sequence, after the dependencies of both have ended. Raises ValueError
     for a deadlock.
     """
     steps = _order(explained)
@@ -73,15 +74,15 @@ def step_timeline(explained: Explained, times: Sequence[ActionTimes], latency: f
     return StepTimeline(tuple(map(tuple, spans)))
 
 
-# (rank, its turn, indices of the steps of other ranks that it needs), in an order in which all can run
+# (rank, its turn, indices of the other ranks' steps that the turn needs), in an order in which all steps can run
 _Steps = list[tuple[int, tuple[StepAction, ...], tuple[int, ...]]]
-_KNOWN: dict[tuple[int, ...], tuple[object, _Steps]] = {}  # by the ids of the turns, which the value keeps alive
+_KNOWN: dict[tuple[int, ...], tuple[object, _Steps]] = {}  # key: ids of the turns, which the value keeps alive
 
 
 def _order(explained: Explained) -> _Steps:
     """Return the order of the steps, cached by the turns of the ranks. Raises ValueError for a deadlock.
 
-    Layouts with the same turns share an order. Dependencies within a rank are not listed: its turns run in order.
+    Layouts with the same turns share an order. Dependencies within a rank are omitted, because its turns run in order.
     """
     all_turns = [rank.turns for rank in explained.ranks]
     key = (*map(id, all_turns), len(explained.work))

@@ -19,11 +19,11 @@ def count_work(
 ) -> StageWork:
     """Return the work of the node at `path` and of all nodes in it, without recomputation and saved bytes.
 
-    sizes: sizes of a rank. A matmul that tp shards reads the tokens of the inner layers (`inner_tokens`), any other
-    those of the residual stream. A node is reported as unknown if its matmuls do not sum to the FLOPs that it claims,
+    sizes: sizes of a rank. A matmul that tp shards reads `inner_tokens`, any other matmul reads the `tokens` of the
+    residual stream. A node is reported as unknown if the FLOPs of its matmuls do not sum to the FLOPs that it declares,
     or if it has no child and declares neither FLOPs, parameters nor saved bytes.
-    ulysses: cp exchanges tokens for heads, so that attention sees complete sequences; otherwise a rank has only its
-    queries.
+    ulysses: whether cp exchanges tokens for heads, so that attention has complete sequences; otherwise a rank has only
+    the queries of its own tokens.
     """
     tp, cp = sizes.size("tp"), sizes.size("cp")
     sequences = max(1, sizes.inner_tokens * cp // sequence_length)
@@ -48,7 +48,7 @@ def count_work(
         for product in products:
             local: Product
             if isinstance(product, AttentionProduct):
-                trades = ulysses and product.heads % (tp * cp) == 0  # if heads do not divide, the average share
+                trades = ulysses and product.heads % (tp * cp) == 0  # otherwise a rank's average share
                 share = tp * cp if trades else tp
                 local = replace(
                     product,
@@ -66,7 +66,7 @@ def count_work(
 
 
 def _cut(product: MatrixProduct, name: str, node: Node, plan: Plan, sizes: LocalSizes, tokens: int) -> MatrixProduct:
-    """Return a matmul on one rank: tp shards its columns or inner dim, other axes its matrices."""
+    """Return the matmul of one rank: axes of the mesh shard its columns, its inner dim or its matrices."""
     shape = node.get_shapes()[product.weight]
     cuts = plan.get_cuts(name, len(shape))
     parallel = sizes.size("tp") > 1 and "tp" in cuts

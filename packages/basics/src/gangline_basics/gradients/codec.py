@@ -1,4 +1,4 @@
-"""Gradient compression: codecs from numbers to bytes and back."""
+"""Gradient compression: codecs between floating-point numbers and bytes."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ BITS = 8  # per byte
 
 
 class GradCodec(ABC):
-    """Codec of rows of floating-point numbers to rows of bytes. A row has a multiple of `multiple` elements."""
+    """Codec between rows of floating-point numbers and rows of bytes; `multiple` divides the length of a row."""
 
     multiple: int
-    feedback: bool  # error feedback: the error is added to the next gradients
+    feedback: bool  # error feedback: the encoding error is added to the gradients of the next step
 
     @abstractmethod
     def encode(self, x_nm: Tensor) -> Tensor:
-        """Return (n, m) numbers as (n, k) bytes, where k depends only on m."""
+        """Encode numbers (n, m) as bytes (n, k), where k depends only on m."""
 
     @abstractmethod
     def decode(self, bytes_nk: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return (n, k) bytes as (n, m) numbers, bitwise equal on every rank for the same bytes."""
+        """Decode bytes (n, k) to numbers (n, m), bitwise equal on every rank for the same bytes."""
 
 
 class Bfloat16(GradCodec):
@@ -42,7 +42,7 @@ class Bfloat16(GradCodec):
 class Signs(GradCodec):
     """Codec of the sign of each element, and the mean magnitude of each chunk of 256, in float32.
 
-    Tang et al., arXiv 2102.02888, section 3.1, where one scale serves the complete tensor.
+    Source: Tang et al., arXiv 2102.02888, section 3.1, which uses one scale for the complete tensor.
     """
 
     multiple, feedback = CHUNK, True

@@ -1,11 +1,11 @@
-"""Compressed sums of gradients over ranks: 16 bits per element, or about one with error feedback.
+"""Compressed sums of gradients over ranks: 16 bits per element, or about one bit with error feedback.
 
-A rank encodes its gradients and sends each peer that peer's range; the owner of a range decodes all parts and adds them
-in rank order, in the dtype of the gradients, never in that of the wire. For an all-reduce, owners then encode the sums
-of their ranges and gather them. With error feedback (Tang et al., DoubleSqueeze, arXiv 1905.05957; 1-bit Adam, arXiv
-2102.02888, algorithm 1) the encoding error is added to the next input: the worker's error of a rank's gradients, and
-the server's error of the sum that it owns. 1-bit Adam compresses Adam's momentum after its warm-up; here the gradient
-is compressed, so that any optimizer can be used.
+A rank encodes its gradients and sends each peer that peer's range; the owner of a range decodes the ranges of all ranks
+and sums them in rank order, in the dtype of the gradients, never in the encoded dtype. For an all-reduce, owners then
+encode the sums of their ranges and all-gather them. With error feedback (Tang et al., DoubleSqueeze, arXiv 1905.05957;
+1-bit Adam, arXiv 2102.02888, algorithm 1) the encoding error is added to the next input: the worker error of a rank's
+gradients, and the server error of the sum that the rank owns. 1-bit Adam compresses Adam's momentum after its warm-up;
+here the gradient is compressed, so that any optimizer can be used.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WORKER, SERVER = "worker", "server"
 
 
 class CodedSum(GradientReduction):
-    """Sum of gradients encoded by a codec. Error feedback stores two arrays, padded to full chunks of the codec.
+    """Sum of gradients encoded by a codec. Error feedback stores up to two arrays, padded to full chunks of the codec.
 
     worker  (n, m)  encoding error of this rank's gradients, one row for each owner of a range
     server  (1, m)  encoding error of the sum that this rank owns; only for all-reduce
@@ -63,7 +63,7 @@ class CodedSum(GradientReduction):
         return self._sum_range(bucket, bucket.flat.view(comm.size, length), comm, lambda total: total[:length])
 
     def _sum_range(self, bucket: Bucket, parts_ns: Tensor, comm: Comm, then: Callable[[Tensor], Tensor]) -> Later:
-        """Start to sum the range that this rank owns; `then` is called with the (m,) sum."""
+        """Start to sum the range that this rank owns; `then` receives the sum, (m,)."""
         padded = torch.nn.functional.pad(parts_ns, (0, self._count_row(bucket.layout) - parts_ns.shape[1]))
         code = self._encode(padded, bucket.kept.get(WORKER))
         arrived = comm.start_all_to_all(code)

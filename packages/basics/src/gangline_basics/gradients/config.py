@@ -10,7 +10,7 @@ from gangline.config.ranges import NonNegativeInt
 from gangline.config.schema import GradientsConfig
 from gangline.plugin.parts import Part
 
-CHUNK = 256  # gradients that share a scale under gradients=onebit
+CHUNK = 256  # number of gradient elements that share a scale under gradients=onebit
 
 
 @dataclass
@@ -22,7 +22,7 @@ class SumGradients(GradientsConfig):
 
 @dataclass
 class RoundedGradients(GradientsConfig):
-    """Gradients rounded to bfloat16 on the wire, and added in the gradient dtype of the precision."""
+    """Gradients sent in bfloat16, and summed in the gradient dtype of the precision."""
 
     def count_sent(self, size: int, ranks: int, scatters: bool, itemsize: int) -> float:
         return count_ring_bytes(2 * size, ranks, scatters)
@@ -32,7 +32,7 @@ class RoundedGradients(GradientsConfig):
 class SignGradients(GradientsConfig):
     """Gradients sent as signs with one scale for every 256 elements, with error feedback."""
 
-    start_step: NonNegativeInt = 100  # first step with compressed gradients; earlier steps use the plain sum
+    start_step: NonNegativeInt = 100  # first step with compressed gradients; earlier steps send uncompressed gradients
 
     def count_sent(self, size: int, ranks: int, scatters: bool, itemsize: int) -> float:
         return count_ring_bytes(size * (1 + 32 / CHUNK) / 8, ranks, scatters)

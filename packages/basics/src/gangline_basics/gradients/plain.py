@@ -1,4 +1,4 @@
-"""The plain sum: the default reduction of gradients."""
+"""Uncompressed sum, the default reduction of gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Log file of an elastic agent, with torch's own messages, in the run directory. Torch-free."""
+"""Log file of an elastic agent in the run directory, for torch's own messages. Torch-free."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class AgentLog(logging.FileHandler):
         return open_own(Path(self.baseFilename), "a")
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a line if the file can be written."""
+        """Write a line, unless the file cannot be written."""
         with suppress(OSError, UserError):
             super().emit(record)
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Ignore an error: torch's message and Python's traceback would bury the output of the ranks."""
+        """Ignore an error of logging: its traceback would bury the output of the ranks."""
 
     def close(self) -> None:
         """Close the file, ignoring an OSError."""
@@ -36,7 +36,7 @@ class AgentLog(logging.FileHandler):
 
 @contextmanager
 def divert_log(path: Path) -> Iterator[None]:
-    """Divert the agent's own messages to a file: after a failure they are mostly about its consequences."""
+    """Divert the agent's own messages to a file: after a failure most of them describe consequences, not the cause."""
     handler = AgentLog(path, delay=True)
     handler.setFormatter(logging.Formatter("%(asctime)s %(name)s: %(message)s"))
     loggers = [logging.getLogger(name) for name in LOGGERS]

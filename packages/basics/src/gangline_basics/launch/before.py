@@ -1,7 +1,7 @@
-"""Ending of the start before a job's first one, needed when a command is run again. Torch-free.
+"""Ending of the last start of an earlier job in the same run directory. Torch-free.
 
-A scheduler that requeues a job, a loop around the command and a person who types it twice all begin a new job in
-the run directory of an earlier one. The failure there may recur, so the first `launch` event of the new job records it.
+A scheduler that requeues a job, a loop around the command and a user who repeats the command all begin a new job in the
+run directory of an earlier job. The earlier failure may recur, so the first `launch` event of the new job records it.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ FAILED = ("bug", "killed")  # endings that count as failures
 class StartBefore:
     """The newest start of an earlier job of the run with this configuration.
 
-    after             its ending: a `reason` of ending.json, "killed" if no process could write one, "" if there was no
-                      such start or the configuration has changed
-    evidence, member  of a failed start, see `RankFailure`
+    after             ending of the start: a `reason` of ending.json, "killed" if no process could write a reason, "" if
+                      no such start exists or the configuration has changed
+    evidence, member  fields of the `RankFailure` of a failed start
     """
 
     after: str = ""
     evidence: str = ""
     member: str = ""
-    counted: bool = False  # counted as a failure by a launcher that then gave up restarting
+    counted: bool = False  # True if a launcher counted the failure, and then gave up restarting
 
     @property
     def failed(self) -> bool:
@@ -38,7 +38,7 @@ class StartBefore:
 
 
 def start_before(run_dir: Path) -> StartBefore:
-    """Return the newest start of an earlier job. Call it before a start clears the files of the previous one."""
+    """Return the newest start of an earlier job. Call this before a start clears the files of the previous start."""
     launches = [line for line in read_events(run_dir) if line.get("event") == "launch"]
     if not launches or launches[-1].get("config") != identify_config(run_dir):
         return StartBefore()
@@ -55,7 +55,7 @@ def start_before(run_dir: Path) -> StartBefore:
 
 
 def identify_config(run_dir: Path) -> str:
-    """Return a hash of the configuration of a run, "" if there is none: a changed one may fix a failure."""
+    """Return a hash of a run's config.yaml, or "" without the file: a changed configuration may fix a failure."""
     path = run_dir / "config.yaml"
     return blake2b(path.read_bytes(), digest_size=8).hexdigest() if path.exists() else ""
 

@@ -14,15 +14,15 @@ from typing import Any
 
 from gangline.run.events import read_events
 
-SECONDS = 3.0  # time limit: a corpus may have millions of files, and a file system may hang
+SECONDS = 3.0  # timeout of the search in seconds: a corpus may have millions of files, and a file system may hang
 NAMED = 3  # maximum number of files in a message
-CACHE = "cache"  # option with a folder that many runs write to while they read from it
+CACHE = "cache"  # option that names a folder to which many runs write while they read from it
 
 
 def describe_changed_data(run_dir: Path) -> str:
-    """Return a line that lists the data files that changed since the newest launch, or says that none did.
+    """Return a line that lists the data files that changed since the newest launch, or says that no file did.
 
-    "" if that is unknown: the data is not in local files, or the search takes longer than SECONDS.
+    Returns "" if the answer is unknown: the data is not in local files, or the search takes longer than SECONDS.
     """
     lines: list[str] = []
     stop = time.monotonic() + SECONDS
@@ -56,7 +56,7 @@ def _search(run_dir: Path, stop: float) -> str:
 
 
 def _list_local_paths(run_dir: Path) -> list[str]:
-    """Return the files and folders that the options of the data and of the validation sets name."""
+    """Return the local files and folders that options of the data and of the validation sets name."""
     from gangline.config.validation import read_sets
     from gangline.run.directory import RunDirectory
 

@@ -24,7 +24,7 @@ class LocalLaunch(LaunchConfig):
     """Processes on this machine, monitored by torch.distributed's elastic agent."""
 
     max_restarts: NonNegativeInt | None = 0  # maximum number of restarts after a rank failed; null: no limit
-    futile_restarts: NonNegativeInt = 5  # maximum of consecutive restarts without a new step, ordered ones included
+    futile_restarts: NonNegativeInt = 5  # maximum consecutive restarts without a new step, restart orders included
     monitor_interval: PositiveFloat = 0.1  # interval between checks of the ranks, in seconds
     grace_seconds: NonNegativeFloat = 60.0  # grace period in seconds from SIGTERM or Ctrl-C to SIGKILL
 
@@ -54,18 +54,18 @@ class LocalLaunch(LaunchConfig):
 
 @dataclass
 class ElasticLaunch(LocalLaunch):
-    """Elastic agents on several nodes, which rendezvous in the run directory; the job continues with the nodes left."""
+    """Elastic agents on several nodes, which rendezvous in the run directory; a job survives lost nodes."""
 
     shares: ClassVar[bool] = True
 
-    nodes: str = "1"  # number of nodes, or minimum and maximum: 2:3
-    agents: PositiveInt | None = None  # agents (nodes) that this command starts on this machine; null: all
-    per_node: PositiveInt | None = None  # processes per node; null: launch.processes / maximum of nodes, rounded up
+    nodes: str = "1"  # number of nodes, or minimum:maximum number of nodes for elastic training, such as 2:3
+    agents: PositiveInt | None = None  # number of agents (one per node) to start on this machine; null: all
+    per_node: PositiveInt | None = None  # processes per node; null: launch.processes / maximum node count, rounded up
     max_restarts: NonNegativeInt | None = None  # maximum number of restarts after a rank failed; null: no limit
-    gather_seconds: PositiveFloat = 30.0  # wait for more than the minimum of nodes at the first start, in seconds
-    join_seconds: PositiveFloat = 600.0  # timeout for the minimum of nodes before the job ends, in seconds
+    gather_seconds: PositiveFloat = 30.0  # maximum wait for nodes beyond the minimum, at the first start, in seconds
+    join_seconds: PositiveFloat = 600.0  # timeout in seconds for the minimum number of nodes to join, then the job ends
     lost_seconds: Annotated[float, Ge(2)] = 4.0  # heartbeat timeout of a node, in seconds; checked once a second
-    excluded_hours: PositiveFloat | None = 24.0  # exclusion of a node by an order, in hours; null: for the whole run
+    excluded_hours: PositiveFloat | None = 24.0  # duration of an ordered node exclusion, in hours; null: the whole run
 
     def count_max_nodes(self) -> int:
         return parse_nodes(self.nodes)[1]
@@ -75,7 +75,7 @@ class ElasticLaunch(LocalLaunch):
         return self.per_node or -(-self.count_ranks(run) // self.count_max_nodes())
 
     def find_refusals(self, run: Run) -> list[Problem]:
-        """Return the problems if no layout can use the processes of the minimum of nodes."""
+        """Return the problems if no layout fits the processes of the minimum number of nodes."""
         from gangline_basics.launch.usable import find_usable
 
         if detect() is not None:
@@ -89,7 +89,7 @@ class ElasticLaunch(LocalLaunch):
         return [Problem(what, "", "More nodes at the least, or axes that are left open."), *problems]
 
     def check(self, run: Run) -> list[Problem]:
-        """Return problems of numbers of nodes, of more ranks than a node has GPUs, and of a missing run directory."""
+        """Return a problem for an invalid number of nodes, more ranks than GPUs, and a missing run directory."""
         try:
             fewest, most = parse_nodes(self.nodes)
         except UserError as error:

@@ -1,7 +1,7 @@
-"""Elastic agent of torch.distributed, with its rendezvous and monitoring; starting and stopping workers is gangline's.
+"""Elastic agent based on torch.distributed's rendezvous and monitoring, with gangline's start and stop of workers.
 
-Added are: a layout for each start (a generation), spare ranks that no layout can use, a report of the rank that failed
-first, stops at a step boundary, and no files in the temp folder.
+Differences: a layout for each start (a generation), spare ranks that no layout can use, a report of the rank that
+failed first, stops at a step boundary, and no files in the temp folder.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ from gangline_basics.launch.worker import SPARE
 
 _UNANSWERED = "Timeout waiting for key"  # torch's FileStore raises a plain RuntimeError with this text
 _NO_LIMIT = 1 << 30  # for torch's agent; `Starts` counts and limits restarts
-_LAST_SECONDS = 30.0  # timeout in which a finished node waits for the others
+_LAST_SECONDS = 30.0  # timeout in seconds for which a finished node waits for the other nodes
 
 
 class Stopped(Exception):
-    """Error that ends the job: no ranks are started again."""
+    """Error that ends the job without restarting the ranks."""
 
     def __init__(self, generation: int, failure: RankFailure) -> None:
         self.generation, self.failure = generation, failure
@@ -63,7 +63,7 @@ class Stopped(Exception):
 
 
 class NoAgreement(Exception):
-    """Error after the rendezvous failed repeatedly, because a node was lost each time."""
+    """Error after repeated rendezvous, in each of which a node was lost."""
 
 
 @dataclass
@@ -71,19 +71,19 @@ class AgentNode:
     """This agent's node in the job, and the callbacks of its rendezvous."""
 
     name: str
-    ranks: int  # ranks that this node starts
+    ranks: int  # number of ranks that this node starts
     handler: RendezvousHandler
-    count: Callable[[], int]  # returns the number of the job's starts, this one included; called on the leading node
-    place: str = ""  # path in the network, from its top to this node, if known
-    address: str = ""  # address at which other nodes reach it
-    alone: bool = True  # True if there are no other nodes
+    count: Callable[[], int]  # counts a start of the job, and returns the number of starts; called on the leading node
+    place: str = ""  # path from the top of the network to this node, if known
+    address: str = ""  # address at which other nodes reach this node
+    alone: bool = True  # True if the job has no other nodes
     log: str = "agent.log"
     met: Callable[[], None] = lambda: None  # called after each rendezvous
-    over: Callable[[], None] = lambda: None  # called when this node ends the job for all
+    over: Callable[[], None] = lambda: None  # called when this node ends the job for all nodes
     comes: Callable[[], None] = lambda: None  # blocks until this node may take part in the next start
-    left: Callable[[int], int] = lambda generation: 1  # nodes of a start that a signal has ended, with this one
-    replaced: Callable[[], set[str]] = set  # nodes of the current start whose lost agent has a successor
-    meets_seconds: float = 0.0  # timeout of repeated rendezvous after a node is lost
+    left: Callable[[int], int] = lambda generation: 1  # counts this node as ended by a signal, returns the count
+    replaced: Callable[[], set[str]] = set  # returns nodes of the current start whose lost agent has a successor
+    meets_seconds: float = 0.0  # timeout in seconds of repeated rendezvous after a node is lost
 
 
 class Agent(LocalElasticAgent):
@@ -104,7 +104,7 @@ class Agent(LocalElasticAgent):
             return super()._start_workers(worker_group)
 
     def _agree(self, group: WorkerGroup) -> JobStart:
-        """Return the start that the first node decided, exchanged through the store of this start."""
+        """Return the start that the leading node decides and sends to the others through the rendezvous store."""
         store: Any = group.store
         self.leads = group.group_rank == 0
         self.files.peers = []
@@ -130,7 +130,7 @@ class Agent(LocalElasticAgent):
         return result
 
     def _name(self, result: RunResult) -> None:
-        """Record the failure of a rank that could not do so: it was killed, or had a user error with a full disk."""
+        """Record the failure of a rank that could not record it: a killed rank, or a user error on a full disk."""
         for rank, process in result.failures.items():
             if process.exitcode < 0 and self.files.start is not None:
                 failure = RankFailure(rank, "bug", EXIT_FAILURE, failures.describe_end(process.exitcode))
@@ -140,7 +140,7 @@ class Agent(LocalElasticAgent):
                 failures.claim(self.starts.logs, self.files.start.generation, failure)
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
-        """Kill the ranks if one was lost, because the others cannot reach a step boundary; else stop them at one."""
+        """Stop the ranks at a step boundary, or kill them after a rank was lost, as they cannot reach a boundary."""
         failed = worker_group.state in (WorkerState.FAILED, WorkerState.UNHEALTHY)
         if not failed:
             self.starts.note_end()
@@ -151,7 +151,7 @@ class Agent(LocalElasticAgent):
             self._shutdown(hand_on(signal.SIGTERM))
 
     def _has_lost_elsewhere(self) -> bool:
-        """Return whether a rank of another node has failed; its agent may be at the rendezvous before ours notices."""
+        """Return whether a rank of any node has recorded a failure, perhaps before this agent notices that."""
         failure = failures.find_first(self.starts.logs, self.files.generation)
         return failure is not None and failure.kind in ("bug", "lost")
 
@@ -166,9 +166,9 @@ class Agent(LocalElasticAgent):
             raise Stopped(number, stop)
 
     def _initialize_workers(self, worker_group: WorkerGroup) -> None:
-        """Start the workers after a rendezvous; if a node is lost meanwhile, the others rendezvous again.
+        """Start the workers after a rendezvous; if a node is lost meanwhile, the other nodes rendezvous again.
 
-        Raises NoAgreement if that lasts longer than `meets_seconds`.
+        Raises NoAgreement if the repetitions last longer than `meets_seconds`.
         """
         end = 0.0
         while True:
@@ -190,13 +190,13 @@ class Agent(LocalElasticAgent):
 
 
 def run_agent(starts: Starts, node: AgentNode, config: LocalLaunch, target: str, args: tuple[Any, ...]) -> int:
-    """Run the ranks of this node to the end of the job; exit codes as of `gangline_basics.launch.local.start`."""
+    """Run this node's ranks to the end of the job, and return the exit code of `gangline_basics.launch.local.start`."""
     run_dir = starts.run_dir
     logs = run_dir / "logs"
     logs.mkdir(exist_ok=True)
-    # With the agent's store shared, restarted ranks would find the addresses of dead ranks in it.
+    # If the ranks shared the agent's store, restarted ranks would find the addresses of dead ranks in the store.
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    os.environ["TORCH_ELASTIC_WORKER_IDENTICAL"] = "1"  # all nodes have equally many ranks: no exchange needed
+    os.environ["TORCH_ELASTIC_WORKER_IDENTICAL"] = "1"  # all nodes have the same number of ranks: no exchange
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = UNUSED
     os.environ.setdefault("TORCH_MP_PARALLEL_START", "1")
     files = RankFiles(logs, node)
@@ -212,7 +212,7 @@ def run_agent(starts: Starts, node: AgentNode, config: LocalLaunch, target: str,
     agent = Agent(spec, files, node, starts, config.grace_seconds)
     others = set(multiprocessing.active_children())
     with divert_log(logs / node.log), take_requests() as request:
-        goes = False  # only this node leaves: others may continue, so the rendezvous stays open
+        goes = False  # True if only this node leaves: others may continue, so the rendezvous stays open
         try:
             if agent.run() is None:
                 return _as_the_others(starts)
@@ -248,13 +248,13 @@ def run_agent(starts: Starts, node: AgentNode, config: LocalLaunch, target: str,
             request.heard = True
             if node.alone or not goes:
                 node.over()
-                with suppress(Exception):  # the others notice later
+                with suppress(Exception):  # other nodes notice later
                     node.handler.shutdown()
             _leave_nobody(others)
 
 
 def _report_done(starts: Starts, files: RankFiles) -> int:
-    """Return the exit code after every rank returned; the ending is that of the first rank, if the target was a run."""
+    """Return the exit code after every rank returned, from the ending that rank 0 wrote, or from a new ending."""
     ending = read_ending(starts.run_dir)
     if ending is None or ending.generation != files.generation:
         ending = decide_ending(files.generation, done=True)
@@ -264,8 +264,8 @@ def _report_done(starts: Starts, files: RankFiles) -> int:
 
 
 def _report_signal(starts: Starts, files: RankFiles, signum: int) -> int:
-    """Return the exit code after a signal: 75 if the ranks saved on request and may be restarted, else 128 + n."""
-    # The last node of a start that a signal ends reports the end of the job: others may continue without this one.
+    """Return the exit code after signal n: 75 if the ranks saved on request and may be restarted, else 128 + n."""
+    # Only the last node of a start that signals end reports the end of the job: others may continue without this node.
     last = files.start is None or files.node.left(files.generation) == len(files.start.nodes)
     ending = read_ending(starts.run_dir)
     if ending is None or ending.generation != files.generation:
@@ -285,7 +285,7 @@ def _report_unmet(starts: Starts, what: str) -> int:
 
 
 def _as_the_others(starts: Starts) -> int:
-    """Return the exit code that another node wrote when it ended the job for all, or EXIT_FAILURE without one."""
+    """Return the exit code that another node wrote when it ended the job for all nodes, or EXIT_FAILURE if none did."""
     ending = read_ending(starts.run_dir)
     return EXIT_FAILURE if ending is None else ending.exit_code
 
@@ -297,8 +297,8 @@ class RankFiles(LogsSpecs):
         super().__init__(str(logs))
         self.logs, self.node = logs, node
         self.start: JobStart | None = None  # newest start
-        self.peers: list[str] = []  # addresses of the other nodes, on the first one
-        self.one_machine = False  # True if all nodes have one address: loopback is enough
+        self.peers: list[str] = []  # addresses of the other nodes, on the leading node
+        self.one_machine = False  # True if all nodes have the same address, so that loopback is enough
 
     @property
     def root_log_dir(self) -> str:
@@ -306,7 +306,7 @@ class RankFiles(LogsSpecs):
 
     @property
     def generation(self) -> int:
-        """Generation of the newest start; 0 before the first."""
+        """Generation of the newest start; 0 before the first start."""
         return self.start.generation if self.start is not None else 0
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
@@ -328,7 +328,7 @@ class RankFiles(LogsSpecs):
         return LogsDest(stdouts=nowhere, stderrs=dict(nowhere), error_files=dict.fromkeys(envs, os.devnull))
 
     def _find_interface(self, first: str) -> str | None:
-        """Return the network interface for gloo, or None; gloo itself would resolve this machine's name."""
+        """Return the network interface for gloo, or None for gloo's choice, which resolves this machine's name."""
         if sys.platform != "linux" or "GLOO_SOCKET_IFNAME" in os.environ:
             return None
         assert self.start is not None
@@ -340,10 +340,10 @@ class RankFiles(LogsSpecs):
 
 
 def _explain(stopped: Stopped, starts: Starts, leads: bool) -> int:
-    """Return the exit code, and print the failure on one node: the node that records it. A user error is raised.
+    """Return the exit code, and record and print the failure on one node. A user error is raised on every node.
 
-    That is the node that leads the start; for a failure that ends the job, the first node to get here, as others may
-    not have seen it.
+    The leading node of the start records a transient failure. The first node to get here records a failure that ends
+    the job, because other nodes may not have seen the failure.
     """
     failure = stopped.failure
     ending = read_ending(starts.run_dir)
@@ -361,12 +361,12 @@ def _explain(stopped: Stopped, starts: Starts, leads: bool) -> int:
 
 
 def _has_exit(run_dir: Path, start: int) -> bool:
-    """Return whether events.jsonl has the end of this start."""
+    """Return whether events.jsonl has the exit event of the generation `start`."""
     return any(line.get("event") == "exit" and line.get("generation") == start for line in read_events(run_dir))
 
 
 def _leave_nobody(others: set[BaseProcess]) -> None:
-    """Kill all ranks, whatever interrupted the agent. `others` were children of this process before."""
+    """Kill all ranks, whatever interrupted the agent. others: earlier children of this process, which survive."""
     for child in set(multiprocessing.active_children()) - others:
         child.kill()
         child.join()

@@ -1,8 +1,8 @@
-"""Exclusion of nodes by orders of health checks: which nodes stay away, and until when. Torch-free.
+"""Exclusion of nodes by orders of health checks: which nodes stay out of a job, and until when. Torch-free.
 
 Enough nodes for a start always remain. Every node decides for itself, at each start and while it is excluded, from data
 that all nodes share: the orders in attempts.jsonl and the names of the live nodes at the rendezvous. If excluded nodes
-are needed, those excluded first stay, so that two nodes never leave for each other's sake.
+are needed, the nodes that were excluded first take part, so that two nodes never leave in favour of each other.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ class Meeting(Protocol):
     """Rendezvous of the nodes of a job, as used by a node that may be excluded."""
 
     def list_others(self) -> Collection[str]:
-        """Return the names of the live nodes except this one."""
+        """Return the names of the live nodes except this node."""
 
     def mark_waiting(self) -> None:
-        """Announce, also to excluded nodes, that this node would take part, while it is excluded or between starts."""
+        """Announce to all nodes, also excluded ones, that this node, excluded or between starts, can take part."""
 
     def list_waiting(self) -> Collection[str]:
         """Return the names of the nodes that called `mark_waiting` recently."""
 
     def leave(self) -> None:
-        """Leave the start that ends."""
+        """Leave the rendezvous of the start that has ended."""
 
     def check_open(self) -> None:
         """Raise torch's RendezvousClosedError if the job is over."""
 
 
 def list_excluded(run_dir: str | Path, hours: float | None, now: datetime | None = None) -> list[str]:
-    """Return the nodes excluded now, longest first; an exclusion ends `hours` after its newest order (None: never)."""
+    """Return the excluded nodes in order of exclusion; it ends `hours` after the newest order (None: never)."""
     since = None if hours is None else ((now or datetime.now(UTC)) - timedelta(hours=hours)).timestamp()
     orders: dict[str, bool] = {}
     for line in attempts.read(run_dir):
@@ -53,9 +53,9 @@ def list_excluded(run_dir: str | Path, hours: float | None, now: datetime | None
 def stays_away(name: str, others: Collection[str], out: Sequence[str], fewest: int) -> bool:
     """Return whether the excluded node `name` stays away.
 
-    others  live nodes
-    out     excluded nodes, the first excluded first
-    fewest  nodes that a start needs
+    others  names of the live nodes
+    out     names of the excluded nodes, the first excluded first
+    fewest  minimum number of nodes of a start
     """
     if name not in out:
         return False
@@ -67,8 +67,8 @@ def stays_away(name: str, others: Collection[str], out: Sequence[str], fewest: i
 class Exclusion:
     """Exclusion of one node.
 
-    patience  seconds for which an excluded node at a job's first start waits for others before it takes part
-    machines  an order that excludes a node excludes every node of the same machine ("MACHINE/NUMBER")
+    patience  time in seconds for which an excluded node at a job's first start waits for others before it takes part
+    machines  whether an order against a node excludes every node of the same machine ("MACHINE/NUMBER")
     """
 
     name: str
@@ -84,7 +84,7 @@ class Exclusion:
         """Return as soon as this node may take part in a start. Raises RendezvousClosedError if the job is over."""
         out = self._list_excluded()
         first, self.patience = time.monotonic() + self.patience, 0.0
-        if out:  # between two starts it is no member, and other nodes must not count it as lost
+        if out:  # between two starts this node is not a member, and other nodes must not count it as lost
             self.meeting.mark_waiting()
         if self.name not in out:
             return
@@ -102,7 +102,7 @@ class Exclusion:
         self.say(f"train: {self.name} was excluded by an order, and comes back: {why}")
 
     def _stays_away(self, out: Sequence[str]) -> bool:
-        """Return whether this node stays away now: only as many return as are needed, the first excluded first."""
+        """Return whether this node stays away now: only as many nodes return as needed, in order of exclusion."""
         self.meeting.mark_waiting()
         others = {*self.meeting.list_others(), *self.meeting.list_waiting()} - {self.name}
         return stays_away(self.name, others, out, self.fewest)

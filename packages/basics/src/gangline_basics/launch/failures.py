@@ -1,7 +1,7 @@
 """First failure of a start: the first rank to fail writes its reason to a file. Torch-free.
 
-A rank with an error from a collective has lost a peer that knows the cause; it writes nothing and waits a moment
-before it exits, so that the agent sees the culprit exit first.
+A rank with an error from a collective has lost a peer, and only the peer knows the cause. So the rank writes nothing
+and waits a moment before it exits, so that the agent sees the failed peer exit first.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _HINTS = {
     "SIGKILL": "; the system may have run out of memory",
     "SIGBUS": "; a mapped file was truncated or cannot be read, or /dev/shm or a disk is full",
 }
-_TAIL_BYTES = 1 << 16  # read from the end of a log
+_TAIL_BYTES = 1 << 16  # maximum number of bytes read from the end of a log
 
 
-_unwritten: dict[Path, RankFailure] = {}  # failures that this process claimed on a full disk
+_unwritten: dict[Path, RankFailure] = {}  # failures that this process could not write to a full disk
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ class RankFailure:
     """Reason for the end of a rank.
 
     kind    "user" (a user error, no traceback), "bug", "restart" (a verdict requests new workers), "ended"
-            (`train_rank` returned an exit code), or "lost" (no lost rank could write a reason)
-    member  the part that raised it, if known: "health/mine"
+            (`train_rank` returned an exit code), or "lost" (the lost rank could not write a reason)
+    member  the part that raised the error, if known: "health/mine"
     """
 
     rank: int
@@ -65,21 +65,21 @@ class RankFailure:
 
     @property
     def is_transient(self) -> bool:
-        """Return whether restarted ranks may get further: not after a user error or a verdict that stops the run."""
+        """Return whether restarted ranks may succeed: False after a user error or a verdict that stops the run."""
         return self.kind in ("bug", "restart")
 
     @property
     def preempted(self) -> bool:
-        """Return whether the ranks saved and exited because a process had to stop."""
+        """Return whether the ranks saved a checkpoint and exited because a process was asked to stop."""
         return self.kind == "ended" and self.exit_code == EXIT_REQUEUE
 
     @property
     def evidence(self) -> str:
-        """The failure in one line."""
+        """Description of the failure in one line."""
         return f"rank {self.rank} failed first: {self.what}"
 
     def make_ending(self, generation: int, exclude: tuple[str, ...] = ()) -> RunEnding:
-        """Return the ending of a job that ends by this failure."""
+        """Return the ending of a job that this failure ends."""
         text = "\n".join((self.what, *self.details))
         return decide_ending(generation, text, failure=self.kind, exit_code=self.exit_code, exclude=exclude)
 
@@ -91,9 +91,9 @@ class RankFailure:
 
 
 def claim(logs: Path, attempt: int, failure: RankFailure) -> bool:
-    """Record `failure` as the first of the `attempt`-th start, and return True; return False if another rank was first.
+    """Record the first failure of start number `attempt`, and return True, or False if another rank was first.
 
-    If the disk is full, only this process knows the failure.
+    On a full disk, only this process knows the failure.
     """
     path = _make_path(logs, attempt)
     try:
@@ -124,7 +124,7 @@ def find_first(logs: Path, attempt: int) -> RankFailure | None:
 def find_time(logs: Path, attempt: int) -> float | None:
     """Return when the first failure of the `attempt`-th start was written, in seconds since the epoch, or None.
 
-    The clock is that of the file system of the logs.
+    The time is from the clock of the logs' file system.
     """
     try:
         return _make_path(logs, attempt).stat().st_mtime
@@ -154,7 +154,7 @@ def _read_tail(log: Path, lines: int = 5) -> str:
             tail = file.read().decode(errors="replace").splitlines()[-lines:]
     except OSError:
         return ""
-    except UserError as error:  # shown instead, so that it hides no failure
+    except UserError as error:  # shown instead of the log, so that it hides no failure
         tail = str(error).splitlines()
     return "".join(f"  | {line}\n" for line in tail)
 
@@ -171,7 +171,7 @@ def _make_path(logs: Path, attempt: int) -> Path:
 
 
 def explain_lost_server(code: int) -> str:
-    """Return a description of the end of the fork server."""
+    """Return a description of the fork server's exit."""
     return f"the process that ranks are forked from is gone: {describe_end(code)}"
 
 

@@ -25,8 +25,8 @@ from gangline_basics.launch import semaphores
 if TYPE_CHECKING:
     from gangline.config.schema import Run
 
-# Modules that every rank needs, or may need while its run is not yet known. A name that fails to import is skipped
-# silently; a test imports each.
+# Modules that every rank needs, or may need while its run is not yet known. The server silently skips a name that fails
+# to import, so a test imports each module.
 PRELOAD = (
     "gangline_basics.launch.server",  # first, because it sets the server's handling of signals
     "torch",
@@ -43,21 +43,20 @@ PRELOAD = (
 # Modules of PRELOAD that a known run needs only for some parts; `list_modules` then adds them.
 OF_SOME_PARTS = ("torch.distributed.checkpoint", "gangline_basics.launch.ready")
 
-_ENDS_SECONDS = 5.0  # timeout for the exit of a server whose connections have closed, on a loaded machine
+_ENDS_SECONDS = 5.0  # timeout in seconds for the exit of a server whose connections have closed, on a loaded machine
 
-# Errors of a folder for temporary files; None: Python's own error for a path that is too long.
+# Error numbers of an unusable TMPDIR; None: Python's own error for a path that is too long.
 _OF_THE_SOCKET = (None, errno.ENAMETOOLONG, errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOENT)
 
-_loading: set[str] = set()  # modules of the running server
+_loading: set[str] = set()  # modules that the running server loads
 _adopted = 0  # process id of a server that another process started
 
 
 def warm(more: Iterable[str] = (), run: Run | None = None) -> None:
-    """Start the server in the background, unless one runs that loads `more` too; return at once.
+    """Start the server in the background, unless a running server also loads `more`; return at once.
 
-    Call it before anything slow, and again with the modules that the run turns out to need. The environment is copied
-    at the server's start: later changes do not reach the ranks. Modules that an adopted server lacks are loaded by each
-    rank.
+    Call this before anything slow, and again with the modules that the run needs. The environment is copied at the
+    server's start: later changes do not reach the ranks. Each rank loads modules that an adopted server lacks.
     run: the only run whose ranks will be forked, so that only the modules of its parts are loaded.
     Raises UserError if the server cannot start: no socket in TMPDIR, no semaphore in /dev/shm.
     """
@@ -87,9 +86,10 @@ def warm(more: Iterable[str] = (), run: Run | None = None) -> None:
 
 
 def start_tracker() -> None:
-    """Start Python's resource tracker, with SIGHUP blocked as long as it lives.
+    """Start Python's resource tracker with SIGHUP blocked.
 
-    It ignores Ctrl-C and SIGTERM, but closing the terminal would end it, and lose the list of semaphores.
+    The tracker ignores Ctrl-C and SIGTERM, but the SIGHUP of a closed terminal would end it, and lose its list of
+    semaphores.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     try:
@@ -99,7 +99,7 @@ def start_tracker() -> None:
 
 
 def _list_flags() -> list[str]:
-    """Return the flags that multiprocessing starts Python with: those of this process, and -P.
+    """Return the flags with which multiprocessing starts Python: the flags of this process, and -P.
 
     Without -P a socket.py in the working directory would be imported by the server and by the resource tracker.
     """
@@ -113,7 +113,7 @@ def find_loaded() -> set[str]:
 
 
 def adopt(loaded: set[str]) -> None:
-    """Fork from the server that this process was forked from, which has loaded the modules `loaded`.
+    """Fork ranks from the server that forked this process, which has loaded the modules `loaded`.
 
     Otherwise multiprocessing would start another server here.
     """
@@ -125,7 +125,7 @@ def adopt(loaded: set[str]) -> None:
 
 
 def find_needed(run: Run) -> set[str]:
-    """Return the modules beyond PRELOAD that every rank of a run would otherwise import for itself.
+    """Return the modules, in addition to PRELOAD, that every rank of a run would otherwise import by itself.
 
     torch._dynamo takes more than half of the loading time, and torch imports it on the first use of compile or of
     torch.utils.checkpoint.
@@ -142,14 +142,14 @@ def list_preloads(run: Run) -> set[str]:
 
 
 def find_usual() -> set[str]:
-    """Return the modules that the default parts need; they are loaded before a run is known."""
+    """Return the modules that the default parts need, which are loaded before a run is known."""
     from gangline.config.defaults import build_default_run
 
     return list_preloads(build_default_run())
 
 
 def list_modules(run: Run) -> set[str]:
-    """Return the modules of `find_needed`, and those of the run's parts that come from the default distributions."""
+    """Return the modules of `find_needed`, and the modules of the run's parts from the default distributions."""
     from gangline.config.defaults import find_default_suppliers
     from gangline.plugin.registry import installed
 
@@ -164,17 +164,17 @@ def list_modules(run: Run) -> set[str]:
 def set_environment() -> None:
     """Set the variables that torch must find when it is first imported, unless the user has set them."""
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # counting GPUs must not open one before a fork
-    # A waiting thread spins, and blocks a core that other threads need if cores are shared: on two busy
-    # cores two threads take ten times as long. 1000 spins is libgomp's own value if there are too many threads.
+    # A waiting OpenMP thread spins, and blocks a core that other threads need if cores are shared: on two busy
+    # cores two threads take ten times as long. libgomp itself uses 1000 spins if there are more threads than cores.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 
 def read_exit() -> int:
-    """Return the exit code of a server that does not answer: -n after signal n; 0 if it is alive.
+    """Return the exit code of a server that does not answer: -n after signal n; 0 if the server is alive.
 
     On a loaded machine its connections close some time before the system reports its exit, so this waits. The exit code
-    of an adopted server is unknown; it is reported as SIGKILL, as when memory is short.
+    of an adopted server is unknown, and reported as SIGKILL, which the out-of-memory killer sends.
     """
     end = time.monotonic() + _ENDS_SECONDS
     while not (code := _poll_exit()) and time.monotonic() < end:
@@ -183,7 +183,7 @@ def read_exit() -> int:
 
 
 def _poll_exit() -> int:
-    """Return the exit code of the server, 0 while it is alive or if none was started."""
+    """Return the exit code of the server, or 0 while it is alive or if no server was started."""
     if _adopted:
         return 0 if os.getppid() == _adopted else -signal.SIGKILL
     pid = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
@@ -199,7 +199,7 @@ def _poll_exit() -> int:
 
 
 def drop() -> None:
-    """Kill the server at once. Without ranks it would hold the terminal until torch is loaded."""
+    """Kill the server at once. A server without ranks would keep the terminal busy until torch is loaded."""
     server: Any = forkserver._forkserver
     if server._forkserver_pid is not None:
         os.kill(server._forkserver_pid, signal.SIGKILL)

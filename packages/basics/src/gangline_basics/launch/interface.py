@@ -1,4 +1,4 @@
-"""Network interface by which this machine reaches other nodes. Torch-free."""
+"""Network interface through which this machine reaches other nodes. Torch-free."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _ADDRESS_OF_INTERFACE = 0x8915  # SIOCGIFADDR of Linux
 
 
 def find_interface(hosts: Sequence[str]) -> str | None:
-    """Return the name of the interface by which this machine sends to the first reachable host of `hosts`, or None.
+    """Return the name of the interface through which this machine sends to the first reachable host, or None.
 
-    Of many hosts only the first few are tried.
+    Only the first few of many `hosts` are tried.
     """
     address = address_towards(hosts)
     return _find_address(address) if address else None

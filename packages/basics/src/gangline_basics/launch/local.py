@@ -48,11 +48,11 @@ def start(
 ) -> int:
     """Run `target(run_dir, *args)` on `world` ranks, and return the exit code of the run.
 
-    It is 0 if all ranks finished, 128 + n after signal n, the code that the ranks themselves ended with, else 1. A
-    rank's UserError is raised here. The error of the first rank to fail is printed, and is in its log.
+    The exit code is 0 if all ranks finished, 128 + n after signal n, the code with which the ranks themselves ended, or
+    else 1. A rank's UserError is raised here. The error of the rank that failed first is printed and in the rank's log.
     """
     forkserver.warm()
-    from gangline_basics.launch.elastic import (  # imports torch, while the server does so in parallel
+    from gangline_basics.launch.elastic import (  # imports torch while the server imports torch in parallel
         AgentNode,
         run_agent,
     )

@@ -1,7 +1,7 @@
 """Rendezvous of the agents of a job: torch's dynamic rendezvous, with its state in a file of the run directory.
 
-The file system outlives every node, so no agent holds state that the others need: torch's own c10d store lives in one
-of the agents, and is lost with it.
+The file system outlives every node, so no agent holds state that the others need. torch's own c10d store is in the
+process of one agent, and is lost with that agent.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ from gangline_basics.launch import meeting_state
 from gangline_basics.launch.config import ElasticLaunch
 from gangline_basics.launch.nodes import parse_nodes
 
-BEATS = 4  # missed heartbeats after which a node is lost
+BEATS = 4  # number of missed heartbeats after which a node is lost
 CLOSE_SECONDS = 5.0
-STORE_SECONDS = 20.0  # timeout of a member of a start for a key of another one
+STORE_SECONDS = 20.0  # timeout in seconds for a key that another node of the start sets
 _NAMES = "gangline/names"  # prefix of the nodes' names in the job's store
-REGATHER_SECONDS = 1.0  # wait for more than the minimum of nodes after the first start
+REGATHER_SECONDS = 1.0  # maximum wait in seconds for nodes beyond the minimum, after the first start
 
 
 class FileBackend(RendezvousBackend):
-    """State of a rendezvous as JSON in one file, replaced atomically; its content is its own fencing token.
+    """State of a rendezvous as JSON in one file, replaced atomically; the file's content is its fencing token.
 
-    With a torn file all nodes would join again in round 0, and read an old round's values from the store.
+    After a partial write all nodes would join again in round 0, and read an old round's values from the store.
     """
 
     def __init__(self, path: Path) -> None:
@@ -69,7 +69,7 @@ class FileBackend(RendezvousBackend):
             if (there or None) != token:
                 return (self._dump(there), there, False) if there else None
             content = meeting_state.encode(state)
-            temporary = f"stnew-{self.path.name}"  # under the lock: one at a time
+            temporary = f"stnew-{self.path.name}"  # a fixed name, because the lock admits one writer
             write_whole(self.path, content, mode=0o600, durable=False, temporary=temporary)
             return state, content, True
 
@@ -109,12 +109,12 @@ class FileBackend(RendezvousBackend):
 
 
 class Patience(RendezvousTimeout):
-    """Timeouts: the first start of a job waits for all nodes, a later one continues with the nodes present."""
+    """Rendezvous timeouts: the first start of a job waits for all nodes, later starts use the nodes present."""
 
     later = False
 
     def has_met(self) -> None:
-        """Record that the first start has its nodes."""
+        """Record that the first rendezvous of the job is complete."""
         self.later = True
 
     @property
@@ -124,7 +124,7 @@ class Patience(RendezvousTimeout):
 
 @dataclass
 class JobMeeting:
-    """Rendezvous of the nodes of one job: the members of a start, and a store that outlives the job's starts."""
+    """Rendezvous of the nodes of one job: members of the current start, and a store that outlives the job's starts."""
 
     handler: DynamicRendezvousHandler
     store: FileStore
@@ -142,7 +142,7 @@ class JobMeeting:
         self.members = frozenset(state.participants) if state else frozenset()
 
     def list_replaced(self) -> set[str]:
-        """Return the members of the current start whose agent and ranks are lost: a new agent of that name waits."""
+        """Return the names of lost members of the current start: a new agent of the same name waits."""
         state = self.backend.read()
         if state is None:
             return set()
@@ -155,36 +155,36 @@ class JobMeeting:
         self.store.set(f"{_NAMES}/{self._me}", name)
 
     def list_others(self) -> set[str]:
-        """Return the names of the live nodes except this one."""
+        """Return the names of the live nodes except this node."""
         state = self.backend.read()
         since = datetime.now(UTC) - timedelta(seconds=self.lost_seconds)
         there = {node for node, beat in state.last_heartbeats.items() if beat >= since} if state else set()
         return self._list_names(there - {self._me})
 
     def _list_names(self, nodes: Iterable[Any]) -> set[str]:
-        """Return the names of the nodes that have set one."""
+        """Return the names of `nodes`, except nodes that have not set a name."""
         keys = [f"{_NAMES}/{node}" for node in nodes]
         return {self.store.get(key).decode() for key in keys if self.store.check([key])}
 
     def leave(self) -> None:
-        """Leave the start that ends, so that the others need not wait for a timeout."""
+        """Leave the rendezvous of the start that has ended, so that other nodes need not wait for a timeout."""
         handler: Any = self.handler
         handler._stop_heartbeats()
         handler._op_executor.run(_RendezvousExitOp(), time.monotonic() + CLOSE_SECONDS)
 
     def mark_waiting(self) -> None:
-        """Announce in a file that this node is in no start and would take part in one; the store cannot expire keys.
+        """Announce in a file that this node is in no start and can take part in one; the store cannot expire keys.
 
-        The announcement counts until the node has met the others, or for `lost_seconds`.
+        The announcement is valid until the node's next rendezvous, or for `lost_seconds`.
         """
         temporary = f"stnew-{uuid.uuid4().hex}"
         write_whole(self._make_wait_path(self.own), f"{self.own}\n{time.time()}", durable=False, temporary=temporary)
 
     def list_waiting(self) -> set[str]:
-        """Return the names of the nodes that wait, this one included."""
+        """Return the names of the nodes with a valid announcement of `mark_waiting`, including this node."""
         names, since = set(), time.time() - self.lost_seconds
         for path in self.backend.path.parent.glob(f"{escape(self._waiting)}*"):
-            with suppress(FileNotFoundError):  # it has just met the others
+            with suppress(FileNotFoundError):  # the node has just completed a rendezvous
                 name, beat = read_regular(path).decode().split("\n")
                 if float(beat) >= since:
                     names.add(name)
@@ -213,7 +213,7 @@ def _make_private_folder(folder: Path) -> Path:
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     probe = folder / f"stnew-{uuid.uuid4().hex}"
-    probe.touch(0o600)  # some file systems report one owner for all files, this one included
+    probe.touch(0o600)  # some file systems report the same owner for all files, including this probe
     own_uid, there = probe.stat().st_uid, folder.lstat()
     probe.unlink()
     if there.st_uid != own_uid or not stat.S_ISDIR(there.st_mode):

@@ -1,4 +1,4 @@
-"""State of torch's dynamic rendezvous as JSON. torch provides a pickle, which is never written to a file here."""
+"""State of torch's dynamic rendezvous as JSON. torch's own pickle of the state is never written to a file."""
 
 from __future__ import annotations
 

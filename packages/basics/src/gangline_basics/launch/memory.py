@@ -64,7 +64,7 @@ def find_memory_problems(run: Run) -> list[Problem]:
 
 
 def count_one_copy(run: Run) -> dict[str, int]:
-    """Return the bytes of one copy of the state by kind: a lower bound for all ranks together in any layout."""
+    """Return the bytes of one copy of the state by kind: a lower bound on the sum over all ranks in any layout."""
     tree, plan = compose_model(run)
     width, shapes = run.precision.get_sizes(), get_parameter_shapes(tree)
     sizes = dict.fromkeys(STATE, 0)
@@ -80,7 +80,7 @@ def count_one_copy(run: Run) -> dict[str, int]:
 
 
 def count_weight_bytes(plan: Plan, name: str, width: ItemSizes) -> tuple[int, int]:
-    """Return (bytes that modules compute with, bytes of the master copy, 0 if none) per element of a parameter."""
+    """Return (bytes of the compute weight, bytes of a separate master weight or 0) per element of a parameter."""
     dtype = plan.get_dtype(name)
     itemsize = width.master if dtype is None else get_itemsize(dtype)
     if (dtype is not None and plan.computes_as_kept(name)) or itemsize == width.compute:
@@ -89,7 +89,7 @@ def count_weight_bytes(plan: Plan, name: str, width: ItemSizes) -> tuple[int, in
 
 
 def state_of_all_ranks(run: Run, world: int) -> dict[str, int]:
-    """Return the bytes of the state on all ranks by kind; {} for a strategy that does not explain itself."""
+    """Return the bytes of the state on all ranks by kind, or {} for a strategy whose `explain` reports no sizes."""
     try:
         explanation = run.parallel.explain(run, Mesh.of(run.parallel.size_axes(world)))
     except UserError:
@@ -101,7 +101,7 @@ def state_of_all_ranks(run: Run, world: int) -> dict[str, int]:
 
 
 def read_machine_bytes(meminfo: str = "/proc/meminfo", limit: str = "/sys/fs/cgroup/memory.max") -> int:
-    """Return the memory of this machine, or of the container that limits this process, plus its swap, in bytes."""
+    """Return the memory of this machine, or of the container of this process, plus the swap space, in bytes."""
     memory, swap = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), None
     with suppress(OSError):  # not Linux
         swap = re.search(r"^SwapTotal:\s+(\d+) kB", Path(meminfo).read_text(), re.MULTILINE)

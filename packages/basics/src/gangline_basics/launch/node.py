@@ -1,4 +1,4 @@
-"""Agent process of one of several simulated nodes on this machine. Torch-free at its top."""
+"""Agent process of one of several simulated nodes on this machine. Importing this module does not import torch."""
 
 from __future__ import annotations
 

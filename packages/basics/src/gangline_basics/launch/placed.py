@@ -1,4 +1,4 @@
-"""Addresses of nodes, ordered by their places in the network."""
+"""Addresses of nodes, ordered by their positions in the network."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 
 class PlacedAddress(str):
-    """A node's address, ordered by the node's place in the network.
+    """A node's address, ordered by the node's path in the network.
 
     torch's rendezvous assigns ranks in the order of addresses, so neighbouring ranks are neighbours in the network.
     """

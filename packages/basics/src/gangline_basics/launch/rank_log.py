@@ -1,4 +1,4 @@
-"""Output of a rank: it goes to the rank's log, and for rank 0 also to the terminal. Torch-free."""
+"""Output of a rank, written to the rank's log, and for rank 0 also to the terminal. Torch-free."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _DRAWN = re.compile(r"\r|\x1b\[2K")
 
 
 def divert(logs: Path, rank: int) -> TextIO:
-    """Divert this process's output to its log, and return the open log. A restart appends to it."""
+    """Divert this process's output to its log, and return the open log. A restarted rank appends to the log."""
     log: Any = open_own(log_path(logs, rank), "a", buffering=1)
     if rank == 0:
         sys.stdout, sys.stderr = Copied(sys.stdout, log), Copied(sys.stderr, log)
@@ -66,7 +66,7 @@ class Copied(OutlivingStream):
             self._log.write(text)
 
     def _add(self, text: str) -> None:
-        """Add text to the current line, and drop the text that it overwrites: progress lines do so for hours."""
+        """Add text to the current line, and drop overwritten text, because progress lines overwrite text for hours."""
         line = self._line + text
         begin = _BEGINS.match(line)
         assert begin is not None

@@ -1,4 +1,4 @@
-"""Import of the modules of every part in the default distributions. Only for the fork server."""
+"""Imports of the modules of every part in the default distributions. Only the fork server imports this module."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Semaphores in shared memory, named by their launcher, so that those of a dead launcher can be found and removed.
+"""Semaphores in shared memory, named by their launcher, so that semaphores of a dead launcher can be removed.
 
 Python's own tracker removes the semaphores of a dead process, unless the tracker is killed too, for example with the
 complete process group. Torch-free.
@@ -21,12 +21,12 @@ _OURS = re.compile(r"sem\.gangline-(?P<space>\d+)-(?P<pid>\d+)-(?P<start>\d+)-.*
 
 
 def name_semaphores() -> None:
-    """Name the semaphores of this process and its ranks by its process id, and remove those of dead launchers.
+    """Name the semaphores of this process and its ranks by its process id, and remove semaphores of dead launchers.
 
     Raises UserError if no semaphore can be created.
     """
     start = read_birth(os.getpid())
-    if start is None or not ROOT.is_dir():  # only on Linux are they in a directory
+    if start is None or not ROOT.is_dir():  # only Linux has semaphores in a directory
         return
     config: dict[str, Any] = multiprocessing.current_process()._config  # type: ignore[attr-defined]  # inherited
     prefix = f"/gangline-{read_namespace()}-{os.getpid()}-{start}"
@@ -44,7 +44,7 @@ def name_semaphores() -> None:
 
 
 def sweep() -> None:
-    """Remove the semaphores of dead launchers, and no others."""
+    """Remove only the semaphores of dead launchers."""
     with contextlib.suppress(OSError):
         for entry in os.scandir(ROOT):
             match = _OURS.fullmatch(entry.name)

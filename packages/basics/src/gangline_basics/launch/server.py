@@ -1,11 +1,12 @@
 """Signal handling of the fork server, which imports this module first. No other process imports it.
 
-While the server loads torch, a signal or the end of its parent ends it at once; later multiprocessing does that. A
-notice, such as a scheduler's of the time limit, does not end it: there is nothing to save yet.
+While the server loads torch, a signal or the end of its parent ends the server at once; later multiprocessing ends it.
+A notice signal, such as a scheduler's notice of the time limit, does not end it, because there is nothing to save yet.
 
-Once it has forked a rank it stays until the last process that can request a rank has ended. A signal to the whole
-process group must not end it sooner, because the agent learns of its ranks' exits through it. Ranks end by themselves
-when their agent is gone, except a stopped rank (SIGSTOP): the server kills the remaining ranks when its parent is gone.
+After the server has forked a rank, it runs until the last process that can request a rank has ended. A signal to the
+complete process group must not end it sooner, because it reports the exits of ranks to the agent. Ranks end by
+themselves when their agent is gone, except a stopped rank (SIGSTOP): the server kills the remaining ranks when its
+parent is gone.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ import signal
 from pathlib import Path
 
 _PARENT = os.getppid()
-_LOOK_SECONDS = 1.0  # interval between checks of the parent, once ranks were forked
-_LOOKS = 3  # checks that find the parent gone, before remaining ranks are killed
-# Signals that the command ignores, as under nohup; a rank finds these by `gangline.launch.signals.stop_signals`.
+_LOOK_SECONDS = 1.0  # interval in seconds between checks of the parent, after a rank was forked
+_LOOKS = 3  # number of checks that find the parent gone, before remaining ranks are killed
+# Signals that the command ignores, as under nohup; ranks read them from `gangline.launch.signals.stop_signals`.
 _IGNORED = {signum for signum in (signal.SIGINT, signal.SIGHUP) if signal.getsignal(signum) == signal.SIG_IGN}
-_gone = 0  # checks in a row that found the parent gone
+_gone = 0  # number of consecutive checks that found the parent gone
 _TOLD = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 

@@ -35,14 +35,14 @@ if TYPE_CHECKING:
     from gangline_basics.launch.config import ElasticLaunch
 
 LOOK_SECONDS = 0.1
-AGAIN_SECONDS = 1.0  # delay before a dead agent is restarted
-HOPELESS = 5  # maximum number of agents that die in a row without a start of ranks
+AGAIN_SECONDS = 1.0  # delay in seconds before a dead agent is restarted
+HOPELESS = 5  # maximum number of consecutive deaths of agents without a start of ranks
 HERE = "127.0.0.1"
 NODE = "gangline_basics.launch.node"
 
 
 class UsableRanks:
-    """Cache of `find_usable` for one run with at most `most` ranks: the nodes of a start wait for this result."""
+    """Cache of `find_usable` for one run with at most `most` ranks: the nodes of a start wait for its result."""
 
     def __init__(self, run: Run, most: int | None) -> None:
         self._run, self._most = run, most
@@ -56,13 +56,13 @@ class UsableRanks:
 
 
 class ElasticLauncher(Launcher):
-    """Launcher of one agent in this process if `launch.agents=1`, otherwise of several, each in a child process."""
+    """Launcher of one agent in this process if `launch.agents=1`, or of several agents in child processes."""
 
     def __init__(self, config: ElasticLaunch, run: Run) -> None:
         self.config, self.run = config, run
 
     def launch(self, directory: RunDirectory) -> int:
-        """Train the run in `directory` with the nodes that meet there, and return the exit code of the job."""
+        """Train the run in `directory` with the nodes that rendezvous there, and return the exit code of the job."""
         run_dir = directory.path
         here = self.config.agents or parse_nodes(self.config.nodes)[1]
         if here == 1:
@@ -81,8 +81,9 @@ def address_of(run: Run, machine: str) -> str:
 def run_node(run_dir: Path, run: Run, name: str, address: str, place: str = "", machines: bool = False) -> int:
     """Run the agent of this node to the end of the job, and return the exit code.
 
-    place     path in the network, from its top, "spine.rack0.n1"
-    machines  nodes named "MACHINE/NUMBER" are excluded by their machine, because a node may return on another one
+    place     path from the top of the network to the node, "spine.rack0.n1"
+    machines  whether orders exclude complete machines of nodes named "MACHINE/NUMBER", because the numbers of nodes on
+              a machine may change
     """
     config: ElasticLaunch = run.launch  # type: ignore[assignment]
     directory = RunDirectory(run_dir)
@@ -130,14 +131,14 @@ class Agents:
     run_dir: Path
     count: int
     running: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
-    again: dict[int, float] = field(default_factory=dict)  # agent -> time of its restart
+    again: dict[int, float] = field(default_factory=dict)  # agent -> time of its next start
     codes: dict[int, int] = field(default_factory=dict)  # exit codes of agents that ended by themselves
-    stop_signal: int = 0  # the signal that asked the job to stop
+    stop_signal: int = 0  # number of the signal that asked the job to stop; 0: none
     hopeless: int = 0
     before: RunEnding | None = None  # ending of an earlier job of the run
 
     def watch(self) -> int:
-        """Start the agents, restart those that were killed, and return the exit code at the end of the job."""
+        """Start the agents, restart killed agents, and return the exit code at the end of the job."""
         asks = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP} & {*stop_signals()}
         before = {signum: signal.signal(signum, self._hand_on) for signum in asks}
         self.again = dict.fromkeys(range(self.count), 0.0)
@@ -165,13 +166,13 @@ class Agents:
                 self.again.pop(index, None)
                 command = [sys.executable, "-P", "-m", NODE, str(self.run_dir), str(index), str(os.getpid())]
                 self.running[index] = subprocess.Popen(command, stdin=subprocess.DEVNULL)
-                if self.stop_signal:  # set meanwhile, and this agent has not got the signal
+                if self.stop_signal:  # the signal arrived meanwhile, and was not sent to this agent
                     guard.send(self.running[index].pid, hand_on(self.stop_signal))
 
     def _handle_end(self, index: int, code: int, begun: int) -> int:
         now = read_progress(self.run_dir).generation
         self.hopeless = 0 if now > begun else self.hopeless + 1
-        ending = self._read_ending()  # an ending with requeue may be of a start that makes room for a node
+        ending = self._read_ending()  # an ending with requeue may be from a start that ended so that a node can join
         over = self.stop_signal or (ending is not None and not ending.requeue) or self.hopeless > HOPELESS
         if code < 0 and not over:
             say(f"train: agent {index} of {self.count} was killed by {name_of(-code)}; it is started again")
@@ -189,7 +190,7 @@ class Agents:
             guard.send(process.pid, hand_on(signum))
 
     def _read_ending(self) -> RunEnding | None:
-        """Return the ending of this job, or None; until the agents have met, the file holds that of an earlier job."""
+        """Return the ending of this job, or None; before the first start, ending.json is from an earlier job."""
         ending = read_ending(self.run_dir)
         return None if ending == self.before else ending
 

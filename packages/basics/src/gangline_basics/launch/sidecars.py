@@ -1,7 +1,7 @@
 """Sidecars: processes next to the ranks of a machine that outlive restarts, such as a memory tier. Torch-free.
 
-A part's config requests them (`PartConfig.list_sidecars`). The launcher starts them before the ranks and keeps them
-when the ranks are restarted; they end with the run, or with the launcher.
+A part's config requests sidecars (`PartConfig.list_sidecars`). The launcher starts sidecars before the ranks, and keeps
+them running when the ranks are restarted; sidecars end with the run, or with the launcher.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Running:
     sidecar: Sidecar
     pid: int
     process: subprocess.Popen | None
-    born: int | None  # see `guard.read_birth`: identifies the process, with its id
+    born: int | None  # start time (`guard.read_birth`), which with the id identifies the process
 
 
 def list_sidecars(run: Run) -> list[Sidecar]:
@@ -43,7 +43,7 @@ def list_sidecars(run: Run) -> list[Sidecar]:
 
 
 def start(sidecars: list[Sidecar], run_dir: str | Path, owner: int) -> list[Running]:
-    """Start sidecars that live as long as the process `owner`, unless an earlier start for it has left them running."""
+    """Start sidecars that end with the process `owner`, unless they still run from an earlier start for `owner`."""
     return [_start(sidecar, run_dir, owner) for sidecar in sidecars]
 
 
@@ -71,7 +71,7 @@ def _start(sidecar: Sidecar, run_dir: str | Path, owner: int) -> Running:
 
 
 def _name(pid: int) -> list[int | None]:
-    """Return a unique name of a process: process ids are reused, soon in a container, and on every machine."""
+    """Return a unique identity of a process: ids are reused, soon in a container, and equal on several machines."""
     return [pid, guard.read_birth(pid), guard.read_namespace()]
 
 
@@ -88,7 +88,7 @@ def _find_left(note: Path, owner: int) -> int | None:
 
 
 def stop(running: list[Running], seconds: float = STOP_SECONDS) -> None:
-    """Send SIGTERM to all sidecars, and SIGKILL to those still alive after `seconds`."""
+    """Send SIGTERM to all sidecars, and SIGKILL to sidecars that are still alive after `seconds`."""
     running = [one for one in running if one.process is not None or guard.read_birth(one.pid) == one.born]
     for one in running:
         guard.send(one.pid, signal.SIGTERM)

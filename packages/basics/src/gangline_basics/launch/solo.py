@@ -1,4 +1,4 @@
-"""Rendezvous of an agent that is alone in its job, without a server and without serialization."""
+"""Rendezvous of a job's only agent, without a server and without serialization."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Decision on each start of the ranks: generation, ranks that train, spare ranks, or the end of the job. Torch-free.
+"""Decision on each start of the ranks: generation, training ranks, spare ranks, or the end of the job. Torch-free.
 
-The first node of a start decides, from files of the run directory, and sends the decision to the others.
+The leading node of a start decides from files of the run directory, and sends the decision to the other nodes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gangline_basics.launch.before import StartBefore, identify_config, start_be
 from gangline_basics.launch.config import LocalLaunch
 from gangline_basics.launch.failures import RankFailure
 
-Usable = Callable[[int], tuple[int, list[Problem]]]  # number of ranks -> (how many of these train, why no more)
+Usable = Callable[[int], tuple[int, list[Problem]]]  # number of ranks -> (number that trains, why no more train)
 
 
 @dataclass(frozen=True)
@@ -46,20 +46,20 @@ class JobStart:
 
 
 class Starts:
-    """Decisions on the starts of a job by the nodes that met."""
+    """Decisions on the starts of a job, on the leading node."""
 
     def __init__(self, run_dir: Path, config: LocalLaunch, usable: Usable, say: Callable[[str], None]) -> None:
         self.run_dir, self.config, self.usable, self.say = run_dir, config, usable, say
         self.logs = run_dir / "logs"
-        self.places: Sequence[str] = ()  # places in the network of the nodes of the next start
+        self.places: Sequence[str] = ()  # paths in the network of the nodes of the next start
         self.found: tuple[str, float] | None = None  # time at which the previous start was found to have ended
 
     def note_end(self) -> None:
-        """Record that the ranks of the previous start are found to have ended now."""
+        """Record the current time as the detected end of the previous start's ranks."""
         self.found = datetime.now(UTC).isoformat(timespec="milliseconds"), time.monotonic()
 
     def begin(self, nodes: Sequence[str], ranks: int, first: bool) -> JobStart:
-        """Return the next start, on these nodes with `ranks` ranks. first: it is the first one of this job."""
+        """Return the next start, on `nodes` with `ranks` ranks. first: whether it is the first start of this job."""
         before = self._read_previous(first)
         now_there = set(nodes)
         failure = None if first else failures.find_first(self.logs, before.get("generation", 0))
@@ -85,14 +85,14 @@ class Starts:
     def stop(
         self, now: Progress, failure: RankFailure | None, evidence: str = "", stays: bool = False
     ) -> RankFailure | None:
-        """Return why no ranks are restarted after `failure` (None: no rank recorded one), or None if they are.
+        """Return why ranks are not restarted after `failure` (None: not recorded by a rank), or None for a restart.
 
-        Reasons are a user error, a verdict that stops the run, and an exhausted budget of restarts. now: the progress
-        with that restart counted. stays: no node was lost or joined.
+        Reasons are a user error, a verdict that stops the run, and an exhausted budget of restarts. now: progress with
+        the next restart counted. stays: whether no node was lost or joined.
         """
         preempted = failure is not None and failure.preempted
         if preempted and not stays:
-            return None  # a node was asked to leave, and its state is saved
+            return None  # a node was asked to leave after its ranks saved a checkpoint
         if failure is not None and not failure.is_transient and not preempted:
             return failure
         last = failure or RankFailure(0, "lost", EXIT_FAILURE, evidence or "a rank was lost, and nobody knows why")
@@ -106,7 +106,7 @@ class Starts:
         return None
 
     def predict(self, failure: RankFailure | None) -> Progress:
-        """Return the result that `generation.advance` would have after `failure` (None: no rank recorded one)."""
+        """Return the result that `generation.advance` would have after `failure` (None: no rank recorded it)."""
         now = generation.read_progress(self.run_dir)
         step = max(now.step, now.best)
         futile = 0 if step > now.best else now.futile + 1
@@ -115,7 +115,7 @@ class Starts:
 
     @staticmethod
     def end(run_dir: Path, start: int, stop: RankFailure) -> None:
-        """Write ending.json, and the last line of events.jsonl."""
+        """Write ending.json and the exit event of events.jsonl for the failure `stop` of generation `start`."""
         lines = attempts.read(run_dir)
         end(run_dir, stop.make_ending(start, lines[-1].exclude if lines else ()))
 
@@ -136,7 +136,7 @@ class Starts:
             return "rank", failure.evidence
         if come:
             return "joined", f"come: {', '.join(sorted(come))}"
-        if failure is not None and failure.preempted:  # by a signal to a rank instead of a launcher
+        if failure is not None and failure.preempted:  # a rank got the signal instead of a launcher
             ending = read_ending(self.run_dir)
             return "rank", f"a rank was asked to stop: {ending.evidence if ending else 'its state is saved'}"
         return "rank", failure.evidence if failure is not None else "a rank was lost"
@@ -170,7 +170,7 @@ class Starts:
 
 
 def end(run_dir: Path, ending: RunEnding) -> None:
-    """Write ending.json, and the last line of events.jsonl."""
+    """Write ending.json, and the exit event of events.jsonl."""
     write_ending(run_dir, ending)
     events = Events(run_dir, ending.generation, by="launcher")
     content = {"reason": ending.reason, "exit_code": ending.exit_code, "requeue": ending.requeue}

@@ -15,11 +15,11 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from gangline.launch.signals import HandedOn, Requests, find_asker, hand_on, stop_signals
 
 UNUSED = "SIGQUIT"  # the agent requires a signal for its own handler
-_LEFT_SECONDS = 1.0  # time in which the other ranks of a failed one may finish writing
+_LEFT_SECONDS = 1.0  # time in seconds in which other ranks may finish writing after a rank failed
 
 
 class Request:
-    """Stop request from a signal. The first one ends the agent's monitoring and is passed on to the ranks."""
+    """Signal handler for stop requests. The first request ends the agent's monitoring and is passed on to the ranks."""
 
     def __init__(self) -> None:
         self.signum = 0
@@ -50,10 +50,10 @@ def take_requests() -> Iterator[Request]:
 
 @contextmanager
 def start_killed_ranks() -> Iterator[None]:
-    """Make the processes started in this block die a second after torch asks them to end.
+    """Make the processes started in the `with` block die a second after torch asks them to end.
 
-    As soon as one rank has failed, torch sends SIGTERM to the others. A rank treats it as a user's request, and
-    continues to the next step boundary; but these ranks never reach one, because their collectives never finish.
+    As soon as one rank has failed, torch sends SIGTERM to the others. A rank treats SIGTERM as a user's request, and
+    continues to the next step boundary; but then no rank reaches it, because the collectives never finish.
     """
     before = set(multiprocessing.active_children())
     yield

@@ -30,9 +30,10 @@ from gangline_basics.launch.starts import Starts, end
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-COMPOSE_SECONDS = 600.0  # timeout of the others for rank 0
+COMPOSE_SECONDS = 600.0  # timeout in seconds of the other ranks for rank 0 to compose the run
 
-# The agent ends all ranks as soon as one has ended, so the others stay until rank 0 has reported its refusal.
+# Seconds for which the other ranks stay, because the agent ends all ranks, also rank 0 before its report, as soon as
+# one rank has ended.
 REFUSED_SECONDS = 5.0
 
 # Seconds that rank 0 waits, for the failing rank to read its report, before it deletes a refused run's directory.
@@ -42,7 +43,7 @@ REPORT_SECONDS = 5.0
 def run_under_agent(
     compose_and_write: Callable[[], RunDirectory], target: str = worker.WORK, args: tuple[Any, ...] = ()
 ) -> NoReturn:
-    """Train as one rank of the job that `detect` finds; this exits the process, with the exit code of the rank.
+    """Train as one rank of the job that `detect` finds, and exit the process with the exit code of the rank.
 
     `compose_and_write` is called only on global rank 0 and returns the run directory; a directory that it created is
     deleted if a rank refuses the run before it has trained. A job restarted by its agent or the scheduler continues in
@@ -69,7 +70,7 @@ def run_under_agent(
     code = worker.main(run_dir, target, args)
     _say_ending(job, Path(run_dir), number, code)
     if code in (0, EXIT_USER_ERROR):
-        sidecars.stop(owned)  # after other codes they stay for the next start, and end with the agent
+        sidecars.stop(owned)  # after other codes sidecars stay for the next start, and end with the agent
     if code:
         _report(job, Path(run_dir, "logs"), terminal)
         _end_refused(job, store, directory, Path(run_dir, "logs"))
@@ -77,10 +78,10 @@ def run_under_agent(
 
 
 def _say_ending(job: DetectedJob, run_dir: Path, number: int, code: int) -> None:
-    """Write ending.json and the last event, on rank 0 if it knows the ending, or on the rank that failed first."""
+    """Write ending.json and the exit event, on rank 0 if it knows the ending, or on the rank that failed first."""
     failure = failures.find_first(run_dir / "logs", number)
     if failure is not None and failure.rank == job.rank and failure.kind != "ended":
-        if failure.kind != "restart":  # the agent may restart it
+        if failure.kind != "restart":  # the agent may restart the rank
             Starts.end(run_dir, number, failure)
     elif job.rank == 0 and (ending := read_ending(run_dir) or _decide_done(number, code)):
         end(run_dir, ending)
@@ -96,7 +97,7 @@ def _start_sidecars(run_dir: str) -> list[sidecars.Running]:
 
 
 def _tell(job: DetectedJob, store: Store, compose_and_write: Callable[[], RunDirectory]) -> tuple[RunDirectory, int]:
-    """Find or write the run directory on rank 0, begin a generation, and send both, or an exit code, to the others."""
+    """Find or write the run directory on rank 0, begin a generation, and send both, or an exit code, to other ranks."""
     try:
         directory = requeue.find_earlier(job.key, job.restarts) or compose_and_write()
         directory.lock()
@@ -118,7 +119,7 @@ def _tell(job: DetectedJob, store: Store, compose_and_write: Callable[[], RunDir
 
 
 def _explain_restart(directory: RunDirectory) -> tuple[str, StartBefore]:
-    """Return (why the agent restarts the ranks, the known facts). A killed rank leaves no record."""
+    """Return (why the agent restarts the ranks, facts about the failure). A killed rank leaves no record."""
     failure = failures.find_first(directory.logs, generation.read_progress(directory.path).generation)
     if failure is None:
         return "rank", StartBefore(evidence="a rank was lost")
@@ -145,7 +146,7 @@ def _tell_events(job: DetectedJob, run_dir: Path, now: generation.Progress, why:
 
 
 def _read_end_time(run_dir: Path, number: int) -> str | None:
-    """Return when that start was found to have ended, by its first failure's file: an external agent writes none."""
+    """Return when start `number` failed, from its first failure's file, because an external agent writes no time."""
     at = failures.find_time(run_dir / "logs", number)
     return None if at is None else datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
 
@@ -158,7 +159,7 @@ def _receive_end(job: DetectedJob, store: Store) -> tuple[int, int, str]:
 
 
 def _wait_until_read(job: DetectedJob, store: Store) -> None:
-    """Wait until the others have read the exit code, because rank 0 may hold the store."""
+    """Wait until the other ranks have read the exit code, because rank 0 may serve the store."""
     _wait_for_others(job, store, "read", 30)
 
 
@@ -169,7 +170,7 @@ def _wait_for_others(job: DetectedJob, store: Store, what: str, seconds: float) 
 
 
 def _end_refused(job: DetectedJob, store: Store, made: RunDirectory | None, logs: Path) -> None:
-    """Delete the directory of a run that a rank refused; rank 0, which made it, first waits until all have reported."""
+    """Delete the directory of a refused run; rank 0, which created it, first waits until all ranks have reported."""
     failure = failures.find_first(logs, generation.read_generation())
     with contextlib.suppress(RuntimeError):  # the store ends with rank 0
         if made is None:
@@ -181,9 +182,9 @@ def _end_refused(job: DetectedJob, store: Store, made: RunDirectory | None, logs
 
 
 def _open_store(job: DetectedJob) -> Store:
-    """Return the job's store. The process group opens it a second time, and shares the server of this one.
+    """Return the job's store. The process group opens the store a second time, and shares its server.
 
-    Raises UserError if another process has the port: ranks that gangline starts itself get a free one instead.
+    Raises UserError if another process has the port; only ranks that gangline starts itself get a free port.
     """
     from torch.distributed import DistNetworkError
 
@@ -208,11 +209,11 @@ def _make_key(job: DetectedJob) -> str:
 
 
 def _report(job: DetectedJob, logs: Path, terminal: int) -> None:
-    """Print the first failure, if it is this rank's, on the terminal that it had before its output was diverted."""
+    """Print the first failure, if this rank caused it, on the terminal of this rank before its output was diverted."""
     failure = failures.find_first(logs, generation.read_generation())
     if failure is None or failure.rank != job.rank or failure.kind == "ended":
         return
     if failure.kind == "restart" and job.restarts < int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")):
-        return  # the agent restarts it
+        return  # the agent restarts the rank
     text = f"train: {failure.make_error()}\n" if failure.kind == "user" else failures.report(failure, logs)
     os.write(terminal, text.encode())

@@ -23,17 +23,17 @@ from gangline_basics.launch.failures import RankFailure
 from gangline_basics.launch.rank_log import divert
 
 WORK = "gangline.train.rank:train_rank"
-SPARE = "GANGLINE_SPARE"  # set for a spare rank, which waits
-SPARE_SECONDS = 0.5  # interval between a spare's checks of the job
+SPARE = "GANGLINE_SPARE"  # environment variable that is set for a spare rank, which waits
+SPARE_SECONDS = 0.5  # interval in seconds between a spare rank's checks of the job
 
 
 def main(run_dir: str, target: str = WORK, args: tuple[Any, ...] = (), agent: int | None = None) -> int:
     """Run `target(run_dir, *args)` as this rank, and return the exit code of the process.
 
-    agent: process id of the local launcher, if it monitors this rank; otherwise torchrun or Slurm does.
-    Exceptions are not raised: they go to the rank's log, and the run's first one also to a file next to it.
+    agent: process id of the local launcher, if it monitors this rank; None: torchrun or Slurm monitors the rank.
+    Exceptions are not raised: they are written to the rank's log, and the start's first failure also to its own file.
     """
-    guard.die_with(os.getppid())  # the fork server, torchrun or Slurm's step
+    guard.die_with(os.getppid())  # parent: the fork server, torchrun or Slurm's step
     if agent is not None:
         guard.die_with(agent)
     signals.install(by_agent=agent is not None)
@@ -67,7 +67,7 @@ def main(run_dir: str, target: str = WORK, args: tuple[Any, ...] = (), agent: in
 
 
 def enter(run_dir: str, target: str, args: tuple[Any, ...], agent: int) -> int:
-    """Run `main` for the elastic agent. A finished rank returns, because the agent waits for that; others exit."""
+    """Run `main` for the elastic agent. A finished rank returns, as the agent expects; a failed rank exits at once."""
     code = main(run_dir, target, args, agent)
     return code if code == 0 else leave(code)
 
@@ -87,7 +87,7 @@ def leave(code: int) -> NoReturn:
 
 
 def _wait(run_dir: str, mine: int) -> int:
-    """Wait as a rank that no layout can use, until the job is over or its agent asks to make room for another start."""
+    """Wait as a spare rank, which no layout can use, until the job is over or the agent stops it for another start."""
     print(f"rank {os.environ['RANK']}: no layout has room for it; it waits as a spare", flush=True)
     while True:
         ending = read_ending(run_dir)

@@ -1,7 +1,7 @@
 """Self-attention with grouped key and value heads (GQA; Ainslie et al., arXiv 2305.13245).
 
 B batch, T tokens, D model width, H query heads, K key and value heads, C width of a head.
-If a strategy shards heads or tokens, H, K and T are this rank's: they are taken from the tensors.
+If a strategy shards heads or tokens, H, K and T are the local sizes of this rank, taken from the tensors.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ class PlainAttention:
     ) -> Tensor:
         """Return the attention output that `AttentionCall` defines, (B, H, T, C).
 
-        Plain attention uses the causal path of the kernels, with documents one by one. Without a kernel for that,
-        documents and windows become a mask, and key heads are repeated, because fused kernels with a mask do not accept
-        fewer key heads.
+        Without window, soft cap or sinks, attention uses the causal path of the fused kernels, for each document if the
+        batch has documents. If no such kernel supports the call, it uses FlexAttention, or a mask of documents and
+        windows. With a mask key heads are repeated, because fused kernels with a mask do not accept fewer key heads.
         """
         call = self.computes
         if document_BT is None and call.window is None and call.soft_cap is None and sinks_H is None:
@@ -94,18 +94,18 @@ attention = get_plain_attention(PLAIN)
 
 
 class Sinks(nn.Module):
-    """Learned logit for each head that takes part in the head's softmax, and has no value."""
+    """Attention sinks: a learned logit per head in the head's softmax, without a value vector."""
 
     def __init__(self, node: SinksNode) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(node.heads))
 
     def bind(self, comm: Comm) -> None:
-        """Ignore the communicator: sinks are sharded as the heads are, so no exchange is needed."""
+        """Ignore the communicator: sinks are sharded like the heads, so they need no communication."""
 
 
 class GroupedAttention(nn.Module, ABC):
-    """x (B, T, D) -> (B, T, D). Queries and keys are normalised (if at all) before they are rotated, as in Qwen3."""
+    """Grouped-query attention, x (B, T, D) -> (B, T, D). Query and key norms, if any, precede the rotation (Qwen3)."""
 
     attention: Callable[..., Tensor]
 
@@ -127,7 +127,7 @@ class GroupedAttention(nn.Module, ABC):
         """Compute the attention: project the queries, `attend`, and project the output."""
 
     def attend(self, q_BTHC: Tensor, x_BTD: Tensor, batch: Batch) -> Tensor:
-        """Return the output of every head, (B, T, H, C), for queries that are neither normalised nor rotated."""
+        """Return the output of every head, (B, T, H, C), for queries before normalisation and rotation."""
         k_BTKC, v_BTKC = (y.unflatten(-1, (-1, self.head_dim)) for y in (self.wk(x_BTD), self.wv(x_BTD)))
         if self.q_norm is not None:
             q_BTHC = self.q_norm(q_BTHC)
@@ -144,7 +144,7 @@ class GroupedAttention(nn.Module, ABC):
 
 
 class Attention(GroupedAttention):
-    """Attention of most decoders: rows of `wq` are queries."""
+    """Attention of most decoders: all rows of `wq` project to queries."""
 
     def forward(self, x_BTD: Tensor, batch: Batch) -> Tensor:
         q_BTHC = self.wq(x_BTD).unflatten(-1, (-1, self.head_dim))

@@ -1,4 +1,4 @@
-"""Transformer block: one layer of a decoder, with norms where the family has them.
+"""Transformer block: one layer of a decoder, with the norms of its model family.
 
 before     x + f(norm(x))               GPT-2, Llama ("pre-norm"; Xiong et al., arXiv 2002.04745)
 after      x + norm(f(x))               OLMo 2 (arXiv 2501.00656, section 2.1; after Swin v2, arXiv 2111.09883)

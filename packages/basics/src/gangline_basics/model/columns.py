@@ -1,8 +1,8 @@
-"""Column-major layout of weights, in which matmuls with one token read them fastest.
+"""Column-major layout of weights, the fastest to read in matmuls with one token.
 
-W x of one x reads each element of W once, so only the memory bandwidth counts. If W (out, in) is stored by columns,
-the matmul adds up columns; if it is stored by rows, it is a dot product with each row. Measured with torch's MKL on one
-core of an AMD EPYC, float32, matrices that are not in its caches, GB/s:
+The matmul W x with a single vector x reads each element of W once, so memory bandwidth limits it. With a column-major W
+(out, in) the matmul adds up columns; with a row-major W it is a dot product with each row. Measured with torch's MKL on
+one core of an AMD EPYC, float32, matrices that are not in the processor's caches, GB/s:
 
     out x in       by rows   by columns
     512 x 512        7.6        10.1
@@ -22,9 +22,9 @@ from gangline_basics.model.head import Head
 
 @torch.no_grad()
 def lay_out_by_columns(model: nn.Module) -> None:
-    """Store float32 weights of linears and the head by columns, on the CPU and if they have at least as many rows.
+    """Store float32 CPU weights of linears and the head column-major, if they have at least as many rows as columns.
 
-    Shapes, names and values stay. Matmuls with many tokens take as long as before.
+    Shapes, names and values do not change. Matmuls with many tokens take as long as before.
     """
     for module in model.modules():
         if not isinstance(module, Linear | Head):

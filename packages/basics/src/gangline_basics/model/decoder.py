@@ -1,4 +1,4 @@
-"""The complete decoder: embed, blocks, head. Single-device code, independent of ranks."""
+"""The complete decoder: embedding, blocks, head. Single-device code, independent of ranks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gangline_basics.model.decoder_nodes import DecoderNode
 
 
 class Decoder(nn.Module):
-    """batch -> the sum of its loss over valid targets, 0-d."""
+    """Decoder: batch -> the loss summed over the valid targets of the batch, 0-d."""
 
     def __init__(self, node: DecoderNode) -> None:
         super().__init__()

@@ -17,7 +17,7 @@ from gangline_basics.model.rope_rates import PLAIN_ROPE, Rope
 
 @dataclass(frozen=True, kw_only=True)
 class NormNode(Node):
-    """Root-mean-square normalisation over the last dim; `offset` is added to its weight."""
+    """Root-mean-square normalisation over the last dim; `offset` is added to the weight."""
 
     module: ClassVar[str] = "gangline_basics.model.norm:RMSNorm"
     dim: int
@@ -33,7 +33,7 @@ class NormNode(Node):
 
 @dataclass(frozen=True, kw_only=True)
 class SinksNode(Node):
-    """Attention sinks: a learned logit per query head in the sum of its softmax (`AttentionCall`)."""
+    """Attention sinks: a learned logit per query head, in the denominator of the head's softmax (`AttentionCall`)."""
 
     module: ClassVar[str] = "gangline_basics.model.attention:Sinks"
     heads: int
@@ -47,9 +47,9 @@ class SinksNode(Node):
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionNode(Node):
-    """Self-attention with grouped key and value heads; with `q_norm` and `k_norm` over each head's width.
+    """Self-attention with grouped key and value heads; `q_norm` and `k_norm` normalise each head's features.
 
-    causal, window, scale, soft_cap and sinks are the fields of `AttentionCall` at its seam.
+    causal, window, scale, soft_cap and sinks are the fields of the `AttentionCall` at the `attention` seam.
     """
 
     module: ClassVar[str] = "gangline_basics.model.attention:Attention"
@@ -75,7 +75,7 @@ class AttentionNode(Node):
         fit_linears(self, {"wq": (self.dim, q), "wk": (self.dim, kv), "wv": (self.dim, kv), "wo": (q, self.dim)})
 
     def count_flops(self, sequence_length: int) -> int:
-        """Return the FLOPs per token of q·k and p·v with all keys of the window (like PaLM, also if causal)."""
+        """Return the FLOPs per token of q·k and p·v with all keys of the window (PaLM: no half for causal)."""
         return 4 * self.heads * self.head_dim * min(sequence_length, self.window or sequence_length)
 
     def list_products(self, sizes: LocalSizes, sequence_length: int) -> tuple[Product, ...]:
@@ -108,7 +108,7 @@ class AttentionNode(Node):
 
 @dataclass(frozen=True, kw_only=True)
 class FeedForwardNode(Node):
-    """Gated feed-forward: SwiGLU, or a relative with another `gating`."""
+    """Gated feed-forward: SwiGLU, or another GLU variant given by `gating`."""
 
     module: ClassVar[str] = "gangline_basics.model.feed_forward:FeedForward"
     dim: int
@@ -145,10 +145,10 @@ class BlockNode(Node):
 
 @dataclass(frozen=True, kw_only=True)
 class HeadNode(Node):
-    """The last norm, the matmul with the vocabulary, and the loss; `z` and `soft_cap` are fields of `LossCall`.
+    """Final norm, matmul to vocabulary logits, and loss; `z` and `soft_cap` are fields of `LossCall`.
 
-    scale  factor of the logits before a soft cap; it multiplies the input of the matmul with the vocabulary
-    chunk  tokens whose logits the loss computes at a time (`run.loss_chunk`); None: all
+    scale  factor of the logits before a soft cap; implemented as a factor of the matmul's input
+    chunk  number of tokens whose logits the loss computes at a time (`run.loss_chunk`); None: all tokens
     """
 
     module: ClassVar[str] = "gangline_basics.model.head:Head"

@@ -16,7 +16,7 @@ BIASED = LinearNode(bias=True)
 
 
 class DecoderOptions(Protocol):
-    """Options that these functions read; a family may have more."""
+    """Options of a decoder that the functions of this module read; a model family may have more."""
 
     vocab_size: int
     dim: int
@@ -37,10 +37,10 @@ class DecoderOptions(Protocol):
         """Width of a head."""
 
     def get_window(self, block: int) -> int | None:
-        """Return the window of a block, or None if it sees all earlier tokens."""
+        """Return the sliding window of a block in tokens, or None for full attention."""
 
     def get_rope(self, block: int, length: int) -> Rope | None:
-        """Return the rotary positions of a block for rows of `length` tokens, or None if it has none."""
+        """Return the rotary position embedding of a block for rows of `length` tokens, or None."""
 
 
 def get_length(run: Run | None) -> int:
@@ -56,7 +56,7 @@ def build_norm(config: DecoderOptions, offset: float = 0.0) -> NormNode:
 def build_attention(
     config: DecoderOptions, block: int, run: Run | None, kind: type[AttentionNode] = AttentionNode, **own: Any
 ) -> AttentionNode:
-    """Return the attention of a block. kind, own: node class and further fields of the family."""
+    """Return the attention of a block. kind: node class; own: further fields of the model family."""
     return kind(
         dim=config.dim,
         heads=config.heads,
@@ -69,12 +69,12 @@ def build_attention(
 
 
 def feed_forward_of(config: DecoderOptions, **own: Any) -> FeedForwardNode:
-    """Return the gated feed-forward of every block. own: further fields of the family."""
+    """Return the gated feed-forward of every block. own: further fields of the model family."""
     return FeedForwardNode(dim=config.dim, ffn_dim=config.ffn_dim, **own)
 
 
 def build_block(config: DecoderOptions, attention: Node, norm: Node | None = None, **own: Any) -> BlockNode:
-    """Return a block with norms before attention and feed-forward. own: fields that replace these for a family."""
+    """Return a block with norms before attention and feed-forward. own: fields that replace the defaults."""
     norm = norm or build_norm(config)
     fields = {"attention_norm": norm, "feed_forward_norm": norm, "feed_forward": feed_forward_of(config)}
     return BlockNode(attention=attention, **fields | own)

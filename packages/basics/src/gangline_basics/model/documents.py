@@ -1,7 +1,7 @@
 """Attention within documents that are packed in the rows of a batch, without a T² mask.
 
 On the CPU the flash kernel processes one document after another; on CUDA torch's varlen attention processes all
-documents at once, with their ends. A document's scores do not depend on its neighbours.
+documents at once, given the end of each document. A document's scores do not depend on its neighbours.
 
 B batch, T tokens, H query heads, K key and value heads, C width of a head
 """
@@ -28,11 +28,11 @@ _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 @dataclass(frozen=True)
 class DocumentSpans:
-    """Places of the documents in B rows of T tokens.
+    """Positions of the documents in B rows of T tokens.
 
-    spans    (first row, last row + 1, first token, last token + 1): rows with the same ends are grouped
+    spans    (first row, last row + 1, first token, last token + 1): rows with the same document ends share an entry
     bounds   (n + 1,) int32, in the host's memory: 0, and the ends of the documents of all rows, concatenated
-    longest  tokens of the longest document
+    longest  length of the longest document, in tokens
     """
 
     spans: tuple[tuple[int, int, int, int], ...]
@@ -41,7 +41,7 @@ class DocumentSpans:
 
     @classmethod
     def of(cls, document_BT: Tensor) -> DocumentSpans | None:
-        """Return the spans, or None if document numbers of a row decrease.
+        """Return the spans, or None if the document numbers decrease within a row.
 
         If the host does not know the ends (`tell_ends`), this synchronizes with the device.
         """
@@ -77,14 +77,14 @@ def takes(call: AttentionCall, q_BHTC: Tensor, sinks_H: Tensor | None) -> bool:
     return q_BHTC.device.type == "cpu"
 
 
-@untraced  # document places depend on the batch, so they cannot be in a graph
+@untraced  # document boundaries depend on the batch, so they cannot be in a compiled graph
 def attend_documents(
     q_BHTC: Tensor, k_BKTC: Tensor, v_BKTC: Tensor, document_BT: Tensor, call: AttentionCall, recall: Recall
 ) -> Tensor | None:
     """Return attention (B, H, T, C) in which each query sees the keys of its document, only up to itself if causal.
 
-    None if documents are not runs of tokens, or if this torch has no such kernel. recall: caches the spans for the next
-    layer.
+    Returns None if the document numbers decrease within a row, or if this torch has no such kernel. recall: cache of
+    the spans for the next layer.
     """
     if q_BHTC.is_cuda and _find_kernel() is None:
         return None
@@ -97,7 +97,7 @@ def attend_documents(
 
 
 class _Within(torch.autograd.Function):
-    """The CPU's flash kernel on one span after another. With autograd, each slice would have a gradient of all T."""
+    """CPU flash kernel on one span after another; autograd would allocate a gradient of all T tokens for each slice."""
 
     @staticmethod
     def forward(
@@ -154,7 +154,7 @@ def attend_varlen(
     call: AttentionCall,
     kernel: Callable[..., Any] | None = None,
 ) -> Tensor:
-    """Return attention by torch's varlen kernel, rows concatenated. Not yet run on a GPU; tests use other kernels."""
+    """Return attention by torch's varlen kernel on concatenated rows. Not yet run on a GPU; tests use other kernels."""
     B, T = q_BHTC.shape[0], q_BHTC.shape[2]
     q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q_BHTC, k_BKTC, v_BKTC))
     q, k, v = (_make_rows_dense(x) for x in (q, k, v))
@@ -169,7 +169,7 @@ def attend_varlen(
 
 @lru_cache(maxsize=1)
 def _find_kernel() -> Callable[..., Any] | None:
-    """Return torch's varlen attention, or None if it lacks a keyword, as in torch 2.10 (all are in 2.12)."""
+    """Return torch's varlen attention, or None if it lacks a keyword argument, as in torch 2.10 (2.12 has all)."""
     from torch.nn.attention.varlen import varlen_attn
 
     parameters = inspect.signature(varlen_attn).parameters

@@ -1,4 +1,4 @@
-"""Gated feed-forward layer: SwiGLU, GEGLU (Shazeer, arXiv 2002.05202, section 2), and with bounded gate and up."""
+"""Gated feed-forward layer: SwiGLU, GEGLU (Shazeer, arXiv 2002.05202, section 2), and SwiGLU with clamped inputs."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "gelu_tanh
 
 
 def apply_gate(gating: Gating, gate: Tensor, up: Tensor) -> Tensor:
-    """Return the gated product that `Gating` defines, in the shape of `gate` and `up`."""
+    """Return the elementwise gated product that `Gating` defines, in the shape of `gate` and `up`."""
     if gating.plain:
         return ACTIVATIONS[gating.activation](gate) * up
     return BoundedGate.apply(gating, gate, up)
 
 
 def bound_gate(gating: Gating, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (the bounded gate, its sigmoid(slope · gate), bounded up + offset)."""
+    """Return (clamped gate, sigmoid(slope · clamped gate), clamped up + offset)."""
     if gating.limit is not None:
         gate, up = gate.clamp(max=gating.limit), up.clamp(-gating.limit, gating.limit)
     return gate, torch.sigmoid(gating.slope * gate), up + gating.offset
 
 
 def bound_gradients(gating: Gating, gate: Tensor, up: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the gradients of gate and up for a gating that is not plain, from `dy`; 0 beyond the limit."""
+    """Return the gradients of gate and up from `dy`, for a gating that is not plain; 0 beyond the limit."""
     g, s, u = bound_gate(gating, gate, up)
     dgate, dup = dy * u * s * (1 + gating.slope * g * (1 - s)), dy * g * s
     if gating.limit is not None:
@@ -42,7 +42,7 @@ def bound_gradients(gating: Gating, gate: Tensor, up: Tensor, dy: Tensor) -> tup
 
 
 class BoundedGate(torch.autograd.Function):
-    """gate · sigmoid(slope · gate) · (up + offset), both bounded. Saves gate and up, and recomputes the rest."""
+    """gate · sigmoid(slope · gate) · (up + offset), with gate and up clamped; backward needs only gate and up."""
 
     @staticmethod
     def forward(ctx, gating: Gating, gate: Tensor, up: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """Attention with windows, soft caps and sinks by FlexAttention, on CUDA.
 
-Imported and compiled only when a GPU needs it.
+FlexAttention is imported and compiled only when a GPU needs it.
 
 B batch, T tokens, H query heads, K key and value heads, C width of a head
 """
@@ -24,7 +24,7 @@ def takes(q_BHTC: Tensor) -> bool:
 
 
 def make_block_mask(call: AttentionCall, document_BT: Tensor | None, position_BT: Tensor, compiled: bool = True) -> Any:
-    """Return the block mask of visible keys, for complete sequences; computed once for all layers of a batch."""
+    """Return FlexAttention's block mask of visible keys, for unsharded sequences; all layers of a batch share it."""
     from torch.nn.attention.flex_attention import create_block_mask
 
     def is_visible(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ def attend_flex(
     sinks_H: Tensor | None,
     kernel: Callable[..., Any] | None = None,
 ) -> Tensor:
-    """Return (B, H, T, C) as `AttentionCall` defines. A sink scales a row's output by the keys' softmax share."""
+    """Return (B, H, T, C) as `AttentionCall` defines. A sink scales a row's output by the softmax mass of the keys."""
     from torch.nn.attention.flex_attention import AuxRequest
 
     cap = call.soft_cap or 1.0

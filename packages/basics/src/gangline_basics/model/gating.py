@@ -1,4 +1,4 @@
-"""Gating of a feed-forward layer, as data of its node. Torch-free."""
+"""Gating of a feed-forward layer, a field of its config node. Torch-free."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class Gating:
     """out = activation(min(gate, limit)) · (clip(up, -limit, limit) + offset).
 
     activation  "silu": x · sigmoid(slope · x) (SwiGLU; Shazeer, arXiv 2002.05202, section 2), "gelu_tanh": GEGLU
-    slope       with 1.702 silu approximates GELU (Hendrycks and Gimpel, arXiv 1606.08415, section 2)
+    slope       sigmoid slope; with 1.702 silu approximates GELU (Hendrycks and Gimpel, arXiv 1606.08415, section 2)
     limit       bound of gate and up (gpt-oss, arXiv 2508.10925, section 2.2); None: no bound
     offset      added to `up`
 

@@ -1,4 +1,4 @@
-"""Head: the last norm, the matmul with the vocabulary, and the loss.
+"""Head: the final norm, the matmul to vocabulary logits, and the loss.
 
 B batch, T tokens, D model width, V vocabulary
 """
@@ -17,7 +17,7 @@ from gangline_basics.model.loss import CrossEntropy, cap_logits_, compute_logits
 
 
 class Head(nn.Module):
-    """hidden (B, T, D) -> the loss summed over the batch's valid targets. Sampling calls `compute_logits`."""
+    """hidden (B, T, D) -> the loss summed over the batch's valid targets. Sampling calls `compute_logits` instead."""
 
     loss: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
     product: Callable[[Tensor, Tensor], Tensor]
@@ -34,11 +34,11 @@ class Head(nn.Module):
         return self.loss(self.normalise(hidden_BTD), self.weight, batch.targets, batch.loss_mask)
 
     def normalise(self, hidden_BTD: Tensor) -> Tensor:
-        """Return the input of the matmul with the vocabulary, (B, T, D)."""
+        """Return the input of the matmul to vocabulary logits, (B, T, D)."""
         return self.scale_hidden(self.norm(hidden_BTD))
 
     def scale_hidden(self, x_BTD: Tensor) -> Tensor:
-        """Return the input of the matmul with the vocabulary, for normalised `x_BTD`."""
+        """Return the input of the matmul to vocabulary logits, for normalised `x_BTD`."""
         return x_BTD if self.scale == 1.0 else x_BTD * self.scale
 
     def compute_logits(self, hidden_BTD: Tensor) -> Tensor:

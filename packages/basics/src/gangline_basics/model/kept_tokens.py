@@ -1,10 +1,10 @@
 """KV cache: features of a text's tokens stored by attention during decoding (Pope et al., arXiv 2211.05102, section 2).
 
-Prompts of different lengths are padded on the left. Padding is another document (0) than the text (1), so document
-masks exclude it.
+Prompts of different lengths are padded on the left. Padding has document number 0 and text has 1, so document
+masks exclude padding.
 
 B batch, T tokens, S keys, H query heads, K key-value heads, C width
-G queries to each key-value head, M rows of a product (here B · K)
+G queries to each key-value head, M matrices of a batched matmul (here B · K)
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from torch import Tensor
 
 from gangline.model.calls import AttentionCall
 
-NARROW = (torch.bfloat16, torch.float16)  # dtypes whose scores are summed in float32
+NARROW = (torch.bfloat16, torch.float16)  # dtypes whose attention scores are cast to float32 before the softmax
 
 
 class KeptTokens:
     """Cache of the features of tokens that a later token may see: contiguous tensors (B, K, S, C).
 
-    Under a window of W it stores the last W tokens; the buffer holds twice as many, so that they are moved once in W
-    tokens.
+    With a sliding window of W tokens, it stores the last W tokens; the buffer holds 2 W tokens, so that tokens are
+    moved to its front only once in W tokens.
     """
 
     def __init__(self, length: int, window: int | None = None) -> None:
         self._window = min(window or length, length)
         self._room = min(2 * self._window, length)
-        self._kept: tuple[Tensor, ...] = ()  # (B, K, room, C) each, with the first `_used` tokens filled
+        self._kept: tuple[Tensor, ...] = ()  # buffers (B, K, _room, C), whose first `_used` tokens are filled
         self._used = 0
-        self._text: Tensor | None = None  # (B, 1, 1, room): False for padding
+        self._text: Tensor | None = None  # (B, 1, 1, _room), False for padding; None: no padding
 
     @property
     def empty(self) -> bool:
@@ -51,8 +51,8 @@ class KeptTokens:
     def add(self, features: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], Tensor | None]:
         """Store the features of one more token, (B, K, 1, C) each, of the same document as the token before it.
 
-        Returns the features that it sees, its own last, and a mask (B, 1, 1, S) of those in its text; None: all.
-        Raises ValueError for several tokens at a time, and for more tokens than there is room for.
+        Returns the features that the token sees, with its own at the end, and a mask (B, 1, 1, S) that is False for
+        padding; None: no padding. Raises ValueError for several tokens at a time, and if the buffer is full.
         """
         if features[0].shape[2] != 1:
             raise ValueError(f"{features[0].shape[2]} tokens at a time follow those that are kept; one is expected")
@@ -68,7 +68,7 @@ class KeptTokens:
         return tuple(buffer[:, :, first : self._used] for buffer in self._kept), text
 
     def _forget(self) -> None:
-        """Move the features that a later token may see to the front: the window without the next token."""
+        """Move the last W - 1 tokens to the front of the buffer; the next token completes a window of W tokens."""
         keep = self._window - 1
         for buffer in self._kept:
             buffer[:, :, :keep] = buffer[:, :, self._used - keep : self._used].clone()
@@ -79,7 +79,7 @@ class KeptTokens:
 
 
 class KeyValues:
-    """KV cache of one attention with grouped heads: rotated keys, and values, that a later query may see."""
+    """KV cache of one attention module with grouped heads: rotated keys and values that a later query may see."""
 
     def __init__(self, attention: Callable[..., Tensor], call: AttentionCall, length: int) -> None:
         self._attention, self._call = attention, call
@@ -94,7 +94,7 @@ class KeyValues:
         position_BT: Tensor,
         sinks_H: Tensor | None = None,
     ) -> Tensor:
-        """Return the output of the seam `attention` for the first tokens, or for a single next token: (B, H, T, C)."""
+        """Return the output of the seam `attention`, (B, H, T, C), for the prompt's tokens or for one next token."""
         if self._kept.empty:
             more = () if sinks_H is None else (sinks_H,)
             out = self._attention(q_BHTC, k_BKTC, v_BKTC, document_BT, position_BT, *more)

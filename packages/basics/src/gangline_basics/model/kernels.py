@@ -17,8 +17,8 @@ from torch import Tensor
 def takes_kernels(x: Tensor) -> bool:
     """Return whether a Triton kernel computes with `x`: on a GPU, at most 32 bits per element, outside torch.compile.
 
-    torch.compile generates kernels of plain operators itself. With TRITON_INTERPRET=1 Triton interprets kernels, then
-    also on a CPU. Triton launches only on the current GPU.
+    torch.compile generates kernels of plain operators itself. With TRITON_INTERPRET=1 Triton interprets
+    kernels, so they also run on a CPU. Triton launches kernels only on the current GPU.
     """
     if x.dtype == torch.float64 or torch.compiler.is_compiling():
         return False
@@ -37,7 +37,7 @@ def _has_triton() -> bool:
 def _launches() -> bool:
     """Return whether Triton can launch kernels on this machine, and warn if it cannot.
 
-    It builds its launcher with a C compiler and Python's headers, in a cache folder under the home directory.
+    Triton builds its launcher with a C compiler and Python's headers, in a cache folder under the home directory.
     """
     from triton.runtime import driver
 

@@ -1,4 +1,4 @@
-"""Cross-entropy that saves little memory: no log-probabilities, one number per row in addition to the logits.
+"""Memory-efficient cross-entropy: autograd saves the logits and one number per row, and no log-probabilities.
 
 N rows (tokens), V vocabulary, D model width
 """
@@ -26,16 +26,17 @@ PLAIN = LossCall()
 
 @dataclass(frozen=True)
 class CrossEntropy:
-    """Default of the `loss` seam.
+    """Default function of the `loss` seam.
 
-    chunk: rows of logits computed at a time, and recomputed in the backward pass; None: all rows at once, saved for it.
+    chunk: number of rows whose logits are computed at a time, and recomputed in the backward pass; None: the logits of
+    all rows are computed at once, and saved for the backward pass.
     """
 
     computes: LossCall = PLAIN
     chunk: int | None = None
 
     def __call__(self, hidden_BTD: Tensor, weight_VD: Tensor, targets_BT: Tensor, loss_mask_BT: Tensor) -> Tensor:
-        """Return the sum of -log p(target) over the unmasked targets, 0-d, in nats; their z-loss is emitted."""
+        """Return the sum of -log p(target) over the unmasked targets, 0-d, in nats, and emit their z-loss."""
         targets_N, counts_N, cap = targets_BT.flatten(), loss_mask_BT.flatten(), self.computes.soft_cap
         if self.chunk is not None and self.chunk < len(targets_N):
             narrow_VD = weight_VD.to(hidden_BTD.dtype)
@@ -52,9 +53,9 @@ loss = CrossEntropy()
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """(Σ lse - logit of the target, Σ lse²), both 0-d, lse the log-sum-exp of a row.
+    """Cross-entropy of logits: (Σ (lse - target's logit), Σ lse²), both 0-d, where lse is the log-sum-exp of a row.
 
-    Log-sum-exp and exponentials are in float32 (float64 for float64 logits), a few rows at a time. With p the softmax
+    Log-sum-exp and exponentials are in float32 (float64 for float64 logits), a few rows at a time. If p is the softmax:
 
         d Σ(lse - target) / d logits = p - onehot(target)      d Σ lse² / d logits = 2 lse p
 
@@ -80,7 +81,7 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 class _InChunks(torch.autograd.Function):
-    """`_CrossEntropy` of hidden (N, D) and the weight, with the logits of at most `chunk` rows in memory.
+    """`_CrossEntropy` of hidden (N, D) and the weight, which keeps the logits of at most `chunk` rows in memory.
 
     Measured on a CPU in float32, N 1024, D 256, V 32000, CPU seconds of both passes: all at once 0.94, 256 rows at a
     time 1.08; torch 2.13's linear_cross_entropy all at once 0.88, with its own choice of chunks 2.86.
@@ -112,7 +113,7 @@ class _InChunks(torch.autograd.Function):
 def compute_by_chunks(
     h_ND: Tensor, w_VD: Tensor, targets_N: Tensor, chunk: int, soft_cap: float | None
 ) -> tuple[Tensor, Tensor]:
-    """Compute each row's log-sum-exp of the logits, and the target's logit, (N,) each in float32 at least."""
+    """Compute each row's log-sum-exp of the logits, and the target's logit, (N,) each, in float32 at least."""
     pairs = []
     for h, target in zip(h_ND.split(chunk), targets_N.split(chunk), strict=True):
         logits_CV = _cap(F.linear(h, w_VD), soft_cap)
@@ -133,7 +134,7 @@ def compute_gradients_by_chunks(
     soft_cap: float | None,
     wanted: tuple[bool, ...],
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Return the gradients of hidden and of the weight, None unless `wanted`; arguments as `compute_logits_gradient`.
+    """Return the gradients of hidden and of the weight, None unless `wanted`; arguments: `compute_logits_gradient`.
 
     The gradient of the weight is accumulated over the chunks in float32 at least.
     """
@@ -162,7 +163,7 @@ def _cap(logits_NV: Tensor, cap: float | None) -> Tensor:
 
 
 class _SoftCap(torch.autograd.Function):
-    """Soft cap of logits (N, V) in place: it saves only what the loss saves anyway."""
+    """Soft cap of logits (N, V) in place; it saves only the capped logits, which the loss saves anyway."""
 
     @staticmethod
     def forward(ctx, logits_NV: Tensor, cap: float) -> Tensor:
@@ -183,7 +184,7 @@ def cap_logits_(logits_NV: Tensor, cap: float) -> Tensor:
 
 
 def uncap_gradient_(grad_NV: Tensor, capped_NV: Tensor, cap: float) -> Tensor:
-    """Turn the gradient of capped logits into that of the logits in place, · (1 - tanh²), a few rows at a time."""
+    """Convert the gradient of capped logits to the gradient of uncapped logits in place, a few rows at a time."""
     rows = _count_rows(grad_NV)
     for grad, capped in zip(grad_NV.split(rows), capped_NV.split(rows), strict=True):
         grad.mul_(1 - (widen(capped) / cap).square())
@@ -191,7 +192,7 @@ def uncap_gradient_(grad_NV: Tensor, capped_NV: Tensor, cap: float) -> Tensor:
 
 
 def widen(x: Tensor) -> Tensor:
-    """Convert to float32; float64 stays."""
+    """Convert to float32; float64 is unchanged."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
@@ -212,11 +213,10 @@ def compute_logits_gradient(
     lse_N: Tensor,
     z_N: Tensor | None,
 ) -> Tensor:
-    """Return (softmax - onehot) · each row's factor + softmax · each row's z, in the dtype of the logits.
+    """Return (softmax - onehot) · each_N + softmax · z_N, in the dtype of the logits, computed a few rows at a time.
 
-    Computed a few rows at a time. here_N: whether the target is among these V logits, if the vocabulary is sharded;
-    None:
-    all are. lse_N: log-sum-exp over the complete vocabulary.
+    here_N: whether the target is among these V logits, if the vocabulary is sharded; None: every target is.
+    lse_N: log-sum-exp over the complete vocabulary. z_N: factor of the z-loss; None: no z-loss.
     """
     if takes_kernels(logits_NV):
         from gangline_basics.model import loss_triton

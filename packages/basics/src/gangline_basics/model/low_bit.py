@@ -2,12 +2,12 @@
 
     w ≈ c · s      c (out, in) int8, s (out, in / block) float32
 
-Each `block` neighbours of a row share a scale s = max |w| / 127, and c = round(w / s), so |w - c · s| <= s / 2: absmax
-quantisation (Dettmers et al., LLM.int8(), arXiv 2208.07339, section 2) in blocks (arXiv 2110.02861, section 2.1), as of
-the frozen base of QLoRA (arXiv 2305.14314, section 2), with 8 bits. A block lies in one row and is never split by a
-shard, so codes and scales are functions of the weight alone, for any sharding.
+`block` adjacent weights of a row share a scale s = max |w| / 127, and c = round(w / s), so |w - c · s| <= s / 2: absmax
+quantisation (Dettmers et al., LLM.int8(), arXiv 2208.07339, section 2) in blocks (arXiv 2110.02861, section 2.1), like
+the frozen base weights of QLoRA (arXiv 2305.14314, section 2), but with 8 bits. A block is part of one row and is never
+split by a shard, so codes and scales depend on the weight alone, not on the sharding.
 
-(R, F): rows and features of a part of a matrix; (R, S): the scales of its rows
+R rows of a shard, F input features of a shard, S scales of each row
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ def decode(codes_RF: Tensor, scales_RS: Tensor, dtype: torch.dtype = torch.float
 
 @torch.no_grad()
 def fill_codes(shard: Shard, plan: Plan, fill: Callable[[Shard], None]) -> None:
-    """Fill the shard of codes or of their scales; `fill` fills a shard of the original weight.
+    """Fill a shard of codes or of scales; `fill` fills a shard of the original weight.
 
-    A floating-point shard in place of codes gets the dequantised values.
+    A floating-point shard of the weight is filled with the dequantised values.
     Raises UserError if a weight is not finite, ValueError if a shard splits a block.
     """
     name = plan.get_owner(parse_parameter(shard.name))
@@ -78,7 +78,7 @@ def _name_weight(scales: str) -> str:
 
 
 class Codes:
-    """Matrix (out, in) stored as codes and scales, which torch's functions see dequantised.
+    """Matrix (out, in) stored as codes and scales; torch's functions receive the dequantised matrix.
 
     The dequantised matrix is dropped after each matmul, and recomputed in the backward pass.
     """
@@ -111,7 +111,7 @@ class Codes:
 
 
 class _Product(torch.autograd.Function):
-    """x (..., in), W (out, in), b (out,) -> x Wᵀ + b. Saves nothing, because codes are parameters."""
+    """x (..., in), W (out, in), b (out,) -> x Wᵀ + b. Saves no tensors for backward: W is a parameter."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Codes, b: Tensor | None) -> Tensor:

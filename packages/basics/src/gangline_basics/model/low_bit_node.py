@@ -23,7 +23,7 @@ from gangline.plan import HFName, Init, LowBit, Plan, ShardRule, is_matrix, matc
 
 V = TypeVar("V")
 CODES = "gangline_basics.model.low_bit:fill_codes"
-LARGEST, SMALLEST = 64, 16  # codes of a block; smaller ones save little memory
+LARGEST, SMALLEST = 64, 16  # maximum and minimum number of codes per block; smaller blocks save little memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ class EightBitNode(WrapNode):
 
 
 def keep_in_bf16(tree: Node, plan: Plan) -> Plan:
-    """Store every frozen matrix, and stack of matrices, in bfloat16, except those computed in the master dtype."""
+    """Store frozen matrices and stacks of matrices in bfloat16, except matrices whose matmul is in the master dtype."""
     shapes = get_parameter_shapes(tree)
     dtypes = {
         name: "bfloat16"
@@ -69,8 +69,8 @@ def keep_in_bf16(tree: Node, plan: Plan) -> Plan:
 def keep_in_8_bits(tree: Node, plan: Plan) -> tuple[Node, Plan, list[str]]:
     """Return (tree, plan, paths of the linears stored as codes); all other frozen matrices are stored in bfloat16.
 
-    Stored as codes are plain linears whose inputs divide into blocks of at least `SMALLEST` codes, with a block size
-    that divides the unit of a split along the inputs.
+    The linears stored as codes are plain linears whose input features divide into blocks of at least `SMALLEST` codes.
+    If a weight is sharded along its inputs, the block size divides the unit of the sharding.
     """
     plain = _find_plain(tree, plan)
     blocks = {path: size for path, linear in plain.items() if (size := _choose_block(path, linear, plan))}
@@ -88,14 +88,14 @@ def keep_in_8_bits(tree: Node, plan: Plan) -> tuple[Node, Plan, list[str]]:
     plan = plan.extend(
         low_bit=tuple(LowBit(f"{place}.weight", "int8", size, CODES) for place, (size, _) in rules.items()),
         cuts=tuple(replace(cut, pattern=f"{place}.scales") for place, (_, cut) in rules.items()),
-        inits=tuple(Init(f"{place}.scales", "constant", 0.0) for place in rules),  # a placeholder: codes set the scales
+        inits=tuple(Init(f"{place}.scales", "constant", 0.0) for place in rules),  # placeholder: CODES fills scales
         names=tuple(HFName(f"{place}.scales", "") for place in rules),
     )
     return tree, keep_in_bf16(tree, plan), list(blocks)
 
 
 def _find_plain(tree: Node, plan: Plan) -> Mapping[str, LinearNode]:
-    """Return the frozen linears with a matmul by one matrix in the compute dtype, by path."""
+    """Return path -> frozen linear, for plain linears whose matmul is in the compute dtype."""
     return {
         path: node
         for path, node in iterate_nodes(tree)
@@ -106,7 +106,7 @@ def _find_plain(tree: Node, plan: Plan) -> Mapping[str, LinearNode]:
 
 
 def _choose_block(path: str, linear: LinearNode, plan: Plan) -> int:
-    """Return the block size: the largest, up to `LARGEST`, that divides the inputs and the unit of a split; 0: none."""
+    """Return the block size: the largest, up to `LARGEST`, that divides the inputs and the sharding unit; or 0."""
     cut = plan.get_cuts(f"{path}.weight", 2).get("tp")
     unit = cut.unit if cut is not None and cut.dim == 1 and cut.unit > 1 else linear.in_features
     size = LARGEST
@@ -118,7 +118,7 @@ def _choose_block(path: str, linear: LinearNode, plan: Plan) -> int:
 
 
 def _merge_rules(said: Mapping[str, V], every: Iterable[str]) -> dict[str, V]:
-    """Return values of paths as rules: one for all blocks, if all of `every` that it matches have one value.
+    """Return pattern -> value: one pattern for all blocks, if all paths of `every` that it matches have the same value.
 
     Otherwise each path has its own rule, because blocks may differ in width, and some may be trained.
     """

@@ -29,11 +29,12 @@ LAYER = {
 class ModuleNames:
     """Names of modules in the files of an architecture.
 
-    layer       names in each block; a parameter whose name ends differently from gangline's has an entry of its own.
-                A parameter without an entry has no name: the architecture has no such model
+    layer       module of a block -> its name; a parameter whose last name component differs from gangline's has an
+                entry of its own. A parameter without an entry gets no name: the architecture does not have it
+    top         module outside of blocks -> its name
     layers      prefix of the names of a layer; {0} is its number
     transposed  modules of a layer whose matrix is transposed in the files
-    rows        module of a layer -> (first, of): its rows in a matrix of several modules (`HFName.rows`)
+    rows        module of a layer -> (first, of): its rows in a matrix that several modules share (`HFName.rows`)
     unread      rules for tensors that files may hold and the model does not have (`HFName.unread`)
     """
 

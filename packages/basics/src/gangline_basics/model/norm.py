@@ -21,6 +21,6 @@ class RMSNorm(nn.Module):
         return F.rms_norm(x, self.weight.shape, self.scale_of(x), self.eps)
 
     def scale_of(self, x: Tensor) -> Tensor:
-        """Return the factor of the normalised features, (D,), in the dtype of `x`."""
+        """Return the weight that multiplies the normalised features, (D,), in the dtype of `x`."""
         weight = self.weight + self.offset if self.offset else self.weight
         return weight.to(x.dtype)

@@ -1,8 +1,8 @@
 """Packed weights for matmuls with a few tokens at a time on a CPU.
 
-With matrices that oneDNN has packed once for a number of rows, it multiplies faster than MKL does with unpacked ones.
-Measured with 8 rows on one core of an AMD EPYC, float32, GB/s of the matrix: 4 to 7 unpacked, 8 to 11 packed. A matmul
-with a packed matrix takes some 12 us to start, in which a small unpacked one is already finished.
+oneDNN packs a matrix once, for a given number of input rows. Its matmul with the packed matrix is faster than MKL's
+matmul with the unpacked matrix. Measured with 8 rows on one core of an AMD EPYC, float32, GB/s of the matrix: 4 to 7
+unpacked, 8 to 11 packed. A packed matmul takes some 12 us to start; a small unpacked matmul finishes in that time.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ LEAST_BYTES = 1 << 20  # minimum size of a matrix to pack
 
 @contextmanager
 def pack_weights(model: nn.Module, rows: int) -> Iterator[None]:
-    """Make linears and head multiply by packed copies of large float32 matrices, for `rows` rows, in the block.
+    """Use packed copies of large float32 matrices in linears and head, for `rows` input rows, inside the `with` block.
 
-    Only if torch has oneDNN for an x86 processor and the model is on it; otherwise nothing changes.
+    Without oneDNN for an x86 processor, or for matrices that are not on the CPU, the model is unchanged.
     """
     originals: list[tuple[Linear | Head, Callable[..., Tensor]]] = []
     try:

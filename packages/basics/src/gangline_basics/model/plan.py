@@ -49,7 +49,7 @@ def plan_family(
     """Return the tree and the plan of a decoder whose blocks are `block(index)`.
 
     embed, head, norm: nodes of the family that replace the decoder's embedding, head and last norm. own: rules of the
-    family's modules (`Plan.extend`), which precede those of every decoder.
+    family's modules (`Plan.extend`), which precede the rules of every decoder.
     """
     sizes = {"vocab_size": config.vocab_size, "dim": config.dim}
     tree = kind(
@@ -64,9 +64,9 @@ def plan_family(
 def _plan_of(config: DecoderOptions, tree: DecoderNode, names: ModuleNames, own: dict[str, tuple[Any, ...]]) -> Plan:
     """Return the plan: how the tree is sharded (Shoeybi et al., arXiv 1909.08053, section 3), initialized and named.
 
-    Matrices are drawn with std `init_std`, those of a block that write to the residual stream with 1 / sqrt(2 · layers)
-    of it, so that the stream's variance does not grow with depth (GPT-2, section 2.3); norms begin as the identity,
-    biases and sinks as 0. A rule that matches no parameter of the tree is left out.
+    Matrices are drawn with std `init_std`; matrices that write to the residual stream are drawn with std
+    init_std / sqrt(2 · layers), so that the stream's variance does not grow with depth (GPT-2, section 2.3). Norms are
+    initialized to the identity, biases and sinks to 0. Rules that match no parameter of the tree are dropped.
     """
     head, shapes, nodes = config.head_width, get_parameter_shapes(tree), map_paths(tree)
     layers = [nodes[f"blocks.{index}.attention"] for index in range(config.layers)]
@@ -128,7 +128,7 @@ def _iterate_constants(tree: DecoderNode) -> Iterator[Init]:
 
 
 def _iterate_draws(std: float, residual: float) -> Iterator[Init]:
-    """Yield the rules of randomly initialized parameters. residual: std of matrices that write to the residuals."""
+    """Yield the rules of randomly initialized parameters. residual: std of the residual outputs."""
     yield Init("embed", "normal", std)
     yield Init("blocks.*.attention.wo", "normal", residual)
     yield Init("blocks.*.feed_forward.w_down", "normal", residual)

@@ -21,7 +21,7 @@ QWEN3: dict[str, Any] = {
 
 # part -> (source of the sizes, defaults that differ from the decoder's)
 SIZES: dict[str, tuple[str, dict[str, Any]]] = {
-    # SwiGLU with 8/3 of the width has as many parameters as GPT-2's feed-forward with 4
+    # SwiGLU with ffn_dim = 8/3 · dim has as many parameters as GPT-2's feed-forward with 4 · dim
     "gpt2-124m": ("124 M parameters, the size of GPT-2 small", {"vocab_size": 50_257, "tied": True}),
     "llama3-1b": (
         "the shape of Llama 3.2 1B, as in meta-llama/Llama-3.2-1B/config.json",
@@ -59,7 +59,7 @@ def _make_preset(name: str, about: str, sizes: dict[str, Any]) -> type[DecoderCo
     title = "".join(word.capitalize() for word in name.replace(".", "_").split("-"))
     namespace: dict[str, Any] = {"__doc__": f"{about[0].upper()}{about[1:]}.", "__module__": __name__}
     namespace["__init__"] = partialmethod(DecoderConfig.__init__, **sizes)
-    inherited: dict[str, Any] = dict.fromkeys(("init", "repr", "eq", "match_args"), False)  # saves 0.4 ms each
+    inherited: dict[str, Any] = dict.fromkeys(("init", "repr", "eq", "match_args"), False)  # saves 0.4 ms per preset
     preset = make_dataclass(title, fields, bases=(DecoderConfig,), namespace=namespace, **inherited)
     globals()[title] = preset  # for pickle
     return preset

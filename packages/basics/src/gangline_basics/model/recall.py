@@ -13,7 +13,7 @@ class Recall:
     """Cache of the last value derived from a tensor, returned for the identical tensor.
 
     It compares identity, not equality (it reads no values, so it does not synchronize with a GPU), and the tensor's
-    version, so that a tensor written in place counts as another. A compiled graph recomputes the value: the compiler
+    version, so that a tensor written in place counts as new. A compiled graph recomputes the value: the compiler
     fuses the few operations into the following ones.
     """
 

@@ -1,7 +1,7 @@
 """Reference attention with soft caps and sinks in plain operators, and the mask of visible keys.
 
-No fused kernel of torch's CPU supports either (FlexAttention has no backward pass there), so this is the reference, in
-float64 or any other dtype. It saves the scores: B·H·T² numbers, a few times.
+No fused CPU kernel of torch supports soft caps or sinks (FlexAttention has no backward pass on the CPU), so this module
+is the reference, in float64 or any other dtype. Autograd saves a few tensors of B·H·T² scores.
 
 B batch, T tokens, H query heads, K key and value heads, C width of a head
 """
@@ -15,7 +15,7 @@ from gangline.model.calls import AttentionCall
 
 
 def make_mask(call: AttentionCall, document_BT: Tensor | None, position_BT: Tensor) -> Tensor | None:
-    """Return a mask (B, 1, T, T) or (1, 1, T, T), true where query i sees key j, or None if all see all."""
+    """Return a mask (B, 1, T, T) or (1, 1, T, T), true where query i sees key j, or None if all keys are visible."""
     T = position_BT.shape[1]
     mask: Tensor | None = None
     if document_BT is not None:

@@ -1,9 +1,9 @@
-"""Rotary position embedding (Su et al., RoFormer, arXiv 2104.09864, section 3.2.2); rates are from `rope_rates`.
+"""Rotary position embedding (Su et al., RoFormer, arXiv 2104.09864, section 3.2.2); `rope_rates` computes rates.
 
 Feature i of the first half of the rotated features is paired with feature i of the second half, as in Hugging Face.
 No buffers: angles follow from the positions of the batch.
 
-B batch, T tokens, H heads, C width of a head, F frequencies: 2F features of it are rotated, the first ones
+B batch, T tokens, H heads, C width of a head, F frequencies: the first 2F features of a head are rotated
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def rotate_pair(
 ) -> tuple[Tensor, Tensor]:
     """Return q (B, H, T, C) and k (B, K, T, C) rotated to their positions, with `rates` of `compute_frequencies`.
 
-    Angles are in float32, for float64 input in float64.
+    Angles are in float32, or in float64 for float64 input.
     """
     dtype = torch.promote_types(q.dtype, torch.float32)
     if torch.compiler.is_compiling():
@@ -62,7 +62,7 @@ def rotate_pair(
     else:
         recall = _recall_of(rates, magnitude)
         cos, sin = recall(dtype, position_BT, lambda: compute_angles(position_BT, rates, dtype, magnitude))
-    if q.shape[2] == 1 and q.dtype == k.dtype:  # for one token, calls cost more than arithmetic
+    if q.shape[2] == 1 and q.dtype == k.dtype:  # for one token, operator calls cost more than their arithmetic
         both = rotate(torch.cat((q, k), dim=1), cos, sin)
         return both[:, : q.shape[1]], both[:, q.shape[1] :]
     return rotate(q, cos, sin), rotate(k, cos, sin)

@@ -1,4 +1,4 @@
-"""Rates of rotary positions, as data: the base of the wavelengths, and their scaling. Torch-free.
+"""Rates (frequencies) of rotary position embeddings: base of the wavelengths, and scaling. Torch-free.
 
 C width of a head, of which the first R features are rotated in R/2 pairs
 """
@@ -12,15 +12,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class RopeScaling(ABC):
-    """Scaling of the rates to a longer context than the rotary positions were trained with."""
+    """Scaling of RoPE rates to a longer context than the model was trained with."""
 
     @abstractmethod
     def compute_rates(self, theta: float, width: int) -> tuple[float, ...]:
-        """Compute the radians per position of each of the width/2 pairs."""
+        """Compute the rate of each of the width/2 pairs of features, in radians per position."""
 
     @property
     def magnitude(self) -> float:
-        """Factor of the rotated queries and keys."""
+        """Factor that multiplies the rotated queries and keys."""
         return 1.0
 
 
@@ -33,8 +33,8 @@ def compute_plain_rates(theta: float, width: int) -> tuple[float, ...]:
 class BandScaling(RopeScaling):
     """Scaling that stretches long wavelengths only (`apply_scaling` in Meta's reference code for Llama 3.1).
 
-    Wavelengths beyond original_max_position / low_freq_factor are stretched by `factor`, those below
-    original_max_position / high_freq_factor stay, and between the two the rate is interpolated.
+    Wavelengths beyond original_max_position / low_freq_factor are stretched by `factor`; wavelengths below
+    original_max_position / high_freq_factor are unchanged; between the two bounds the rate is interpolated.
     """
 
     factor: float
@@ -46,7 +46,7 @@ class BandScaling(RopeScaling):
         low, high = self.low_freq_factor, self.high_freq_factor
         scaled = []
         for rate in compute_plain_rates(theta, width):
-            turns = self.original_max_position * rate / (2 * math.pi)  # turns over the original context
+            turns = self.original_max_position * rate / (2 * math.pi)  # full rotations over the original context
             keep = min(1.0, max(0.0, (turns - low) / (high - low)))
             scaled.append(keep * rate + (1 - keep) * rate / self.factor)
         return tuple(scaled)
@@ -56,7 +56,7 @@ class BandScaling(RopeScaling):
 class Rope:
     """Rotary position embedding: the base of the wavelengths, their scaling, and the rotated part of a head.
 
-    width  number of rotated features of each head, its first ones; None: all
+    width  number of rotated features of each head, from the first on; None: all features
     """
 
     theta: float = 10_000.0
@@ -68,7 +68,7 @@ PLAIN_ROPE = Rope()
 
 
 def compute_frequencies(rope: Rope, head_dim: int) -> tuple[float, ...]:
-    """Compute the radians per position of each rotated pair of features."""
+    """Compute the rate of each rotated pair of features, in radians per position."""
     width = head_dim if rope.width is None else rope.width
     return (
         compute_plain_rates(rope.theta, width)

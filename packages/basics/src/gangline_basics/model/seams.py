@@ -41,8 +41,8 @@ def _says(node: Node, method: str) -> bool:
 def get_calls(tree: Node, plan: Plan, seam: Literal["attention", "loss"]) -> dict[str, Call | None]:
     """Return path of a node -> the call at the seam of its module; None: *unknown*, because no node declares it.
 
-    The nodes are those that the plan's patterns name, or if such a node declares nothing (a wrapper), the nodes in it
-    that do. For attention each block without any such node is unknown as well: it may mix tokens in its own way.
+    The nodes match the plan's patterns for the seam. A matching node that declares no call (a wrapper) is replaced by
+    its inner nodes that declare a call. For attention, a block without such a node is unknown too: it may mix tokens.
     """
     patterns = [place.pattern for place in plan.seams if place.name == seam]
     calls: dict[str, Call | None] = {}
@@ -63,7 +63,7 @@ def _find_calls(node: Node, path: str, seam: str) -> dict[str, Call | None]:
 
 
 def call_at(calls: Mapping[str, Call | None], path: str) -> Call | None:
-    """Return the call of `get_calls` for the module at `path`: of its own node, or of the nearest one around it."""
+    """Return the call of `get_calls` for the module at `path`: of its own node, or of the nearest enclosing node."""
     while path:
         if path in calls:
             return calls[path]

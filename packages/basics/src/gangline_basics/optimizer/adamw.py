@@ -1,4 +1,4 @@
-"""AdamW on the pieces of a runtime's parameters."""
+"""AdamW on this rank's pieces of the parameters."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from gangline_basics.optimizer.pieces import group_pieces, state_shard
 
 
 class AdamwOptimizer(Optimizer):
-    """AdamW with torch's kernels on state allocated here, so that it exists before the first step and has global names.
+    """AdamW with torch's kernels; this class allocates the state before the first step, under global names.
 
-    Fused; under `run.deterministic` foreach, because the fused kernel rounds the tail of a sharded vector differently
-    from its middle.
+    Uses the fused kernel; under `run.deterministic` the foreach kernel, because the fused kernel rounds the tail of a
+    sharded vector differently from the middle.
     """
 
     def __init__(
@@ -57,9 +57,9 @@ class AdamwOptimizer(Optimizer):
 
 
 class _Group:
-    """Pieces with the same factor of the learning rate and the same weight decay, with their state.
+    """Pieces with the same learning rate factor and the same weight decay, with their state.
 
-    The state is two moments and a step counter each (torch requires one per tensor).
+    The state of each piece is two moments and a step counter (torch requires a counter per tensor).
     """
 
     def __init__(self, rate: float, weight_decay: float, pieces: list[tuple[str, ParamShard]], fused: bool) -> None:
@@ -67,11 +67,11 @@ class _Group:
         self.tensors = [piece.tensor for _, piece in pieces]
         self.averages = [torch.zeros_like(x, requires_grad=False) for x in self.tensors]
         self.squares = [torch.zeros_like(x, requires_grad=False) for x in self.tensors]
-        # On the device only for the fused kernel: the others read them on the host.
+        # The counters are on the device only for the fused kernel; foreach reads them on the host.
         self._steps = [torch.zeros((), dtype=torch.float32, device=x.device if fused else "cpu") for x in self.tensors]
 
     def count(self, steps: int) -> None:
-        """Set the number of steps done."""
+        """Set the number of finished steps."""
         for step in self._steps:
             step.fill_(steps)
 

@@ -1,13 +1,13 @@
-"""AdamW with moments in 8 bits (Dettmers et al., arXiv 2110.02861): 2.03 bytes of state per weight instead of 8.
+"""AdamW with 8-bit moments (Dettmers et al., arXiv 2110.02861): 2.03 bytes of state per weight instead of 8.
 
     M, V  <-  decoded codes and scales               (`gangline_basics.optimizer.codes`)
-    M, V, W  <-  one step of AdamW, in the dtype of the masters
+    M, V, W  <-  one step of AdamW, in the dtype of the master weights
     codes and scales  <-  M, V
 
-Blocks of codes follow the rows of the full array, and no layout may split one, so results are layout-invariant. A value
-near the middle of two levels is rounded to one or the other, like a sign in Lion: layouts whose gradients agree within
-rounding agree until then. If a run continues with another block length, its moments are rounded once more: by at most
-half of the distance between two levels.
+Blocks of codes follow the rows of the full array, and no layout may split a block, so results are layout-invariant. A
+value near the midpoint of two levels is rounded to either level, like a sign in Lion: layouts whose gradients agree
+within rounding agree until that happens. If a run continues with another block length, its moments are quantised once
+more, with an error of at most half of the distance between two levels.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from gangline_basics.optimizer.codes import decode, encode
 from gangline_basics.optimizer.config import Adamw8bit
 from gangline_basics.optimizer.pieces import group_pieces
 
-AT_ONCE = 1 << 24  # elements of a piece decoded at a time
+AT_ONCE = 1 << 24  # maximum number of elements of a piece that are decoded at a time
 STATES = (("exp_avg", True), ("exp_avg_sq", False))  # state, and whether it is signed
 
 
 @dataclass
 class _Moment:
-    """Moment of a piece, as rows: codes (R, F) and scales (R, S)."""
+    """Quantised moment of a piece, flattened to rows: codes (R, F) and scales (R, S)."""
 
     state: str
     signed: bool
@@ -52,7 +52,7 @@ class _Piece:
 
 
 class Adamw8bitOptimizer(Optimizer):
-    """8-bit moments for arrays of at least two dims and `fewest` elements, AdamW for all others."""
+    """8-bit moments for arrays of at least two dims and `min_8bit_size` elements, AdamW for all others."""
 
     def __init__(self, config: Adamw8bit, runtime: Runtime, deterministic: bool) -> None:
         self.config, model = config, runtime.registry
@@ -68,7 +68,7 @@ class Adamw8bitOptimizer(Optimizer):
             for (rate, decay), pieces in group_pieces([p for p in parameters if p.name in set(coded)], config).items()
         ]
         self._steps = 0
-        self._read: list[tuple[_Piece, _Moment, Tensor]] = []  # scales of complete rows in other blocks, to convert
+        self._read: list[tuple[_Piece, _Moment, Tensor]] = []  # scales of rows in another block length, to convert
 
     def _make_piece(self, name: str, piece: ParamShard) -> _Piece:
         rows, moments = _flatten_rows(piece.tensor.detach()), []
@@ -89,7 +89,7 @@ class Adamw8bitOptimizer(Optimizer):
         self._rest.step(learning_rate)
 
     def _step(self, piece: _Piece, weights_RF: Tensor, gradients_RF: Tensor, rate: float, decay: float) -> None:
-        """Step a piece, as many rows at a time as fit into `AT_ONCE`."""
+        """Update the weights and moments of a piece, as many rows at a time as fit into `AT_ONCE` elements."""
         (one, two), eps, block = self.config.betas, self.config.eps, self.config.block
         biases = 1 - one**self._steps, sqrt(1 - two**self._steps)
         every = max(1, AT_ONCE // weights_RF.shape[1])
@@ -125,7 +125,7 @@ class Adamw8bitOptimizer(Optimizer):
         yield Shard(f"{state}_scales/{piece.name}", shape, scales.dtype, offset, scales, of.primary)
 
     def select_filled(self, state: Mapping[str, Any]) -> Iterator[Shard]:
-        """Yield the shards to load; if a checkpoint has another block length, codes and scales of complete rows."""
+        """Yield the shards to load; if the checkpoint has another block length, with the scales of complete rows."""
         block, self._read = int(state.get("block", self.config.block)), []
         if block == self.config.block:
             yield from self.shards()
@@ -159,7 +159,7 @@ class Adamw8bitOptimizer(Optimizer):
     def _take_over(
         self, moment: _Moment, rows: slice, scales_RS: Tensor, block: int, first: int, dtype: torch.dtype
     ) -> None:
-        """Convert codes in blocks of another length, of columns from `first` on, to blocks of this one's length."""
+        """Convert the codes of columns from `first` on, in blocks of length `block`, to the run's own block length."""
         codes_RF = moment.codes[rows]
         columns = torch.arange(first, first + codes_RF.shape[1], device=codes_RF.device)
         full = decode(codes_RF, scales_RS[:, columns // block], 1, moment.signed, dtype)
@@ -169,7 +169,7 @@ class Adamw8bitOptimizer(Optimizer):
 
 
 def build_registry(model: Registry, names: Sequence[str], block: int) -> Registry:
-    """Return the registry of codes and scales, sharded as the parameters. Raises UserError for a split block."""
+    """Return the registry of codes and scales, sharded like the parameters. Raises UserError for a split block."""
     registry = Registry(model.mesh)
     for state, _ in STATES:
         registry |= model.add_like(f"optimizer/{state}", [name_model_array(name) for name in names], "uint8")
@@ -182,7 +182,7 @@ def build_registry(model: Registry, names: Sequence[str], block: int) -> Registr
 
 
 def build_scales_layout(name: str, layout: Layout, block: int) -> Layout:
-    """Return the layout of a parameter's scales, next to their blocks. Raises UserError for a split block."""
+    """Return the layout of a parameter's scales, each on the ranks of its block. Raises UserError for a split block."""
     last, width = len(layout.shape) - 1, layout.shape[-1]
     divisions = []
     for division in layout.divisions:
@@ -206,7 +206,7 @@ def compute_scales_shape(shape: Sequence[int], block: int) -> tuple[int, ...]:
 
 
 def _flatten_rows(x: Tensor) -> Tensor:
-    """Return a view (R, F), with leading dims flattened."""
+    """Return a view (R, F) of an array, with leading dims flattened."""
     return x.view(prod(x.shape[:-1]), x.shape[-1])
 
 

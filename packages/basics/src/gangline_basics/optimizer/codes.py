@@ -1,10 +1,10 @@
-"""Moments in 8 bits: blockwise dynamic quantisation (Dettmers et al., arXiv 2110.02861, sections 2.1 and 2.2).
+"""8-bit moments: blockwise dynamic quantisation (Dettmers et al., arXiv 2110.02861, sections 2.1 and 2.2).
 
     x ≈ level[c] · s       c (R, F) uint8, s (R, S) float32, S = ceil(F / block)
 
-Each `block` neighbours of a row share a scale s, their largest |x|; the last block of a row may be shorter. A level is
-one of 256 in [-1, 1], fine near 0 and coarse near 1: each of seven powers of ten has twice as many as the one below it.
-A block lies in one row, so codes and scales are functions of the row alone as long as no shard splits a block.
+Each `block` adjacent elements of a row share a scale s, their largest |x|; the last block of a row may be shorter. The
+256 levels are in [-1, 1], fine near 0 and coarse near 1: each of seven decades has twice as many levels as the decade
+below. A block is part of one row, so codes and scales depend on the row alone as long as no shard splits a block.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from torch.nn.functional import pad
 DECADES = 7
 MANTISSA = 9  # bits for the table look-up: enough that a cell contains at most one midpoint
 SHIFT = 23 - MANTISSA
-LEAST, MOST = (127 - 24) << MANTISSA, 127 << MANTISSA  # cells of 2^-24, below every midpoint, and of 1
+LEAST, MOST = (127 - 24) << MANTISSA, 127 << MANTISSA  # cells that begin at 2^-24, below every midpoint, and at 1
 
 
 @dataclass(frozen=True)
 class Levels:
-    """The 256 levels of a code, and tables to find the nearest.
+    """The 256 levels of a code, and tables to find the level nearest to a number.
 
-    values   levels in order, the positive ones after index `zero`
-    between  between[i]: upper end of the i-th nonnegative level
-    cells    for float32 numbers from 2^-24 to 1, by their first bits: how many midpoints are below the cell
+    values   levels in ascending order; the positive levels follow index `zero`
+    between  between[i]: midpoint of the i-th nonnegative level and the next level
+    cells    by the leading bits of a float32 number from 2^-24 to 1 (a cell): number of midpoints below the cell
     """
 
     values: Tensor
@@ -37,7 +37,7 @@ class Levels:
     cells: Tensor
 
     def find_nearest(self, x: Tensor) -> Tensor:
-        """Find the index of the nearest level, int32; x float32 in [-1, 1]. The table is 5 x as fast as a search."""
+        """Find the index of the nearest level, int32; x: float32 in [-1, 1]. A table is 5 times as fast as a search."""
         size = x.abs().view(-1)
         cell = (size.view(torch.int32) >> SHIFT).clamp_(LEAST, MOST).sub_(LEAST)
         indices = self.cells.index_select(0, cell)
@@ -49,9 +49,9 @@ class Levels:
 
 @lru_cache(maxsize=16)
 def make_levels(signed: bool, device: torch.device) -> Levels:
-    """Return the levels: 2^i of each sign in decade i, from 10^(i-7) to 10^(i-6), or 2^(i+1) if unsigned; also 0 and 1.
+    """Return the levels 0 and 1, and 2^i levels per sign, or 2^(i+1) unsigned, in decade i: from 10^(i-7) to 10^(i-6).
 
-    The levels of a decade are the middles of parts of equal length.
+    The levels of a decade are the midpoints of intervals of equal length.
     """
     above = [1.0]
     for decade in range(DECADES):
@@ -68,10 +68,10 @@ def make_levels(signed: bool, device: torch.device) -> Levels:
 
 
 def encode(x_RF: Tensor, block: int, signed: bool) -> tuple[Tensor, Tensor]:
-    """Return (codes (R, F) uint8, scales (R, S) float32) of rows, each element by the nearest level, found in float32.
+    """Return (codes (R, F) uint8, scales (R, S) float32) of rows, each element by its nearest level in float32.
 
-    An unsigned value (a mean of squares) gets at least the smallest level instead of 0, because the update divides by
-    it.
+    An unsigned value (a second moment) gets at least the smallest level instead of 0, because the update divides by
+    its root.
     """
     rows, width = x_RF.shape
     x_RSB = pad(x_RF, (0, -width % block)).view(rows, -1, block)
@@ -86,7 +86,7 @@ def encode(x_RF: Tensor, block: int, signed: bool) -> tuple[Tensor, Tensor]:
 
 
 def decode(codes_RF: Tensor, scales_RS: Tensor, block: int, signed: bool, dtype: torch.dtype) -> Tensor:
-    """Return the values (R, F) of codes and scales."""
+    """Return the values (R, F) that codes and scales encode."""
     rows, width = codes_RF.shape
     values = make_levels(signed, codes_RF.device).values.to(dtype)
     x = values.index_select(0, pad(codes_RF, (0, -width % block)).view(-1).int())

@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 class Adamw(DecayingConfig):
     """AdamW (Loshchilov and Hutter, arXiv 1711.05101)."""
 
-    betas: tuple[ShareBelowOne, ShareBelowOne] = (0.9, 0.95)  # decay of the moments: mean gradient and mean square
-    eps: PositiveFloat = 1e-8  # epsilon added to the root of the mean square
+    betas: tuple[ShareBelowOne, ShareBelowOne] = (0.9, 0.95)  # decay of the first and second moment of the gradient
+    eps: PositiveFloat = 1e-8  # epsilon added to the square root of the second moment
 
 
 @dataclass
 class Adamw8bit(Adamw):
-    """AdamW with moments in 8 bits (Dettmers et al., arXiv 2110.02861), 2.03 bytes per weight instead of 8."""
+    """AdamW with 8-bit moments (Dettmers et al., arXiv 2110.02861): 2.03 bytes of state per weight instead of 8."""
 
     layout_options: ClassVar[tuple[str, ...]] = ("block",)
 
-    block: PositiveInt = 256  # block size: neighbours of a row that share a scale; no shard splits one
-    # minimum elements of a matrix for 8-bit moments; below, and for vectors, full precision
+    block: PositiveInt = 256  # block size: number of adjacent row elements that share a scale; no shard splits a block
+    # minimum elements of a matrix for 8-bit moments; smaller matrices and vectors: full precision
     min_8bit_size: PositiveInt = 4096
 
     def quantises(self, shape: Sequence[int]) -> bool:
@@ -51,11 +51,11 @@ class Adamw8bit(Adamw):
 
 @dataclass
 class Lion(DecayingConfig):
-    """Lion (Chen et al., arXiv 2302.06675): learning rate a third to a tenth of AdamW's, decay as much higher."""
+    """Lion (Chen et al., arXiv 2302.06675): learning rate 1/10 to 1/3 of AdamW's, weight decay 3 to 10 times that."""
 
     learning_rate: NonNegativeFloat = 3e-4
     weight_decay: NonNegativeFloat = 1.0
-    betas: tuple[ShareBelowOne, ShareBelowOne] = (0.9, 0.99)  # share of the mean gradient in a step, and its decay
+    betas: tuple[ShareBelowOne, ShareBelowOne] = (0.9, 0.99)  # interpolation factor of the update, and momentum decay
 
     def count_states(self, matrix: bool) -> float:
         return 1
@@ -66,8 +66,8 @@ class Muon(Adamw):
     """Muon for the matrices of the blocks, AdamW for embeddings, head and vectors, with one learning rate."""
 
     momentum: ShareBelowOne = 0.95  # decay of the mean gradient of a matrix
-    nesterov: bool = True  # Nesterov momentum: look one step ahead
-    ns_steps: PositiveInt = 5  # number of Newton-Schulz iterations
+    nesterov: bool = True  # Nesterov momentum for the matrices
+    ns_steps: PositiveInt = 5  # number of Newton-Schulz iterations per step
 
     def count_states(self, matrix: bool) -> float:
         return 1 if matrix else 2
@@ -81,13 +81,13 @@ class Soap(Adamw):
     """SOAP (Vyas et al., arXiv 2409.11321) for the matrices of the blocks, AdamW for embeddings, head and vectors."""
 
     betas: tuple[ShareBelowOne, ShareBelowOne] = (0.95, 0.95)
-    shampoo_beta: ShareBelowOne = 0.95  # decay of the means of G Gᵀ and Gᵀ G
+    shampoo_beta: ShareBelowOne = 0.95  # decay of the running means of G Gᵀ and Gᵀ G of a gradient matrix G
     precondition_frequency: PositiveInt = 10  # interval between refreshes of the eigenbases, in steps
-    max_precond_dim: PositiveInt = 8192  # maximum side of a matrix with an eigenbasis; longer sides have none
-    damping: PositiveFloat = 1e-3  # damping added to the eigenvalues at a refresh, as a share of their mean
+    max_precond_dim: PositiveInt = 8192  # maximum matrix dimension with an eigenbasis; longer dimensions have none
+    damping: PositiveFloat = 1e-3  # damping added to the eigenvalues at a refresh, as a fraction of their mean
 
     def list_sides(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """Return the sides of a matrix of this shape that get a basis of their own."""
+        """Return the dimensions of a matrix of this shape that get an eigenbasis."""
         return tuple(side for side in shape if side <= self.max_precond_dim)
 
     def count_states(self, matrix: bool) -> float:

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 @dataclass
 class DecayingConfig(OptimizerConfig):
-    """Optimizer with decoupled weight decay; learning rates and decay can be set by name."""
+    """Optimizer with decoupled weight decay; learning rate and weight decay can be set per parameter name."""
 
-    weight_decay: NonNegativeFloat = 0.1  # weight decay: each step shrinks a matrix by this times the learning rate
-    decay_vectors: bool = False  # weight decay also for biases and norm gains
+    weight_decay: NonNegativeFloat = 0.1  # decoupled weight decay; a step scales matrices by 1 - learning rate · decay
+    decay_vectors: bool = False  # weight decay also for vectors: biases and norm weights
     lr_multipliers: dict[str, PositiveFloat] = field(default_factory=dict)  # learning rate factor by name: {embed: 0.1}
     weight_decay_overrides: dict[str, NonNegativeFloat] = field(
         default_factory=dict
-    )  # weight decay by name: {embed: 0}
+    )  # weight decay by parameter or module name: {embed: 0}
 
     def check(self, run: Run) -> list[Problem]:
         problems = super().check(run)

@@ -1,11 +1,11 @@
 """Lion, evolved sign momentum (Chen et al., arXiv 2302.06675, algorithm 2).
 
-    C <- β₁ M + (1 - β₁) G                    between mean and newest gradient
+    C <- β₁ M + (1 - β₁) G                    interpolation of mean and newest gradient
     W <- (1 - η λ) W - η sign(C)
     M <- β₂ M + (1 - β₂) G
 
-Each weight moves by the learning rate, whatever the size of its gradient; if a gradient is only rounding error, so is
-its sign. One element of state per weight, where AdamW has two.
+Each weight moves by the learning rate, whatever the size of its gradient; if a gradient is only rounding error, its
+sign is random. The state has one element per weight; AdamW's has two.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gangline_basics.optimizer.pieces import group_pieces, state_shard
 
 
 class LionOptimizer(Optimizer):
-    """Lion, computed element by element, so it works with any sharding."""
+    """Lion; every operation is elementwise, so any sharding works."""
 
     def __init__(self, config: Lion, runtime: Runtime) -> None:
         self.config = config

@@ -1,13 +1,13 @@
 """Muon: orthogonalised momentum for matrices (Jordan et al. 2024, kellerjordan.github.io/posts/muon).
 
-    B <- μ B + (1 - μ) G                      momentum, sharded as the parameter is
+    B <- μ B + (1 - μ) G                      momentum, sharded like the parameter
     U <- (1 - μ) G + μ B                      Nesterov's look-ahead, or B itself
-    O <- NewtonSchulz(U)                      of the full matrix, on one rank for all
+    O <- NewtonSchulz(U)                      of the full matrix, on one rank for all ranks
     W <- (1 - η λ) W - η 0.2 sqrt(max(m, n)) O
 
-The last factor gives an update the typical size of AdamW's (Liu et al., Muon is Scalable, arXiv 2502.16982, section
-2.2), so one learning rate serves both. `torch.optim.Muon` does the same with `adjust_lr_fn="match_rms_adamw"`, but only
-for unsharded 2-D tensors, and always in bfloat16.
+The factor 0.2 sqrt(max(m, n)) gives an update the RMS of a typical AdamW update (Liu et al., Muon is Scalable, arXiv
+2502.16982, section 2.2), so one learning rate suits both. `torch.optim.Muon` applies the same factor with
+`adjust_lr_fn="match_rms_adamw"`, but only supports unsharded 2-D tensors, and always uses bfloat16.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ QUINTIC = (3.4445, -4.7750, 2.0315)  # Jordan's coefficients: steep at zero, so 
 def orthogonalise(matrix: Tensor, iterations: int = 5, eps: float = 1e-7) -> Tensor:
     """Return approximately U Vᵀ of the singular value decomposition of an (m, n) matrix: all singular values near 1.
 
-    Newton-Schulz iteration on X / |X|: X <- a X + (b A + c A²) X with A = X Xᵀ. Iterates in bfloat16 on a GPU, as it
-    was designed for, and in the dtype of the matrix on a CPU.
+    Newton-Schulz iteration on X / |X|: X <- a X + (b A + c A²) X with A = X Xᵀ. The dtype is bfloat16 on a GPU, for
+    which the iteration was designed, and the dtype of the matrix on a CPU.
     """
     a, b, c = QUINTIC
     x = matrix.bfloat16() if matrix.is_cuda else matrix.clone()
@@ -49,7 +49,7 @@ def orthogonalise(matrix: Tensor, iterations: int = 5, eps: float = 1e-7) -> Ten
 
 
 class MuonOptimizer(Optimizer):
-    """Muon for the `matrices`, AdamW for the `rest`; `names`: of both, on any pipeline stage."""
+    """Muon for `matrices`, AdamW for `rest`; `names`: names of both, on all pipeline stages."""
 
     def __init__(
         self,

@@ -17,7 +17,7 @@ from gangline_basics.optimizer.decaying import DecayingConfig
 def group_pieces(
     named: Iterable[ShardedParam], config: DecayingConfig
 ) -> dict[tuple[float, float], list[tuple[str, ParamShard]]]:
-    """Return (factor of the learning rate, weight decay) -> pieces with these, each with its parameter's name."""
+    """Return (learning rate factor, weight decay) -> pieces with both values, as (parameter name, piece)."""
     alike: dict[tuple[float, float], list[tuple[str, ParamShard]]] = {}
     for p in named:
         key = choose_by_pattern(config.lr_multipliers, p.name, 1.0), get_decay(p, config)
@@ -26,19 +26,19 @@ def group_pieces(
 
 
 def state_shard(state: str, name: str, piece: ParamShard, tensor: Tensor) -> Shard:
-    """Return the shard of the optimizer state `tensor`, with the box of that piece of parameter `name`."""
+    """Return the shard of the optimizer state `tensor`, with the offset of `piece` in the parameter `name`."""
     of = piece.shard
     return Shard(f"optimizer/{state}/{name}", of.global_shape, tensor.dtype, of.offset, tensor, of.primary)
 
 
 def get_decay(parameter: ShardedParam, config: DecayingConfig) -> float:
-    """Return a weight decay: from `decay` by name, else `weight_decay`, but 0 for vectors without `decay_vectors`."""
+    """Return a parameter's `weight_decay_overrides`, else `weight_decay`, or 0 for vectors without `decay_vectors`."""
     touched = is_matrix(parameter.name, parameter.shape) or config.decay_vectors
     return choose_by_pattern(config.weight_decay_overrides, parameter.name, config.weight_decay if touched else 0.0)
 
 
 def list_block_matrices(run: Run, runtime: Runtime) -> dict[str, None]:
-    """Return the names of parameters mapped as matrices, in the blocks of the plan, on any pipeline stage, in order."""
+    """Return the names of parameters that are mapped as matrices, in the blocks of all pipeline stages, in order."""
     _, plan = compose_model(run)
     shapes = ((name, runtime.registry[name_model_array(name)].shape) for name in runtime.names())
     return {name: None for name, shape in shapes if is_mapped(name, shape) and matches(plan.blocks, name)}

@@ -3,19 +3,20 @@
     G' <- Q_Lᵀ G Q_R                          the gradient in the eigenbasis
     M <- β₁ M + (1 - β₁) G'                   stored in the eigenbasis, like V
     V <- β₂ V + (1 - β₂) G' ⊙ G'
-    N <- Q_L (M / (√V + ε)) Q_Rᵀ              both means corrected for their bias, as in Adam
+    N <- Q_L (M / (√V + ε)) Q_Rᵀ              M and V bias-corrected, as in Adam
     W <- (1 - η λ) W - η N
     L <- β L + (1 - β) G Gᵀ                   R <- β R + (1 - β) Gᵀ G
     every few steps: Q_L <- QR((L + d) Q_L)   likewise Q_R; M is rotated from the old basis to the new one
 
-The first step computes bases and updates no matrix, so that no gradient is divided by its own size in its own basis.
+The first step computes bases and updates no matrix, so that no gradient is normalised by itself in its own basis.
 
-All of a matrix's state is on the one rank that maps it (`Runtime.find_matrix_owners`); only gradients are sent there
-and updates are sent back. An eigenbasis is a function of the matrix only if all eigenvalues differ, and a gradient of
-fewer tokens than rows has many that are 0: an eigensolver's basis for those depends on rounding, and so on the layout.
-Therefore a basis begins as the unit matrix and is updated only by power iterations, of L with a share d of its mean
-eigenvalue and ε² added and R's diagonal positive in QR: a continuous function of all earlier gradients. ε² keeps the
-unit basis of a matrix whose gradients are only rounding errors.
+The complete state of a matrix is on the rank that maps the matrix (`Runtime.find_matrix_owners`); only gradients are
+sent to that rank, and updates are sent back. A matrix determines its eigenbasis only if all eigenvalues differ. The
+gradient of fewer tokens than rows has many eigenvalues 0; an eigensolver's basis of their eigenspace depends on
+rounding, and so on the layout. Therefore a basis is initialized to the identity and updated only by power iterations.
+They add d times the mean eigenvalue of L, and ε², to every eigenvalue of L, and make the diagonal of QR's triangular
+factor positive, so the basis is a continuous function of all earlier gradients. ε² keeps the identity for a matrix
+whose gradients are only rounding errors.
 """
 
 from __future__ import annotations
@@ -35,20 +36,20 @@ from gangline_basics.optimizer.adamw import AdamwOptimizer
 from gangline_basics.optimizer.config import Soap
 from gangline_basics.optimizer.pieces import get_decay, list_block_matrices
 
-FIRST = 8  # power iterations of the first bases; each refresh adds one
+FIRST = 8  # number of power iterations in the first step; each later refresh runs one
 
 
 class Side:
-    """One side of a matrix, of length n: the mean of G Gᵀ (or Gᵀ G) and a basis near its eigenvectors, both (n, n)."""
+    """One dimension of a matrix, of length n: mean of G Gᵀ (or Gᵀ G) and its approximate eigenbasis, both (n, n)."""
 
     def __init__(self, length: int, dtype: torch.dtype, device: torch.device) -> None:
         self.mean = torch.zeros(length, length, dtype=dtype, device=device)
         self.basis = torch.eye(length, dtype=dtype, device=device)
 
     def refresh(self, damping: float, least: float) -> None:
-        """Run one power iteration, made orthonormal by QR; columns are in falling order of eigenvalues.
+        """Run one power iteration, orthonormalised by QR; columns are in descending order of eigenvalues.
 
-        damping: share of the mean eigenvalue that is added to every eigenvalue, in addition to `least`.
+        damping: fraction of the mean eigenvalue that is added to every eigenvalue, in addition to `least`.
         """
         length = len(self.mean)
         shift = (damping / length) * self.mean.diagonal().sum() + least
@@ -58,7 +59,7 @@ class Side:
 
 
 class SoapMatrix:
-    """State of an (m, n) matrix. A side that is too long has no basis and is not rotated."""
+    """State of an (m, n) matrix. A dimension above `max_precond_dim` has no basis and is not rotated."""
 
     def __init__(self, shape: tuple[int, int], config: Soap, dtype: torch.dtype, device: torch.device) -> None:
         self.config = config
@@ -66,7 +67,7 @@ class SoapMatrix:
         self.left, self.right = (Side(n, dtype, device) if n <= config.max_precond_dim else None for n in shape)
 
     def update(self, gradient: Tensor, steps: int) -> Tensor:
-        """Return N for the gradient of step number `steps`, the first is 1; both (m, n)."""
+        """Return the update N, (m, n), for the gradient (m, n) of step number `steps`, from 1."""
         if steps == 1:
             self._see(gradient)
             for _ in range(FIRST):
@@ -105,7 +106,7 @@ class SoapMatrix:
         return x if self.right is None else x @ self.right.basis.T
 
     def iterate_arrays(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield (name, array) of the state."""
+        """Yield (name, array) for each array of the state."""
         yield from (("exp_avg", self.mean), ("exp_avg_sq", self.square))
         for name, side in (("left", self.left), ("right", self.right)):
             if side is not None:
@@ -113,7 +114,7 @@ class SoapMatrix:
 
 
 class SoapOptimizer(Optimizer):
-    """SOAP for the `matrices` (names, on any pipeline stage, in order), AdamW for all others."""
+    """SOAP for the parameters named in `matrices` (of all pipeline stages, in order), AdamW for all others."""
 
     def __init__(self, config: Soap, runtime: Runtime, matrices: Mapping[str, None], deterministic: bool) -> None:
         parameters, names = runtime.parameters(), runtime.names()
@@ -168,7 +169,7 @@ class SoapOptimizer(Optimizer):
 
 
 def build_registry(config: Soap, model: Registry, owners: Mapping[MatrixId, int]) -> Registry:
-    """Return the registry of the matrices' state: unsharded, on the matrix's owner only."""
+    """Return the registry of the matrices' state: unsharded, on the rank that maps the matrix."""
     layouts = {}
     for id, owner in owners.items():
         at, dtype = tuple(model.mesh.coordinate(owner).items()), model[name_model_array(id.name)].dtype
@@ -183,7 +184,7 @@ def build_registry(config: Soap, model: Registry, owners: Mapping[MatrixId, int]
 
 
 def name_array(state: str, id: MatrixId, model: Registry) -> str:
-    """Return optimizer/<state>/<parameter>, and in a stack also the number of the matrix."""
+    """Return optimizer/<state>/<parameter>, and for a stack of matrices also the number of the matrix."""
     stacked = len(model[name_model_array(id.name)].shape) > 2
     return f"optimizer/{state}/{id.name}.{id.number}" if stacked else f"optimizer/{state}/{id.name}"
 

@@ -1,4 +1,4 @@
-"""Collectives with gradients. The objective is the sum of all ranks' results, so each backward is the adjoint.
+"""Differentiable collectives. The objective is the sum of all ranks' results, so a backward pass is the adjoint.
 
 forward          backward
 all_reduce       all_reduce
@@ -62,17 +62,17 @@ class _AllToAll(torch.autograd.Function):
 
 
 def all_reduce(x: Tensor, comm: Comm) -> Tensor:
-    """Sum over the axis, on every rank; `x` is not modified."""
+    """Sum `x` over the ranks of `comm`, and return the sum on every rank; `x` is not modified."""
     return x if comm.size == 1 else _AllReduce.apply(x, comm)
 
 
 def all_gather(x: Tensor, comm: Comm) -> Tensor:
-    """Gather (s, ...) of each rank to (n·s, ...) on all."""
+    """Gather the tensors (s, ...) of n ranks to (n·s, ...) on every rank."""
     return x if comm.size == 1 else _AllGather.apply(x, comm)
 
 
 def reduce_scatter(x: Tensor, comm: Comm) -> Tensor:
-    """Sum (n·s, ...) of each rank, and return this rank's (s, ...) of the sum."""
+    """Sum the tensors (n·s, ...) of n ranks, and return this rank's shard (s, ...) of the sum."""
     return x if comm.size == 1 else _ReduceScatter.apply(x, comm)
 
 

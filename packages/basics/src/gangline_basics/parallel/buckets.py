@@ -1,4 +1,4 @@
-"""Buckets for the reduction of gradients over ranks, each started as soon as its last gradient is computed.
+"""Buckets for the reduction of gradients over ranks; each is reduced as soon as its last gradient is computed.
 
 As in PyTorch DDP (Li et al., VLDB 2020, section 3.2.3): parameters fill buckets in reverse order, which is about the
 order of the backward pass, and buckets are sent in order, so all ranks make the same calls.
@@ -21,7 +21,7 @@ from gangline_basics.parallel.kept_gradients import KeptArrays, iterate_layouts,
 
 
 class GradientBucket:
-    """One flat buffer, the gradients that are views of it, and its layout for the reduction."""
+    """One flat buffer, gradients that are views of the buffer, and the buffer's layout for the reduction."""
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], ranks: int, dtype: torch.dtype) -> None:
         self.parameters = list(parameters.values())
@@ -38,8 +38,8 @@ class GradientBucket:
 class Buckets:
     """All buckets of a model, filled by hooks on its parameters, and summed by the run's reduction of gradients.
 
-    A parameter's first gradient of a step is copied into its slot, which then is its `.grad`, so later
-    microbatches accumulate into it in place. That is cheaper than adding to a zeroed buffer.
+    A parameter's first gradient of a step is copied into its slot, which then becomes its `.grad`, so later
+    microbatches accumulate into the slot in place. That is cheaper than adding to a zeroed buffer.
 
     wire  dtype in which gradients are summed
     step  number of the current step
@@ -81,7 +81,7 @@ class Buckets:
         return take
 
     def begin_last(self) -> None:
-        """Announce the last backward pass of a step: buckets that it completes may be sent."""
+        """Announce the last backward pass of a step: from now on, completed buckets are sent."""
         self._last = True
         for bucket in self.buckets:
             bucket.missing = len(bucket.parameters)
@@ -127,7 +127,7 @@ class Buckets:
 
 
 def _iterate_shares(parameters: Iterable[tuple[str, nn.Parameter]], numel: int) -> Iterator[dict[str, nn.Parameter]]:
-    """Yield runs of parameters of about `numel` elements each; a larger parameter has a bucket to itself."""
+    """Yield groups of consecutive parameters, of at most `numel` elements each; a larger parameter is a group alone."""
     share: dict[str, nn.Parameter] = {}
     size = 0
     for name, parameter in parameters:

@@ -1,7 +1,7 @@
-"""Arrays that a reduction of gradients stores, as `local/...` arrays: for strategies that use a reduction.
+"""Arrays that a reduction of gradients stores (error feedback), as `local/...` arrays of a checkpoint.
 
-Each array of a bucket is stacked over the ranks that have the bucket, in order of their number: one row for each.
-If buckets of different ranks have arrays of different shapes, a row is flat and as long as the longest.
+Each array of a bucket is stacked over the ranks that have the bucket, in rank order: one row for each rank.
+If the arrays of a bucket differ in shape between ranks, every row is flat and as long as the longest array.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from gangline.shard import Division, Layout, Registry, Shard
 class KeptArrays:
     """Arrays that the reduction stores for one bucket on this rank.
 
-    buckets  the bucket's layouts on all ranks that have it, each once: their arrays share rows
-    own      this rank's layout, one of `buckets`
-    like     a tensor of the dtype and the device of the arrays
+    buckets  the bucket's distinct layouts on all ranks that have the bucket: their arrays share rows
+    own      layout of the bucket on this rank, one of `buckets`
+    like     tensor with the dtype and the device of the arrays
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class KeptArrays:
 
 
 def get_row_shapes(reduction: GradientReduction, buckets: Iterable[BucketLayout]) -> dict[str, tuple[int, ...]]:
-    """Return name -> shape of one rank's row of each array."""
+    """Return array name -> shape of one rank's row."""
     shapes: dict[str, tuple[int, ...]] = {}
     for bucket in buckets:
         for name, shape in reduction.get_array_shapes(bucket).items():
@@ -52,14 +52,14 @@ def get_row_shapes(reduction: GradientReduction, buckets: Iterable[BucketLayout]
 
 
 def hash_buckets(buckets: Iterable[BucketLayout]) -> str:
-    """Return a hash of the content of a bucket on all ranks that have it."""
+    """Return a hash of a bucket's layouts on all ranks that have the bucket."""
     return f"{crc32(repr(tuple(buckets)).encode()):08x}"
 
 
 def name_array(reduction: GradientReduction, mesh: Mesh, bucket: str, label: str, array: str) -> str:
     """Return the name of an array that the reduction stores.
 
-    It contains the part, the layout of ranks and the bucket's content: the array is useless for any other.
+    The name contains the reduction, the mesh and the hash of the bucket, because the array is valid only for them.
     """
     ranks = "-".join(f"{axis}{size}" for axis, size in mesh.sizes)
     return f"local/gradients/{reduction.name}/{ranks}/{bucket}-{label}/{array}"
@@ -75,7 +75,7 @@ def iterate_layouts(
 ) -> Iterator[tuple[str, Layout]]:
     """Yield (name, layout) of the arrays that all ranks with a bucket store for it.
 
-    at: the coordinates that only these ranks have (a pipeline stage); along all other axes every rank has a row.
+    at: mesh coordinates of the ranks with the bucket (a pipeline stage); along all other axes every rank has a row.
     """
     axes = tuple(axis for axis in mesh.axes if axis not in dict(at))
     ranks = mesh.size(*axes)

@@ -1,10 +1,10 @@
-"""Full matrices for optimizers that need them (Muon, SOAP), each on one rank instead of on all.
+"""Full matrices for optimizers that need them (Muon, SOAP), each on one rank instead of on all ranks.
 
 The parts of a batch of matrices are sent to the matrices' owners in one all-to-all, each owner maps its matrices one by
-one, and the parts of the results are sent back in another. So a matrix is mapped once, with the same bits that every
-rank that holds it would compute by itself.
+one, and the parts of the results are sent back in another all-to-all. So a matrix is mapped once, with the same bits
+that every rank with a part of the matrix would compute by itself.
 
-Owners are a function of the registry alone (`gangline_basics.parallel.owners`).
+The registry alone determines the owners (`gangline_basics.parallel.owners`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _Function = Callable[[Tensor, MatrixId], Tensor]
 
 @dataclass
 class _Plan:
-    """A rank's work for a batch: the matrices it maps, and the moves, (matrix, part, from, to), it takes part in."""
+    """A rank's work for a batch: matrices that it maps, and moves (matrix, part, from, to) that it takes part in."""
 
     own: list[Matrix]
     gathers: list[_Move]
@@ -44,7 +44,7 @@ class _Plan:
 
 
 class Matrices:
-    """Matrices of a runtime's parameters. `comm`: the ranks that hold the same parameters, those of a stage."""
+    """Matrices of a runtime's parameters. `comm`: the ranks of a pipeline stage, which hold the same parameters."""
 
     def __init__(
         self, registry: Registry, comm: Comm, parameters: Sequence[ShardedParam], device: torch.device
@@ -55,7 +55,7 @@ class Matrices:
         self._plans: dict[tuple[str, ...], _Plan] = {}
 
     def find_owners(self, names: Sequence[str]) -> dict[MatrixId, int]:
-        """Return the owners as `Runtime.find_matrix_owners` does."""
+        """Return the rank that maps each matrix, as `Runtime.find_matrix_owners` defines."""
         mesh, stages = self.registry.mesh, dict[tuple[tuple[str, int], ...], list[str]]()
         for name in names:
             stages.setdefault(self.registry[name_model_array(name)].at, []).append(name)
@@ -66,7 +66,7 @@ class Matrices:
         return owners
 
     def map(self, function: _Function, pieces: Iterable[tuple[str, Pieces]]) -> Iterator[tuple[str, Pieces]]:
-        """Map the matrices as `Runtime.map_matrices` does."""
+        """Map the matrices as `Runtime.map_matrices` defines."""
 
         def measure(item: tuple[str, Pieces]) -> tuple[int, int]:
             return self.registry[name_model_array(item[0])].nbytes, len(self._list_matrices(item[0]))
@@ -132,7 +132,7 @@ class Matrices:
         return self._matrices[name]
 
     def _plan(self, names: tuple[str, ...]) -> _Plan:
-        """Return the matrices of these parameters that this rank maps, and the moves that it takes part in."""
+        """Return the matrices of the parameters `names` that this rank maps, and the moves that it takes part in."""
         if names not in self._plans:
             matrices = [matrix for name in names for matrix in self._list_matrices(name)]
             owners, me, plan = assign_owners(matrices, self.comm.size), self.comm.index, _Plan([], [], [])

@@ -1,7 +1,8 @@
 """Sums of the loss and of metrics that modules emit, over the microbatches of a step and the ranks.
 
-All values are float64 and are reduced as one vector. Its layout is a list of keys that the ranks have synchronized;
-they synchronize again when a rank emits a new key, so a rank may emit less than the others.
+All values are float64; sums are reduced as one vector, and maxima as another. The layout of the vectors is a list of
+keys that the ranks have synchronized. They synchronize again when a rank emits a new key, so a rank may emit fewer keys
+than other ranks.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ Key = tuple[str, str, str, tuple[int, ...]]  # path, name, "loss" | "sum" | "mea
 
 @dataclass
 class Tallied:
-    """Totals of a step, equal on all ranks except `own_loss_sum`, this rank's loss."""
+    """Totals of a step, equal on all ranks except `own_loss_sum`, the loss sum of this rank."""
 
     loss_sum: float
     own_loss_sum: float
@@ -34,9 +35,9 @@ class Tallied:
 
 
 class Tally:
-    """Sum over the ranks of `comm`; on one process summed as `groups` ranks would.
+    """Sums and maxima over the ranks of `comm`; one process sums in the order in which `groups` ranks would.
 
-    A number or vector that is summed takes its own slots and one that counts how often it was emitted.
+    A summed number or vector takes its own slots in the reduced vector, and a slot that counts its emissions.
     """
 
     def __init__(self, comm: Comm, device: torch.device, groups: int = 1) -> None:
@@ -45,7 +46,7 @@ class Tally:
 
     @mark_traffic("loss")
     def begin(self, losses: Sequence[Tensor], collected: Collected) -> None:
-        """Start to reduce, after all forward passes. `losses`: one 0-d sum for each microbatch."""
+        """Start the reduction, after all forward passes. `losses`: one 0-d loss sum for each microbatch."""
         self._values = _group_by_key(collected)
         self._count = len(losses)
         new = float(any(key not in self.agreed for key in self._values))
@@ -57,7 +58,7 @@ class Tally:
 
     @mark_traffic("loss")
     def finish(self, tokens: int, *more: Tensor) -> tuple[Tallied, list[float]]:
-        """Return the totals, and `more` (0-d tensors) as numbers, with one transfer to the host."""
+        """Return the totals, and the 0-d tensors `more` as numbers, with one transfer to the host."""
         sums, maxima = self._wait()
         numbers = _to_host(sums, maxima, self._own, *more)
         own, *extra = numbers[len(sums) + len(maxima) :]
@@ -108,12 +109,12 @@ class Tally:
         return sum_rows(torch.stack(shares))
 
     def _agree(self) -> None:
-        """Synchronize the keys of all ranks, in one order, as the layout of the vector."""
+        """Synchronize the keys of all ranks in sorted order, which is the layout of the vectors."""
         everyone = gather_json(self.comm, self.device, sorted({*self.agreed, *self._values}))
         self.agreed = sorted({(path, name, how, tuple(shape)) for keys in everyone for path, name, how, shape in keys})
 
     def _read(self, into: Tallied, values: Tensor, numbers: list[float], in_maxima: int, tokens: int) -> None:
-        """Split the vector by the synchronized keys; `values` on the device and `numbers` on the host are equal."""
+        """Split the vectors by the synchronized keys; `numbers` is the copy of `values` on the host."""
         in_sums = 2
         for path, name, how, shape in self.agreed:
             size = prod(shape)
@@ -135,7 +136,7 @@ def _to_host(*tensors: Tensor) -> list[float]:
 
 
 def _group_by_key(collected: Collected) -> dict[Key, dict[int, Tensor]]:
-    """Return the emitted values by key: key -> microbatch -> value."""
+    """Return key -> microbatch -> emitted value."""
     groups: dict[Key, dict[int, Tensor]] = {}
     for (microbatch, path, name), term in collected.losses.items():
         groups.setdefault((path, name, "loss", tuple(term.shape)), {})[microbatch] = term

@@ -1,4 +1,4 @@
-"""Pass of one microbatch through a complete model: embed, blocks, head."""
+"""Forward pass of one microbatch through a complete model: embedding, blocks, head."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gangline.plan import Plan
 
 
 class WholeModel:
-    """The three kinds of module that a plan names, called in order."""
+    """The embedding, blocks and head that a plan names, called in order."""
 
     def __init__(self, model: nn.Module, plan: Plan) -> None:
         self.embed = model.get_submodule(plan.embed)
@@ -29,7 +29,7 @@ class WholeModel:
         return self.head(hidden, batch)
 
     def compute_last_logits(self, batch: Batch) -> Tensor:
-        """Return the logits of the token after each row's last, (B, V)."""
+        """Return the logits of the token that follows each row, (B, V)."""
         hidden = self.embed(batch)
         for block in self.blocks:
             hidden = block(hidden, batch)
@@ -38,7 +38,7 @@ class WholeModel:
 
 
 def make_frame(batch: Batch, microbatch: int, seed: int, collected: Collected | None) -> Frame:
-    """Return the context of one microbatch; set its coefficient before its backward pass."""
+    """Return the forward context of one microbatch; callers set its coefficient before its backward pass."""
     return Frame(
         microbatch=microbatch,
         seed=seed,
@@ -53,7 +53,7 @@ def make_frame(batch: Batch, microbatch: int, seed: int, collected: Collected | 
 
 
 def count_tokens(microbatches: Sequence[Batch], device: torch.device) -> Tensor:
-    """Return the number of unmasked targets in these microbatches: int64 of shape (1,)."""
+    """Return the number of unmasked targets in the microbatches, int64 of shape (1,)."""
     total = torch.zeros(1, dtype=torch.int64, device=device)
     for batch in microbatches:
         total += batch.loss_mask.sum()
@@ -63,7 +63,7 @@ def count_tokens(microbatches: Sequence[Batch], device: torch.device) -> Tensor:
 def count_on_host(microbatches: Sequence[Batch]) -> Tensor:
     """Return `count_tokens` in the host's memory, so that reading the sum over ranks does not wait for a device.
 
-    A batch that was counted on its way to the device is not counted again.
+    A batch whose targets were counted before the copy to the device (`Batch.valid`) is not counted again.
     """
     counts = [int(batch.loss_mask.sum()) if batch.valid is None else batch.valid for batch in microbatches]
     return torch.tensor([sum(counts)], dtype=torch.int64)

@@ -1,6 +1,6 @@
 """Global gradient norm.
 
-Under `run.deterministic` squares are summed per row, then per name, in float64: a sum that is the same for any
+Under `run.deterministic` squares are summed per row, then per name, in float64, so that the sum is the same for any
 distribution of the rows over ranks (one sum over a full tensor differs from the sum over its pieces).
 """
 
@@ -15,13 +15,13 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 
 def sum_row_squares(gradient: Tensor) -> Tensor:
-    """Sum squares over the last dim, float64, shape (rows,); an array of at most one dim is one row."""
+    """Sum squares over the last dim, (rows,) in float64; an array of at most one dim is one row."""
     rows = gradient.reshape(-1, gradient.shape[-1]) if gradient.dim() > 1 else gradient.reshape(1, -1)
     return rows.double().square().sum(-1)
 
 
 def compute_norm(squares: Sequence[Tensor]) -> Tensor:
-    """Return the norm from each name's `sum_row_squares`, all its rows in order, names in order: 0-d, float64."""
+    """Return the norm, 0-d, float64, from the `sum_row_squares` of all rows of each parameter, in order of names."""
     return torch.stack([rows.sum() for rows in squares]).sum().sqrt()
 
 
@@ -33,9 +33,9 @@ def compute_global_norm(gradients: Sequence[Tensor], deterministic: bool) -> Ten
 
 
 def clip(parameters: Sequence[Tensor], max_norm: float, norm: Tensor, value: float) -> None:
-    """Scale `.grad` so that the norm, `norm` on the device and `value` on the host, becomes at most `max_norm`.
+    """Scale `.grad` so that the global norm is at most `max_norm`. norm, value: the norm on the device and host.
 
-    If nothing is to be clipped torch multiplies by 1; this omits that loop over all gradients, with a margin so that
+    Below `max_norm` torch would multiply all gradients by 1; this function skips the loop, with a margin so that
     rounding cannot change the decision.
     """
     if value > max_norm * (1 - 1e-5):
@@ -46,11 +46,11 @@ class MeasuredNorm:
     """The global norm of the gradients of a runtime's leaves, measured in `step` and checked in `clip`.
 
     leaves        (parameter name, leaf tensor) of this rank
-    measure_norm  returns the global norm of their `.grad`, 0-d, equal on all ranks
-    is_local      `measure_norm` needs no other rank, so that this rank may measure again by itself
+    measure_norm  function that returns the global norm of the leaves' `.grad`, 0-d, equal on all ranks
+    is_local      whether `measure_norm` needs no other rank, so that this rank may measure again by itself
 
-    `clip` compares every `.grad` and its version counter with the measured ones. Writes through `.data`, NumPy or a
-    custom kernel do not raise the version counter: call `discard` after such a write.
+    `clip` compares every `.grad` and its version counter with those at the measurement. Writes through `.data`, NumPy
+    or a custom kernel do not raise the version counter: call `discard` after such a write.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class MeasuredNorm:
         self.value: float | None = None  # the norm as a number; None until a runtime sets it or `clip` reads it
 
     def discard(self) -> None:
-        """Drop the norm and release the gradients; the next `clip` measures again. All ranks must call this."""
+        """Drop the norm and release the gradients; the next `clip` measures again. All ranks must call `discard`."""
         self._measured, self.value = None, None
 
     def measure(self) -> Tensor:
@@ -74,7 +74,7 @@ class MeasuredNorm:
         return self._norm
 
     def clip(self, max_norm: float | None) -> float:
-        """Scale the gradients so that their norm is at most `max_norm`, and return the norm before that.
+        """Scale the gradients so that their norm is at most `max_norm`, and return the norm before clipping.
 
         Raises RuntimeError if a gradient was written since it was measured and other ranks are needed to measure again.
         """

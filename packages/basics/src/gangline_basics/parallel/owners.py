@@ -1,8 +1,8 @@
 """Assignment of matrices to ranks that map them (`gangline_basics.parallel.matrices`), from the registry. Torch-free.
 
-A matrix (m, n) costs m · n · min(m, n), like the matmuls of a Newton-Schulz iteration; the most expensive are
-assigned first, each to the least loaded of its holders, or to the least loaded of all ranks if all holders have their
-share.
+The cost of a matrix (m, n) is m · n · min(m, n), like the matmuls of a Newton-Schulz iteration. The most expensive
+matrices are assigned first, each to the least loaded of the ranks that hold a part of the matrix, or to the least
+loaded of all ranks if the cost would exceed the equal share of each holder.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from gangline.shard import Box, Registry, name_model_array
 if TYPE_CHECKING:
     from gangline.config.schema import OptimizerConfig
 
-LIMIT = 1 << 28  # minimum bytes of a batch, which also holds a matrix per rank
+LIMIT = 1 << 28  # minimum size of a batch in bytes; a batch also has at least one matrix per rank
 
 T = TypeVar("T")
 
 
 @dataclass
 class MatrixPart:
-    """A part of a matrix: the primary box that contains it, its own box, and its holders, ranks by comm index."""
+    """A part of a matrix: the primary box around the part, the part's own box, and the comm indices of its holders."""
 
     of: Box
     box: Box
@@ -35,7 +35,7 @@ class MatrixPart:
 
 @dataclass
 class Matrix:
-    """One matrix of the parameter `id.name`; `box` is its place in the parameter."""
+    """One matrix of the parameter `id.name`; `box` is the matrix's box in the parameter."""
 
     id: MatrixId
     box: Box
@@ -47,7 +47,7 @@ class Matrix:
 
 
 def list_matrices(registry: Registry, name: str, ranks: Sequence[int]) -> list[Matrix]:
-    """Return the matrices of the parameter `name`: one, or all of a stack. `ranks`: the global ranks of the comm."""
+    """Return the matrices of the parameter `name`: one matrix, or all of a stack. `ranks`: global ranks of the comm."""
     indices = {rank: index for index, rank in enumerate(ranks)}
     layout = registry[name_model_array(name)]
     lead, shape = layout.shape[:-2], layout.shape[-2:]
@@ -65,7 +65,7 @@ def list_matrices(registry: Registry, name: str, ranks: Sequence[int]) -> list[M
 
 
 def iterate_batches(items: Iterable[T], measure: Callable[[T], tuple[int, int]], ranks: int) -> Iterator[list[T]]:
-    """Yield batches of parameters whose matrices are sent together. measure: (bytes, matrices) of one parameter."""
+    """Yield batches of parameters whose matrices are sent together. measure: item -> (bytes, matrix count)."""
     batch: list[T] = []
     size = count = 0
     for one in items:
@@ -80,7 +80,7 @@ def iterate_batches(items: Iterable[T], measure: Callable[[T], tuple[int, int]],
 
 
 def assign_owners(matrices: Sequence[Matrix], ranks: int) -> list[int]:
-    """Return the rank of each matrix, by index of the comm."""
+    """Return the rank that maps each matrix, as an index of the comm."""
     share = sum(matrix.cost for matrix in matrices) / ranks
     load, owners = [0] * ranks, [0] * len(matrices)
     for number, matrix in sorted(enumerate(matrices), key=lambda item: -item[1].cost):
@@ -92,7 +92,7 @@ def assign_owners(matrices: Sequence[Matrix], ranks: int) -> list[int]:
 
 
 def find_matrix_owners(registry: Registry, names: Sequence[str], ranks: Sequence[int]) -> dict[MatrixId, int]:
-    """Return the global rank that maps each matrix of these parameters. ranks: global, of the parameters' stage."""
+    """Return the global rank that maps each matrix of the parameters. ranks: global ranks of the parameters' stage."""
     return {
         matrix.id: ranks[owner]
         for matrices in _batch_matrices(registry, names, ranks)
@@ -103,7 +103,7 @@ def find_matrix_owners(registry: Registry, names: Sequence[str], ranks: Sequence
 def count_most_matrix_bytes(
     optimizer: OptimizerConfig, registry: Registry, names: Sequence[str], ranks: Sequence[int], master: int
 ) -> int:
-    """Return the bytes that `optimizer` stores for the matrices of these parameters on the rank with most."""
+    """Return the bytes that `optimizer` stores for the parameters' matrices, on the rank with the most bytes."""
     sizes = dict.fromkeys(ranks, 0)
     for id, owner in find_matrix_owners(registry, names, ranks).items():
         sizes[owner] += optimizer.count_matrix_bytes(registry[name_model_array(id.name)].shape[-2:], master=master)
@@ -111,16 +111,16 @@ def count_most_matrix_bytes(
 
 
 def list_matrix_traffic(registry: Registry, names: Sequence[str], ranks: Sequence[int]) -> list[int]:
-    """Return the number of elements that `Runtime.map_matrices` sends for these parameters, for each batch.
+    """Return the number of elements that `Runtime.map_matrices` sends for the parameters `names`, for each batch.
 
-    The count is for all `ranks` (global, those of a stage) and both all-to-alls together: each part to its matrix's
-    owner, and the result to each holder.
+    The count sums all `ranks` (global ranks of a stage) and both all-to-alls: each part is sent to its matrix's owner,
+    and the result to each holder of the part.
     """
     return [_count_moved(matrices, len(ranks)) for matrices in _batch_matrices(registry, names, ranks)]
 
 
 def _batch_matrices(registry: Registry, names: Sequence[str], ranks: Sequence[int]) -> Iterator[list[Matrix]]:
-    """Yield the matrices of these parameters, in batches that are sent together."""
+    """Yield the matrices of the parameters `names`, in batches that are sent together."""
     matrices = {name: list_matrices(registry, name, ranks) for name in names}
 
     def measure(name: str) -> tuple[int, int]:

@@ -49,8 +49,8 @@ def multiply_full(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
 def bind_folds(model: nn.Module, plan: Plan, comm_of: Callable[[str], Comm]) -> None:
     """Give each module on a fold its Comm, once.
 
-    A module is on a fold if a parameter in it is sharded along the fold; the nearest `Bindable` module around the
-    parameter is bound. Raises TypeError if there is none.
+    A module is on a fold if one of its parameters is sharded along the fold; the nearest `Bindable` module around the
+    parameter is bound. Raises TypeError if no module around the parameter is `Bindable`.
     """
     folds = {fold.name for fold in plan.folds}
     bound: set[str] = set()
@@ -61,7 +61,7 @@ def bind_folds(model: nn.Module, plan: Plan, comm_of: Callable[[str], Comm]) -> 
 
 
 def finish_blocks(model: nn.Module, plan: Plan, finish: Finish) -> None:
-    """Pass each block of the model to `finish`, with its path; also those inside the head."""
+    """Pass each block of the model, and each block inside the head, to `finish`, with its path."""
     for index, block in enumerate(model.get_submodule(plan.blocks).children()):
         finish(block, f"{plan.blocks}.{index}")
     finish_head(model, plan, finish)

@@ -36,10 +36,11 @@ def gather_in_order(
     device: torch.device,
     losses_per_sample: int = 1,
 ) -> Tensor:
-    """Return minus the loss of each sample, (width · count,) float64 in the host's memory, shares ordered by index.
+    """Return minus the loss of each sample, (width · count,) float64 in host memory, in order of data-parallel index.
 
-    losses  0-d, of this rank's `count` samples, or of the tokens that it counts; empty if other ranks count them
-    comm    all ranks that hold a part; their parts of one sample are summed
+    losses      0-d, of this rank's `count` samples, or of their tokens on this rank; [] if other ranks compute losses
+    coordinate  (index, width) of this rank among the data-parallel ranks
+    comm        all ranks that compute losses; losses of different ranks for one sample are summed
     losses_per_sample: if more than 1, losses are (losses_per_sample,), the result (width · count, losses_per_sample).
     """
     summed = comm.all_reduce(-_place(losses, count, coordinate, device, losses_per_sample)).cpu()
@@ -53,7 +54,7 @@ def sum_evaluated(
     """Return (loss sum, token count) of all ranks: each microbatch's loss is added in global order.
 
     So the sum has the same bits for any number of data ranks with microbatches of one size. Arguments as in
-    `gather_in_order`, for `count` microbatches on every rank; tokens: 0-d, counted on this rank.
+    `gather_in_order`, for `count` microbatches on every rank; tokens: token count of this rank, 0-d.
     """
     placed = _place(losses, count, coordinate, device)
     *each, token_count = comm.all_reduce(torch.cat((placed, tokens.double().view(1)))).tolist()
@@ -66,7 +67,7 @@ def sum_evaluated(
 def _place(
     losses: Sequence[Tensor], count: int, coordinate: tuple[int, int], device: torch.device, each: int = 1
 ) -> Tensor:
-    """Return (width · count · each,) float64: this rank's losses in their places, zeros elsewhere."""
+    """Return (width · count · each,) float64: this rank's losses at their indices, zeros elsewhere."""
     index, width = coordinate
     every = torch.zeros(width, count, each, dtype=torch.float64, device=device)
     if losses:

@@ -11,13 +11,13 @@ from gangline_basics.parallel.whole_runtime import WholeRuntime
 
 
 class SingleRuntime(WholeRuntime):
-    """Runtime of one process. It sums microbatches in order; with `groups`, each group first, like a data rank.
+    """Runtime of one process. It sums microbatches in order; with `groups`, it sums each group first, like a data rank.
 
-    Group g is the g-th contiguous share of the microbatches. Under `run.deterministic` a `ddp` run of that width has
-    the same bits: its ranks' gradients are summed in rank order too.
+    Group g is the g-th contiguous share of the microbatches. Under `run.deterministic` a `ddp` run with `groups` ranks
+    has the same bits: it also sums the ranks' gradients in rank order.
     """
 
-    _sums: list[Tensor] | None = None  # sums of finished groups, in the dtype in which ranks sum
+    _sums: list[Tensor] | None = None  # gradient sums of finished groups, in `reduce_dtype`
 
     def _begin_backward(self, microbatch: int, last: int) -> None:
         share = (last + 1) // self.groups

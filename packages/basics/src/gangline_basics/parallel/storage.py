@@ -1,4 +1,4 @@
-"""A rank's weights: masters for the optimizer, copies in the compute dtype for the forward pass, buffers."""
+"""A rank's weights: master weights for the optimizer, copies in the compute dtype for the forward pass, buffers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gangline.shard import name_dtype
 
 
 def choose_kept_dtype(plan: Plan, name: str, precision: Precision) -> torch.dtype:
-    """Return the dtype in which the parameter `name` is stored: that of masters, unless the plan uses fewer bits."""
+    """Return the dtype in which the parameter `name` is stored: `param_dtype`, unless the plan names another dtype."""
     dtype_name = plan.get_dtype(name)
     return precision.param_dtype if dtype_name is None else getattr(torch, dtype_name)
 
@@ -20,10 +20,10 @@ def choose_kept_dtype(plan: Plan, name: str, precision: Precision) -> torch.dtyp
 class WholeStorage:
     """Unsharded tensors of a model on this rank.
 
-    masters   name -> leaf tensor in `param_dtype` or as `plan.low_bit` says: stepped by the optimizer, saved
+    masters   name -> master weight, a leaf tensor in `param_dtype` or the dtype of `plan.low_bit`: optimized and saved
     used      name -> the module's parameter: the master itself, or its copy if the compute dtype differs. Modules
               of `plan.master_dtype` compute with their masters, quantised ones with codes
-    buffers   name -> persistent buffer: state that no optimizer steps
+    buffers   name -> persistent buffer: state that no optimizer updates
 
     Gradients appear in the used parameters in `grad_dtype`, for any compute dtype. A tied parameter is one tensor under
     its owner's name. Tensors without requires_grad are stored and saved, but not trained.
@@ -83,9 +83,9 @@ class WholeStorage:
         return {name: x.detach() for name, x in (*self.masters.items(), *self.buffers.items())}
 
     def refresh(self) -> None:
-        """Copy the masters to the compute copies.
+        """Copy the master weights to the compute copies.
 
-        Unconditional, because fused optimizers write without raising a tensor's version, and a copy costs far less than
+        The copy is unconditional, because fused optimizers do not raise a tensor's version, and it costs far less than
         the forward pass that follows.
         """
         if self._copies:
@@ -93,13 +93,13 @@ class WholeStorage:
                 torch._foreach_copy_(self._copies, self._masters_copied)
 
     def clear_gradients(self) -> None:
-        """Drop all gradients, so that the first microbatch's are taken over instead of added to zeros."""
+        """Drop all gradients, so that the first microbatch sets gradients instead of adding to zeros."""
         for name in self.trained:
             self.used[name].grad = None
             self.masters[name].grad = None
 
     def assign_gradients(self) -> list[Tensor]:
-        """Assign every master its gradient, zeros if there is none, and return the gradients in order of name."""
+        """Assign every trained master its gradient, or zeros, and return the gradients in order of `trained`."""
         gradients = []
         for name in self.trained:
             parameter = self.used[name]
@@ -111,7 +111,7 @@ class WholeStorage:
 
 
 def _copy_to(device: torch.device, given: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return memory on `device`, with the values of `given` if it has any."""
+    """Return a tensor on `device`, with the values of `given` unless it is a meta tensor."""
     if given.is_meta:
         return torch.empty_like(given, device=device, dtype=dtype)
     return given.detach().to(device, dtype)

@@ -1,4 +1,4 @@
-"""Runtime whose rank holds every array unsharded: the base of `single` and `ddp`."""
+"""Runtime with every array unsharded on each rank: the base of `single` and `ddp`."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from gangline_basics.sampling.on_ranks import keeps, prepare_model, share_writin
 
 
 class WholeRuntime(Runtime):
-    """Runtime of the complete model on this rank's share of the batch; subclasses define how gradients become global.
+    """Runtime of the complete model on this rank's share of the batch; subclasses sum gradients over ranks.
 
     One step: count the valid tokens of all ranks while the first forward runs; each microbatch's backward starts from
-    loss scale / global tokens, so gradients are summed and never averaged; sums of loss and metrics are reduced over
+    (loss scale / global tokens), so gradients are summed and never averaged; sums of loss and metrics are reduced over
     the ranks while the last backward runs.
     """
 
@@ -66,10 +66,10 @@ class WholeRuntime(Runtime):
 
     @abstractmethod
     def _reduce(self) -> list[Tensor]:
-        """Return the global gradients, still scaled, after all backward passes, also in the masters' `.grad`."""
+        """Return the global gradients after all backward passes, still loss-scaled, also in the masters' `.grad`."""
 
     def step(self, microbatches: Sequence[Batch]) -> StepResult:
-        """Run a step, see `Runtime.step`. Raises ValueError if microbatches do not divide into `parallel.groups`."""
+        """Run a step (`Runtime.step`). Raises ValueError if microbatches do not divide into `parallel.groups`."""
         if len(microbatches) % self.groups:
             raise ValueError(f"{len(microbatches)} microbatches do not divide into {self.groups} groups")
         self._norm.discard()
@@ -92,7 +92,7 @@ class WholeRuntime(Runtime):
                 self._begin_backward(index, last)
                 with forward_context.backward():
                     loss.backward(torch.full_like(loss, frame.coefficient))
-        if tokens is None:  # this rank has no share, but the others have
+        if tokens is None:  # this rank has no microbatches, but other ranks have some
             tokens = int(pending_tokens.wait())
             self._tally.begin(losses, emissions)
         gradients = self._reduce()

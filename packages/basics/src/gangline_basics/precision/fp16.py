@@ -34,7 +34,7 @@ class ScaledFp16(CastPrecision):
         return {"scale": self._scale, "good_steps": self._good}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        if state:  # empty if the run was in another precision
+        if state:  # empty if the run that saved the state used another precision
             self._scale, self._good = float(state["scale"]), int(state["good_steps"])
 
 

@@ -13,7 +13,7 @@ from gangline.precision import Precision
 
 
 class CastPrecision(Precision, ABC):
-    """Matmuls in `compute`; master weights, and gradients on the wire and in memory, in `kept`."""
+    """Matmuls in the dtype `compute`; master weights, reduced gradients and stored gradients in the dtype `kept`."""
 
     def __init__(self, compute: torch.dtype, kept: torch.dtype) -> None:
         self.compute_dtype = compute

@@ -22,12 +22,12 @@ from gangline_basics.runs.run_figure import run_figure
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-ROWS = 12  # rows of the table of curves
+ROWS = 12  # maximum number of rows in the table of curves
 ASIDE = ("run.dir", "run.name")  # options that always differ
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print the differences and the curves; write the figure. Raises UserError if a file cannot be read or written.
+    """Print differing options and curves; write the figure. Raises UserError if a file cannot be read or written.
 
     The figure of one run shows training loss, validation loss and learning rate, unless a metric is named.
     """
@@ -63,7 +63,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def find_differences(contents: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
-    """Return option -> its values in the runs, for options that are not equal in all runs; null if a run lacks it."""
+    """Return option -> its values in the runs, for options that differ; None for a run without the option."""
     flat = [_flatten(content) for content in contents]
     keys = list(dict.fromkeys(key for each in flat for key in each))
     values = {key: [each.get(key) for each in flat] for key in keys if key not in ASIDE}
@@ -130,7 +130,7 @@ def _make_table(first: str, names: Sequence[str]) -> Any:
 
 
 def _format_at(curve: Curve, place: float) -> str:
-    """Return the value at the last step up to `place`, or "" before the first and after the last step."""
+    """Return the value at the last point up to `place`, or "" before the first and after the last point."""
     before = [y for x, y in curve if x <= place]
     return f"{before[-1]:.4f}" if before and place <= curve[-1][0] else ""
 
@@ -146,7 +146,7 @@ def _format_late(curve: Curve) -> str:
 
 
 def _shorten(paths: Sequence[str]) -> list[str]:
-    """Return the names of the paths' last folders if these differ, otherwise the paths."""
+    """Return the last folder name of each path if the names differ, otherwise the paths."""
     names = [Path(path).resolve().name for path in paths]
     return names if len(set(names)) == len(names) else list(paths)
 

@@ -1,4 +1,4 @@
-"""Curves of a metric along a run's steps, and as lines in a figure."""
+"""Curves of a metric over a run's steps, tokens or hours, and their lines in a figure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Curve = list[tuple[float, float]]
 
 
 def read_curve(run_dir: str | Path, metric: str, over: str) -> Curve:
-    """Return (place along the axis, value) of each step that has the metric. Raises UserError if no step does."""
+    """Return (x, value) of each step with the metric; over: unit of x. Raises UserError if no step has the metric."""
     curve: Curve = []
     names: set[str] = set()
     lists: set[str] = set()

@@ -9,7 +9,7 @@ LOCKS = Path("/proc/locks")
 
 
 def is_held(run_dir: Path) -> bool:
-    """Return whether a process of this machine holds the directory, from the kernel's list: no lock is touched."""
+    """Return whether a process of this machine holds the lock of a run, from /proc/locks, without touching the lock."""
     file = run_dir / ".lock"
     try:
         status = file.stat()
@@ -30,10 +30,10 @@ def is_held(run_dir: Path) -> bool:
 
 
 def _has_open(pid: str, file: Path) -> bool:
-    """Return whether a process has the file open: on btrfs and overlayfs the kernel's device is not `stat`'s."""
+    """Return whether a process has the file open: on btrfs and overlayfs /proc/locks has other devices than `stat`."""
     try:
         return any(os.path.realpath(handle) == os.path.realpath(file) for handle in Path(f"/proc/{pid}/fd").iterdir())
     except PermissionError:
-        return True  # the process of another user, and alive
+        return True  # the process belongs to another user, and is alive
     except OSError:
         return False

@@ -1,4 +1,4 @@
-"""Summaries of the runs in a folder, from the ends of their files: hundreds take a moment. Torch-free."""
+"""Summaries of the runs in a folder, read quickly from the ends of their files. Torch-free."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gangline.run.generation import read_most_steps
 from gangline.storage.files import LINES_BYTES, open_regular
 from gangline_basics.runs.held import is_held
 
-TAIL = 1 << 16  # bytes read first, from a file's end
+TAIL = 1 << 16  # number of bytes read first from a file's end
 SILENT_SECONDS = 600.0  # time without writes after which a run on another machine is silent
 MARKS = ("config.yaml", "metrics.jsonl", "events.jsonl", "parts.json", "provenance.json")  # files that only runs have
 _ENDED = {"done": "done", "verdict": "stopped", "preempted": "preempted", "signal": "signal", "killed": "killed"}
@@ -29,14 +29,14 @@ STATES = ("running", "silent", *_ENDED.values(), "failed", "new", "damaged")
 
 @dataclass(frozen=True)
 class RunSummary:
-    """One run as a row of a table.
+    """One run as a row of the table of runs.
 
-    state  "running", "silent" (on another machine, and nothing was written for ten minutes), "done", "stopped" (by a
-           verdict), "preempted" (saved, to be restarted), "signal" (not saved), "killed", "failed", "new" (nothing
-           has begun), "damaged" (no complete config.yaml, or a pipe in place of a file)
-    words  the last known message: why it ended, or its last note
+    state  "running", "silent" (on another machine, without a write for ten minutes), "done", "stopped" (by a
+           verdict), "preempted" (saved, to be restarted), "signal" (not saved), "killed", "failed", "new" (not
+           started), "damaged" (no complete config.yaml, or a pipe in place of a file)
+    words  last known message: why the run ended, or its last note
     time   time of the last write, seconds since the epoch
-    unreadable  number of lines without a record at the end of its metrics.jsonl, as far as it was read
+    unreadable  number of lines without a record in the part of metrics.jsonl that was read (its end)
     """
 
     name: str
@@ -52,9 +52,9 @@ class RunSummary:
 
 
 def read_summaries(folder: str | Path) -> list[RunSummary]:
-    """Return the summaries of all runs in a folder and its subfolders, the last written last.
+    """Return the summaries of all runs in a folder and its subfolders, the most recently written run last.
 
-    If the folder itself is a run, only that is returned. Raises UserError if the folder is missing or cannot be read.
+    If the folder itself is a run, only it is returned. Raises UserError if the folder is missing or cannot be read.
     """
     place = Path(folder)
     if not place.is_dir():
@@ -67,7 +67,7 @@ def read_summaries(folder: str | Path) -> list[RunSummary]:
 
 
 def read_summary(directory: Path) -> RunSummary:
-    """Return one run's row; no content of its files raises."""
+    """Return the summary of a run; damaged files do not raise, but make its state "damaged"."""
     name, step, steps, unreadable, last_write = directory.name, 0, None, 0, _read_last_write(directory)
     record: dict[str, Any] = {}
     try:
@@ -125,7 +125,7 @@ def _may_be_run(directory: Path) -> bool:
 
 
 def _iterate_runs(folder: Path, depth: int) -> Iterator[Path]:
-    """Yield the run directories below a folder, with those of a sweep: a folder of runs in a folder of runs."""
+    """Yield the run directories below a folder, including the runs of a sweep, which are one folder deeper."""
     for path in sorted(folder.iterdir()):
         if path.name.startswith(".") or not path.is_dir():
             continue
@@ -137,7 +137,7 @@ def _iterate_runs(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def _record(directory: Path) -> tuple[dict[str, Any], int]:
-    """Return the newest complete record, {} if there is none, and the number of unreadable lines at the file's end."""
+    """Return the newest complete record, or {}, and the number of unreadable lines at the file's end."""
     records, missed_lines = keep_newest(_read_tail(directory / "metrics.jsonl", record_of))
     return (records[-1] if records else {}), missed_lines
 
@@ -151,9 +151,9 @@ def _parse_event(line: bytes) -> dict[str, Any] | None:
 
 
 def _read_tail(path: Path, read: Callable[[bytes], dict[str, Any] | None]) -> list[dict[str, Any] | None]:
-    """Return the results of `read` for lines from the end of a file: enough lines that one is not None, if any is.
+    """Return the results of `read` for lines at the end of a file, enough lines for one result that is not None.
 
-    A last line without a newline is left out if its result is None, because it is being written.
+    A last line without a newline is omitted if its result is None, because it may be incomplete.
     """
     size = TAIL
     while True:
@@ -187,7 +187,7 @@ def _count_steps(directory: Path) -> int:
 
 
 def _parse_number(value: Any) -> float | None:
-    """Return a number, also one that JSON had to store as a string, or None."""
+    """Return a number, such as "inf", which JSON stores as a string, or None."""
     try:
         return None if value is None else float(value)
     except (TypeError, ValueError, OverflowError):

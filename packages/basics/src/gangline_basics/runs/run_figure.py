@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from gangline_basics.track.config import JsonLines
 
 FILE = "loss.svg"
-POINTS = 1000  # maximum points of a curve; a longer one is drawn as means of neighbours
-LARGEST = 200_000_000  # maximum size of a metrics.jsonl that the end of a run reads, in bytes: seconds
+POINTS = 1000  # maximum number of points of a curve; a longer curve is drawn as means of consecutive points
+LARGEST = 200_000_000  # maximum size in bytes of a metrics.jsonl that is read at the end of a run: takes seconds
 
 
 @use_style()
@@ -58,7 +58,7 @@ def write_run_figure(run_dir: str | Path) -> Path | None:
 
 
 def thin(curve: Curve) -> Curve:
-    """Return at most `POINTS` points of a curve: means of neighbours, without values that are not finite."""
+    """Return at most `POINTS` points of a curve: means of consecutive points, without values that are not finite."""
     size = max(1, math.ceil(len(curve) / POINTS))
     groups = (curve[start : start + size] for start in range(0, len(curve), size))
     return [(group[-1][0], _mean([y for _, y in group if math.isfinite(y)])) for group in groups]

@@ -1,4 +1,4 @@
-"""Sampling of one token from each row of logits: a function of (seed, row's number, step), in float64 on the CPU.
+"""Sampling of one token from each row of logits: a function of (seed, number of the text, step), in float64 on the CPU.
 
 B batch, V vocabulary
 """
@@ -33,12 +33,12 @@ def draw(logits_BV: Tensor, sampling: Sampling, numbers_B: Tensor, step: int) ->
         )
     up_to_BV = p_BV.cumsum(-1)
     place_B1 = draw_uniforms(sampling.seed, step, numbers_B, "token").double()[:, None] * up_to_BV[:, -1:]
-    # The first token whose cumulated probability is above the place: never one of probability 0.
+    # The first token whose cumulative probability is above the drawn number: never a token of probability 0.
     return torch.searchsorted(up_to_BV, place_B1, right=True).squeeze(1).clamp_(max=p_BV.shape[1] - 1).tolist()
 
 
 def _compute_probabilities(logits_BV: Tensor, sampling: Sampling) -> Tensor:
-    """Compute the probabilities after top k and top p, 0 for excluded tokens. Ties with the k-th are kept."""
+    """Compute the probabilities after top-k and top-p, 0 for excluded tokens. Ties with the k-th token are kept."""
     if sampling.top_k is not None and sampling.top_k < logits_BV.shape[1]:
         least_B1 = logits_BV.topk(sampling.top_k).values[:, -1:]
         logits_BV = logits_BV.masked_fill(logits_BV < least_B1, -torch.inf)
@@ -46,5 +46,5 @@ def _compute_probabilities(logits_BV: Tensor, sampling: Sampling) -> Tensor:
     if sampling.top_p is None or sampling.top_p == 1:
         return p_BV
     sorted_BV, order_BV = p_BV.sort(descending=True, stable=True)
-    beyond_BV = sorted_BV.cumsum(-1) - sorted_BV >= sampling.top_p  # the tokens before are enough
+    beyond_BV = sorted_BV.cumsum(-1) - sorted_BV >= sampling.top_p  # more likely tokens already reach top_p
     return p_BV.masked_fill(torch.zeros_like(beyond_BV).scatter_(1, order_BV, beyond_BV), 0.0)

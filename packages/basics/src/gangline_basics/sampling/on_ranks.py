@@ -1,4 +1,4 @@
-"""Text generation with a model that a strategy has distributed over ranks."""
+"""Text generation with the model of a strategy, on all ranks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def keeps(tree: Node) -> bool:
 def prepare_model(model: nn.Module) -> Iterator[None]:
     """Run the block with `model` in evaluation mode, without gradients, and with compiled code run eagerly.
 
-    Otherwise each length of a text would be compiled.
+    Compiled code would be recompiled for each length of a text.
     """
     model.eval()
     try:
@@ -45,7 +45,7 @@ def share_writing(
     device: torch.device,
     stop: Stop | None,
 ) -> list[Written]:
-    """Write each rank's share of the texts, and return all texts; each rank of `comm` holds the complete model."""
+    """Generate this rank's share of the texts, and return all texts; each rank of `comm` has the complete model."""
     first, last = (len(prompts) * index // comm.size for index in (comm.index, comm.index + 1))
     own_texts = decode(forward, prompts[first:last], sampling, cached=cached, device=device, stop=stop, first=first)
     parts = gather_json(comm, device, [[one.tokens, one.why] for one in own_texts])

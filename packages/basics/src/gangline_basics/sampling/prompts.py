@@ -48,7 +48,7 @@ def _parse_prompt(line: str, where: str) -> Prompt:
 
 
 def check_lengths(prompts: Sequence[Sequence[int]], tokens: int, context: int) -> None:
-    """Raise UserError for an empty prompt, or a text that would be longer than the model was trained on (`context`)."""
+    """Raise UserError for an empty prompt, or if prompt and new tokens exceed the trained context length `context`."""
     for number, prompt in enumerate(prompts, 1):
         which = f"prompt {number}" if len(prompts) > 1 else "the prompt"
         if not prompt:

@@ -1,4 +1,4 @@
-"""Sampler: text from the model of a run, with the weights of a checkpoint, unsharded in one process."""
+"""Text generation with the model of a run and the weights of a checkpoint, unsharded in one process."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ if TYPE_CHECKING:
     from gangline_basics.model.decoder import Decoder
 
 USUAL = 200
-WORTH_PACKING = 16  # tokens: packing a model's matrices takes about as long as generating a few
+WORTH_PACKING = 16  # minimum number of tokens: packing a model's matrices takes as long as generating a few tokens
 
 
 @dataclass(frozen=True)
 class Text:
-    """Generated text after a prompt. tokens: those of `text`, with a stop string that ended it, if any."""
+    """Generated text after a prompt. tokens: tokens of `text`, and of the stop string that ended it, if any."""
 
     prompt: str
     text: str
@@ -59,9 +59,9 @@ class Text:
 
 
 class Writer(ABC):
-    """Text generation in the vocabulary of a run, by its model, wherever the model is.
+    """Text generation with the model and vocabulary of a run; subclasses define where the model runs.
 
-    usual: default number of tokens of a text, if the context has room for them.
+    usual: default maximum number of tokens of a text, reduced to fit the context.
     """
 
     def __init__(self, run: Run, usual: int = USUAL) -> None:
@@ -87,7 +87,7 @@ class Writer(ABC):
         return template or read_template(self.codec.path if isinstance(self.codec, TokenizerCodec) else None)
 
     def render_chat(self, messages: Sequence[dict[str, Any]]) -> str:
-        """Return a conversation as text up to where the answer begins, as in the run's data. Raises UserError."""
+        """Return a conversation as text, up to the beginning of the answer, as in the run's data. Raises UserError."""
         try:
             return self.template.render(list(messages), prompt=True)
         except TemplateRefusal as error:
@@ -105,13 +105,13 @@ class Writer(ABC):
         stop: Sequence[str] = (),
         bos: bool = True,
     ) -> list[Text]:
-        """Return the generated text for each prompt, a text or its tokens, independent of the other prompts.
+        """Return the generated text for each prompt (text or tokens), independent of the content of other prompts.
 
-        A text depends on the number of its prompt.
+        With a temperature above 0, a text depends on the index of its prompt.
 
-        tokens  maximum, an error if the context has no room for it; None: the usual, or what the context has room for
-        stop    a text ends before the first of these strings, which may name special tokens
-        bos     begin a text with the BOS that the tokenizer adds to texts; false for a chat template, which has its own
+        tokens  maximum number of new tokens, an error if they exceed the context; None: `usual`, or what fits
+        stop    stop strings, before the first of which a text ends; they may name special tokens
+        bos     whether a text begins with the tokenizer's BOS; false for a chat template, which writes a BOS itself
 
         Other arguments as in `Sampling`. Raises UserError if a prompt cannot be encoded, or is too long.
         """
@@ -137,10 +137,10 @@ class Writer(ABC):
 
 
 class Sampler(Writer):
-    """Writer with the model of a run on one device. Weights are read when the first text is generated.
+    """Writer with the model of a run on one device. Weights are loaded when the first text is generated.
 
     checkpoint  id of the checkpoint; None: the newest
-    weights     prefix of the weights, if not the model's own, such as "callback/ema/0.999"
+    weights     prefix of the weights in the checkpoint: "model", or such as "callback/ema/0.999"
     device      device of the model; None: a GPU if there is one
     usual       as for `Writer`
 
@@ -168,7 +168,7 @@ class Sampler(Writer):
 
     @cached_property
     def recomputed(self) -> list[str]:
-        """Paths of modules that prevent a cache, so that all tokens are recomputed; empty if there are none."""
+        """Paths of modules that prevent a KV cache, so that all tokens are recomputed; [] if the cache is used."""
         return list_recomputed(compose_model(self.run)[0])
 
     def generate(self, starts: Sequence[Sequence[int]], sampling: Sampling, stop: Sequence[str] = ()) -> list[Written]:
@@ -176,7 +176,7 @@ class Sampler(Writer):
 
 
 def sample(run_dir: str | Path, prompt: str = "", tokens: int | None = None, **how: Any) -> str:
-    """Return the prompt and the text that the newest model of a run generates. how: as for `Sampler` and `write`."""
+    """Return the prompt and the text that a run's model generates. how: options of `Sampler` and `Writer.write`."""
     options = {name: how.pop(name) for name in ("checkpoint", "weights", "device") if name in how}
     (text,) = Sampler(run_dir, **options).write([prompt], tokens, **how)
     return prompt + text.text
@@ -185,7 +185,7 @@ def sample(run_dir: str | Path, prompt: str = "", tokens: int | None = None, **h
 def load_model(
     run: Run, kept: Checkpointer, id: CheckpointId, device: str | None = None, weights: str = MODEL
 ) -> Decoder:
-    """Load the run's model on one device, with the master weights of a checkpoint or other `weights` in it."""
+    """Load the run's model on one device, with the weights under the prefix `weights` of a checkpoint."""
     tree, plan = compose_model(run)
     model = construct(tree)
     bind_folds(model, plan, Solo)
@@ -228,11 +228,11 @@ def generate(
     cached: bool = False,
     stop: Stop | None = None,
 ) -> list[Written]:
-    """Return the text that an unsharded model on one device generates for each prompt (of at least one token).
+    """Return the tokens that an unsharded model on one device generates for each prompt (at least one token long).
 
     model: has `hidden(batch)` -> (B, T, D) and a `head` with `compute_logits(hidden)` -> (B, T, V).
     cached: as for `decode`.
-    For several prompts on a CPU, a second copy of the model's float32 matrices is held meanwhile (`pack_weights`).
+    For several prompts on a CPU, memory holds a second copy of large float32 matrices meanwhile (`pack_weights`).
     """
     was_training = model.training
     model.eval()

@@ -22,10 +22,10 @@ def build_codec(run: Run) -> Codec:
 
 
 def encode(codec: Codec, prompt: str | Sequence[int], run: Run, bos: bool = True) -> list[int]:
-    """Return the prompt's tokens, which begin with the BOS that the tokenizer adds to a text, unless they have it.
+    """Return the prompt's tokens, preceded by the BOS that the tokenizer adds to a text, unless the prompt has it.
 
-    An empty prompt becomes the BOS, or a newline if the tokenizer adds none. bos: false for the text of a chat
-    template, which has its own. Raises UserError if the data is not text, or the model lacks a token of the prompt.
+    An empty prompt becomes the BOS, or a newline if the tokenizer adds no BOS. bos: false for the text of a chat
+    template, which writes its BOS. Raises UserError if the data is not text, or a token exceeds the model's vocabulary.
     """
     tokens = _encode_text(codec, prompt, bos) if isinstance(prompt, str) else list(prompt)
     if tokens is None:
@@ -50,12 +50,12 @@ def _encode_text(codec: Codec, prompt: str, bos: bool) -> list[int] | None:
 
 
 def spell(codec: Codec, tokens: list[int]) -> str:
-    """Return tokens as text, special ones by their names, so that a stop string may name one."""
+    """Return tokens as text, with special tokens by their names, so that a stop string may name a special token."""
     return codec.decode_special(tokens) if isinstance(codec, TextCodec) else codec.decode(tokens) or ""
 
 
 def cut_at_stop(codec: Codec, written: list[int], stop: Sequence[str]) -> tuple[list[int], str]:
-    """Return the generated tokens before the first stop string, and the rest of the text before it."""
+    """Return (complete tokens before the first stop string, rest of the text between them and the stop string)."""
     text = spell(codec, written)
     end = len(truncate_at_stop(text, stop))
     for count in range(len(written), -1, -1):
@@ -66,7 +66,7 @@ def cut_at_stop(codec: Codec, written: list[int], stop: Sequence[str]) -> tuple[
 
 
 def decode_after(codec: Codec, prompt: list[int], written: list[int]) -> str:
-    """Return the text of the generated tokens after the prompt: a tokenizer may drop a space where a text begins."""
+    """Return the text of the generated tokens, decoded with the prompt: a tokenizer may drop a text's first space."""
     beginning, whole = codec.decode(prompt) or "", codec.decode([*prompt, *written]) or ""
     if whole.startswith(beginning):
         return whole[len(beginning) :]

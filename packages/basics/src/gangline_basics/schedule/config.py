@@ -33,20 +33,20 @@ class Constant(ScheduleConfig):
 
 @dataclass
 class Cosine(Constant):
-    """Warm-up, then half a cosine down to `final` at the run's end (Loshchilov and Hutter, arXiv 1608.03983)."""
+    """Warm-up, then half a cosine down to `final` at the last step (Loshchilov and Hutter, arXiv 1608.03983)."""
 
-    final: Share = 0.1  # final learning rate as a factor of the peak
+    final: Share = 0.1  # final learning rate, as a fraction of the peak learning rate
 
 
 @dataclass
 class Wsd(Constant):
     """Warm-up, constant learning rate, then a linear decay (MiniCPM, arXiv 2404.06395, section 4)."""
 
-    decay_steps: NonNegativeInt | None = None  # number of decay steps; null: a tenth of the run
-    final: Share = 0.0  # final learning rate as a factor of the peak
+    decay_steps: NonNegativeInt | None = None  # number of learning rate decay steps; null: a tenth of the run
+    final: Share = 0.0  # final learning rate, as a fraction of the peak learning rate
 
     def count_decay_steps(self, run: Run) -> int:
-        """Return `decay_steps`, by default a tenth of the run, at least 1, and no more than the warm-up leaves."""
+        """Return `decay_steps`; if None, a tenth of the run, at least 1 step, at most the steps after the warm-up."""
         if self.decay_steps is not None:
             return self.decay_steps
         return min(max(1, run.steps // 10), max(0, run.steps - self.count_warmup_steps(run)))

@@ -1,4 +1,4 @@
-"""Learning rate schedules. `step` counts from 0: the number of finished steps before it. Torch-free."""
+"""Learning rate schedules. `step` is the number of steps that finished before it, from 0. Torch-free."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Schedule = Callable[[int], float]
 
 
 def warm_up(warmup_steps: int, then: Schedule) -> Schedule:
-    """Return a linear warm-up to the full rate, reached at step number `warmup_steps`, followed by `then`."""
+    """Return a linear warm-up to the peak learning rate, reached at step index `warmup_steps`, followed by `then`."""
     return lambda step: (step + 1) / (warmup_steps + 1) if step < warmup_steps else then(step)
 
 
@@ -34,7 +34,7 @@ def build_cosine(config: Cosine, run: Run) -> Schedule:
 
 
 def build_wsd(config: Wsd, run: Run) -> Schedule:
-    """Return the schedule `wsd`: it decays over the last `decay_steps`; `final` is reached as the last step ends."""
+    """Return the schedule `wsd`: it decays over the last `decay_steps` steps, to `final` as the last step ends."""
     length = config.count_decay_steps(run)
     first = run.steps - length
 

@@ -14,7 +14,7 @@ from gangline.plugin.parts import Part
 class Console(TrackConfig):
     """Progress line on a terminal, and periodic lines of text everywhere."""
 
-    every: PositiveInt | None = None  # interval between lines, in steps; null: about 30 lines in a run
+    every: PositiveInt | None = None  # interval between log lines, in steps; null: about 30 lines per run
 
 
 @dataclass
@@ -24,7 +24,7 @@ class JsonLines(TrackConfig):
     file_options: ClassVar[tuple[str, ...]] = ("path",)
 
     path: str | None = None  # output file; null: metrics.jsonl in the run directory
-    figure: bool = True  # loss.svg, drawn at the end of a run if matplotlib is installed
+    figure: bool = True  # loss plot, loss.svg, drawn at the end of a run if matplotlib is installed
 
 
 @dataclass

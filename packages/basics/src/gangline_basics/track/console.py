@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from gangline.config.schema import Run
     from gangline_basics.track.config import Console
 
-LINES = 30  # approximate number of lines in a run
-COLUMNS = 80  # line width if that of the terminal is unknown
+LINES = 30  # approximate number of log lines in a run
+COLUMNS = 80  # line width if the terminal's width is unknown
 REFRESH_SECONDS = 0.25
 
 
 class ConsoleTracker(Tracker):
-    """Tracker that prints to standard output."""
+    """Tracker that prints progress to standard output."""
 
     def __init__(self, every: int | None, terminal: Terminal | None = None) -> None:
         self.every = every
@@ -51,7 +51,7 @@ class ConsoleTracker(Tracker):
             self.live.start()
 
     def record(self, record: StepRecord) -> None:
-        if self.newest is not None and record.step <= self.newest.step:  # the run went back: restart the estimate
+        if self.newest is not None and record.step <= self.newest.step:  # the run rewound: restart the estimate
             self.began, self.began_at = time.monotonic(), record.step
         self.newest = record
         if record.validation_loss is not None:
@@ -76,10 +76,10 @@ class ConsoleTracker(Tracker):
             self._print(line)
 
     def format_line(self, record: StepRecord) -> str:
-        """Return one step as text."""
+        """Return the log line of a step."""
         width, seconds_left = len(str(self.final)), self.estimate_seconds_left(record)
         again = ", for the last save failed" if record.failed_save else ""
-        # In the order of the line; if it is too long, parts with the highest number are dropped first.
+        # (number, text) in the order of the line; of a line that is too long, the highest numbers are dropped first.
         parts = [
             (0, f"step {record.step:>{width}}/{self.final}"),
             (0, f"loss {record.loss:.4f}"),
@@ -104,7 +104,7 @@ class ConsoleTracker(Tracker):
         return f"{fit_parts([*parts, ending], columns)}\n  {fit_parts(events, columns)}"
 
     def estimate_seconds_left(self, record: StepRecord) -> float | None:
-        """Estimate the time left by the mean pace with all pauses; None before the first step and at the end."""
+        """Estimate the time left from the mean time per step with pauses; None before the first step and at the end."""
         steps = record.step - self.began_at
         if steps <= 0 or record.step >= self.final:
             return None
@@ -124,7 +124,7 @@ class ConsoleTracker(Tracker):
 
 
 def fit_parts(parts: Sequence[tuple[int, str]], columns: int) -> str:
-    """Return the parts that fit on a line, in order: lower numbers first, and all with number 0. "" is skipped."""
+    """Return the parts (number, text) that fit on a line, in order; low numbers come first, 0 always, "" never."""
     places: list[int] = []
     room = columns + 2
     for number, place in sorted((number, place) for place, (number, text) in enumerate(parts) if text):
@@ -163,13 +163,13 @@ def format_closing(summary: dict[str, Any], newest: StepRecord | None, validated
 
 
 def format_validation(record: StepRecord) -> list[str]:
-    """Return the losses of further validation sets and weights, as lines of at most 80 columns."""
+    """Return the losses of additional validation sets and of averaged weights, as lines of at most 80 columns."""
     losses = " ".join(f"{name}={loss:.4f}" for name, loss in record.validation_losses.items())
     return textwrap.wrap(losses, 80, initial_indent="  validation ", subsequent_indent="    ", break_long_words=False)
 
 
 def format_duration(seconds: float) -> str:
-    """Format seconds: 3725 -> 1:02:05."""
+    """Format seconds as hours, minutes and seconds: 3725 -> 1:02:05."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -18,9 +18,9 @@ FILE = "metrics.jsonl"
 
 
 class JsonLinesTracker(Tracker):
-    """Tracker that appends each record at once, without a buffer that a kill could lose, because a write is cheap.
+    """Tracker that writes each record at once, unbuffered, so that a killed process loses no record.
 
-    Records that do not fit on a full disk are written with a later record: once there is room no step is missing.
+    Records that do not fit on a full disk are written with a later record, so that no step is missing.
     """
 
     def __init__(self, path: str | None) -> None:
@@ -39,7 +39,7 @@ class JsonLinesTracker(Tracker):
         self._write()
 
     def _write(self) -> None:
-        """Write all unwritten bytes. Raises OSError if only a part could be written."""
+        """Write all unwritten bytes. Raises OSError if a write fails; the rest stays in `left`."""
         assert self.file is not None
         while self.left:
             self.left = self.left[self.file.write(self.left) or 0 :]

@@ -26,7 +26,7 @@ BINS = 30
 
 
 class TensorBoardTracker(Tracker):
-    """Tracker that writes one event per step, with all of its numbers; flushed once a second."""
+    """Tracker that writes one event per step, with all numbers of the step's record; flushed once a second."""
 
     def __init__(self, path: str | None) -> None:
         self.path = path
@@ -44,7 +44,7 @@ class TensorBoardTracker(Tracker):
         self._start_over(start.first_step)
 
     def record(self, record: StepRecord) -> None:
-        if record.step <= self.last:  # the run went back
+        if record.step <= self.last:  # the run rewound to an earlier step
             self._start_over(record.step - 1)
         summary = Summary(value=[_make_value(tag, number) for tag, number in list_numbers(record).items()])
         self._write(Event(wall_time=time.time(), step=record.step, summary=summary))
@@ -59,7 +59,7 @@ class TensorBoardTracker(Tracker):
             self.file = None
 
     def _start_over(self, step: int) -> None:
-        """Make TensorBoard drop the points of an abandoned branch: all after `step`."""
+        """Make TensorBoard drop the points of an abandoned branch: all points after `step`."""
         if step > 0 or self.last:
             self._write(Event(wall_time=time.time(), step=step + 1, session_log=SessionLog(status=SessionLog.START)))
         self.last = step
