@@ -1,8 +1,8 @@
-"""Agreement of the ranks on one save or load, through the job's key-value store.
+"""Coordination of the ranks in one save or load, through the job's key-value store.
 
-Ranks publish values, wait for values of other ranks, and count up to the world size; nothing is gathered, so the work
-of a rank does not grow with the world size. When a wait times out, rank 0 reads the newest key of each rank once, to
-name the ranks that have not answered.
+Ranks publish values, wait for values of other ranks, and increment shared counters up to the world size. No rank
+gathers a value of every rank, so the work of a rank does not grow with the world size. When a wait times out, rank 0
+reads the newest key of each rank once, to name the ranks that have not answered.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ import torch.distributed as dist
 if TYPE_CHECKING:
     from gangline.comm.base import Store
 
-# A wait polls the store. Each pause is a tenth of the time waited so far, so a wait ends at most a tenth late; but all
-# ranks together never send more than _ASKED requests a second. A poll sends two requests: up to 1,250 ranks poll every
-# quarter of a second, 16,384 ranks every 3.3 s. A store on two cores, shared with two clients that did nothing else,
-# answered 30,000 requests a second.
-_FIRST, _LONGEST = 0.001, 0.25  # pause between two polls, in seconds
+# A wait polls the store. The pause between two polls is a tenth of the time waited so far, so a wait ends at most a
+# tenth late. The pause grows until all ranks together send at most _ASKED requests per second. A poll sends two
+# requests: in a long wait, up to 1,250 ranks poll every quarter of a second, 16,384 ranks every 3.3 s. A store that ran
+# on two cores, together with two clients that only sent requests, answered 30,000 requests per second.
+_FIRST, _LONGEST = 0.001, 0.25  # first and longest pause between two polls, in seconds
 _SHARE = 0.1
-_ASKED = 10_000  # maximum store requests per second, summed over all ranks
-_OTHERS = 1.2  # patience of the other ranks relative to rank 0, so that rank 0 can name the silent ranks first
-_HEARTBEAT = 0.1  # share of the patience between two heartbeats of a rank
-_NAMED = 8  # silent ranks that a message names
-_UNREACHED = 5.0  # seconds for which requests to an unreachable store are retried
+_ASKED = 10_000  # maximum store requests per second in a long wait, summed over all ranks
+_OTHERS = 1.2  # time-out of the other ranks as a multiple of rank 0's, so that rank 0 names the silent ranks first
+_HEARTBEAT = 0.1  # interval between two heartbeats of a rank, as a fraction of its time-out
+_NAMED = 8  # maximum number of silent ranks that an error message names
+_UNREACHED = 5.0  # maximum seconds for which requests to an unreachable store are retried
 
 T = TypeVar("T")
 
 
 class Failed(Exception):
-    """A rank failed; `what` is the JSON value that it published.
+    """Failure of a rank, raised on every rank; `what`: the JSON value that the failing rank published.
 
-    `late`: its wait timed out or the store was lost. Other ranks may have counted it as done, and may complete the
-    save.
+    `late`: the wait of the failing rank timed out, or it lost the store. Other ranks may have counted the failing rank
+    as done, and may complete the save.
     """
 
     def __init__(self, what: Any, late: bool = False) -> None:
@@ -52,10 +52,10 @@ class StoreLost(ConnectionError):
 class PrefixedStore:
     """The job's key-value store, of any kind, with a prefix for all keys. Raises StoreLost.
 
-    Requests to an unreachable store are retried for a while: a rank that gave up at once could not report its failure,
-    and the other ranks would wait for it. Two requests are not retried: any request of torch's TCPStore client, which
-    never reconnects, and an `add` whose answer was lost. A second `add` would count one rank as two, and a missing file
-    as written.
+    Requests to an unreachable store are retried for some seconds: a rank that gave up at once could not report its
+    failure, and the other ranks would wait for it. Two kinds of requests are not retried: any request of torch's
+    TCPStore client, which never reconnects, and an `add` whose answer was lost. A second `add` could count one rank
+    twice, and then the missing file of another rank would count as written.
     """
 
     def __init__(self, store: Store, prefix: str) -> None:
@@ -87,11 +87,11 @@ class PrefixedStore:
 
 
 class Agreement:
-    """The keys of one save or load in the job's store. Without a store (one process) all calls are local.
+    """Agreement of the ranks in one save or load: keys in the job's store. Without a store (one process), it is local.
 
-    `patience`: seconds that a rank waits without a `send_heartbeat` of any rank; None: no time-out. `newest`: prefix of
-    the keys that hold the last `mark_done` of each rank; all saves share it, so that the store does not grow with their
-    number.
+    `patience`: time-out of a wait, in seconds without a `send_heartbeat` of any rank; None: no time-out. `newest`:
+    prefix of the keys that hold the last `mark_done` of each rank; all saves share these keys, so that the store does
+    not grow with the number of saves.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Agreement:
         self.patience = patience and patience * (_OTHERS if rank else 1)
         self._newest = newest
         self._mine: dict[str, Any] = {}
-        self._seen = 0  # heartbeats of all ranks at the last look
+        self._seen = 0  # number of heartbeats of all ranks at the last check
         self._next = 0.0  # time of this rank's next heartbeat
 
     def publish(self, key: str, value: Any) -> None:
@@ -112,7 +112,7 @@ class Agreement:
             self.store.set(f"{self.name}/{key}", json.dumps(value))
 
     def wait_for(self, key: str, publisher: str = "rank 0") -> Any:
-        """Wait for `key` of `publisher` and return its value. Raises Failed if a rank failed or `patience` is over."""
+        """Wait for `key` of `publisher` and return its value. Raises Failed if a rank failed or the wait timed out."""
         if self.world > 1:
             self._wait_until(lambda: self._exists(key), lambda: f"{publisher} has not answered")
             assert self.store is not None
@@ -120,14 +120,14 @@ class Agreement:
         return self._mine[key]
 
     def fail(self, what: Any, late: bool = False) -> None:
-        """Make all ranks fail. If there are several causes, every rank raises the one published first."""
+        """Make the save or load fail on all ranks. If several ranks fail, all ranks raise the cause published first."""
         if self.world == 1:
             self._mine.setdefault("failed", [what, late])
         elif self.store is not None and self._fails_first():
             self.store.set(f"{self.name}/failed", json.dumps([what, late]))
 
     def _fails_first(self) -> bool:
-        """Return whether no rank failed before; True if the store is lost: two causes are better than none."""
+        """Return whether this rank is the first to fail; True if the store is lost: two causes are better than none."""
         assert self.store is not None
         try:
             return self.store.add(f"{self.name}/failures", 1) == 1
@@ -143,11 +143,11 @@ class Agreement:
             raise Failed(*self._mine["failed"])
 
     def send_heartbeat(self) -> None:
-        """Send a sign of progress, so that no wait of any rank times out yet. May be called at any rate."""
+        """Report progress, so that no wait of any rank times out yet. May be called often: heartbeats are throttled."""
         now = time.monotonic()
         if self.patience is not None and self.store is not None and self.world > 1 and now >= self._next:
             self._next = now + _HEARTBEAT * self.patience
-            with contextlib.suppress(StoreLost):  # a lost beat is harmless; the next request reports the lost store
+            with contextlib.suppress(StoreLost):  # harmless: the next request reports the lost store
                 self.store.add(f"{self.name}/alive", 1)
 
     def count(self, key: str, number: int) -> int:
@@ -164,7 +164,7 @@ class Agreement:
         self.count(key, 1)
 
     def wait_for_all(self, key: str) -> None:
-        """Wait until every rank has marked `key` as done. Raises Failed if a rank failed or `patience` is over."""
+        """Wait until every rank has marked `key` as done. Raises Failed if a rank failed or the wait timed out."""
         if self.store is not None and self.world > 1:
             store = self.store
             self._wait_until(
@@ -193,7 +193,7 @@ class Agreement:
             time.sleep(min(max(_FIRST, _SHARE * (now - began)), longest))
 
     def _describe_silent_ranks(self, key: str) -> str:
-        """Describe the ranks that have not answered: rank 0 names them, other ranks give their number."""
+        """Return a message about the ranks that have not answered: their numbers on rank 0, their count elsewhere."""
         assert self.store is not None
         number = self.world - self.count(key, 0)
         if self.rank:

@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 
 @final
 class ZarrCheckpointer(Checkpointer):
-    """Saves in the background, tier by tier; loads from the nearest tier that has a good copy.
+    """Checkpointer that saves in the background, tier by tier, and loads from the nearest tier with a good copy.
 
-    A save that wants the durable tier waits until no copy to that tier is running; other saves do not wait.
+    A save to the durable tier waits until no copy to that tier is running; other saves do not wait for the copy.
     """
 
     def __init__(self, run: Run, tiers: Sequence[Tier], store: Store | None, config: ZarrCheckpoint) -> None:
@@ -53,7 +53,7 @@ class ZarrCheckpointer(Checkpointer):
         self._notes, self._trouble = Notes(), ""
         for note in self.memory.notes if self.memory is not None else ():
             self._notes.add(note)
-        self._number = 0  # saves and loads so far, equal on all ranks
+        self._number = 0  # number of saves and loads so far, equal on all ranks
         self._newest: SaveHandle | None = None
         self._writer, self._copier = WriterClient(), WriterClient()
         self.copies = DurableCopies()
@@ -65,13 +65,13 @@ class ZarrCheckpointer(Checkpointer):
     def run_dir(self) -> str:
         return self._run_dir
 
-    # --- when --------------------------------------------------------------------------------------------------------
+    # --- due saves ---------------------------------------------------------------------------------------------------
 
     def get_due_save(self, step: int, seconds: float, every: str | int | None) -> SaveRequest | None:
-        """Return the save that is due, with its tiers; after the last step all tiers, if the run saves then.
+        """Return the save that is due after a step, with its tiers; None if no save is due.
 
-        If memory is saved to at every step, the record of a step waits for its save: a kill then loses no reported
-        step.
+        With `at_end`, the save after the last step has all tiers. If the memory tier is saved to at every step, the
+        record of a step is reported only once its save is visible: then a kill loses no reported step.
         """
         memory = None if self.memory is None or self.memory.left_out else self.memory
         kept = memory is not None and memory.every == 1
@@ -85,7 +85,7 @@ class ZarrCheckpointer(Checkpointer):
         return None
 
     def _is_near_due(self, step: int, seconds: float, every: str | int | None) -> bool:
-        """Return whether the near tiers are due. With `auto` rank 0 decides: only its clock counts."""
+        """Return whether a save by `checkpoint.every` is due. With every=auto, only rank 0 may return True."""
         if self._interval is None:
             return super().get_due_save(step, seconds, every) is not None
         saving = self._newest is not None and self._newest.state is SaveState.WRITING
@@ -101,13 +101,13 @@ class ZarrCheckpointer(Checkpointer):
         self, request: SaveRequest, shards: Sequence[Shard], registry: Registry, document: dict[str, Any]
     ) -> SaveHandle:
         start = time.perf_counter()
-        self._wait()  # one at a time: the staging memory is in use
+        self._wait()  # one save at a time: the newest save may still use the staging memory
         self._number += 1
         task = self._make_task(request, registry, document)
         near, far = (
             self._make_agreement(kind, registry.mesh.world, task.deadline_seconds) for kind in ("save", "copy")
         )
-        if near.rank == 0 and task.copied:  # one copy at a time
+        if near.rank == 0 and task.copied:  # one copy to the durable tier at a time
             self.copies.join(near.send_heartbeat)
         copy = DurableCopy(task, far, self._copier, self.copies)
         delivery = StagedDelivery(task, near, self._writer, copy, self.copies)
@@ -120,7 +120,7 @@ class ZarrCheckpointer(Checkpointer):
         delivery.start(reason)
         seconds = time.perf_counter() - start
         self._newest = SaveHandle(task.id, seconds, delivery.done, copy.done, delivery.compute_total_progress)
-        if self._interval is not None and self.disk in task.wanted:  # a save to memory does not survive its node
+        if self._interval is not None and self.disk in task.wanted:  # memory alone may be lost with its node
             self._interval.note_save(seconds)
         return self._newest
 
@@ -147,28 +147,34 @@ class ZarrCheckpointer(Checkpointer):
         )
 
     def _make_agreement(self, kind: str, world: int, deadline_seconds: float | None = None) -> Agreement:
-        """Return the agreement on a save, copy or load. A load has no time-out; others outlast a hanging writer."""
+        """Return the agreement of a save, copy or load.
+
+        A load has no time-out. The time-out of a save or copy is longer than that of a hanging writer process.
+        """
         patience = None if deadline_seconds is None else 1.25 * compute_hang_seconds(deadline_seconds)
         rank = _rank() if world > 1 else 0
         return Agreement(self.store, f"ckpt/{kind}/{self._number}", rank, world, patience, f"ckpt/{kind}/newest")
 
-    # --- look --------------------------------------------------------------------------------------------------------
+    # --- existing checkpoints ----------------------------------------------------------------------------------------
 
     def list(self):
-        """Return the checkpoints of all tiers. Raises UserError if a tier that may have the newest cannot be read."""
+        """Return the checkpoints of all tiers, oldest first.
+
+        Raises UserError if a tier that may have the newest checkpoint cannot be read.
+        """
         ids: set[CheckpointId] = set()
         for tier in self.tiers:
             try:
                 ids.update(tier.list_ids())
             except OSError as error:
-                starts = not self._number  # a resume may want its newest: do not fall back to an older one
+                starts = not self._number  # a resume must not use an older checkpoint instead
                 if starts or not ids:
                     raise make_unreadable_error(tier.store.url, describe_error(error)) from error
                 self._notes.add(f"{tier.store.url} cannot be read: {describe_error(error)}; going by the nearer tiers")
         return sorted(ids)
 
     def is_lasting(self, id: CheckpointId) -> bool:
-        """Return whether a checkpoint is stored anywhere but in memory."""
+        """Return whether any tier except the memory tier has a checkpoint."""
         return any(tier.has(id) for tier in self.tiers if tier is not self.memory)
 
     def take_notices(self) -> Sequence[str]:
@@ -185,7 +191,7 @@ class ZarrCheckpointer(Checkpointer):
         return self.read_metas(id)[0][1].shapes
 
     def read_metas(self, id: CheckpointId) -> Sequence[tuple[Tier, Meta]]:
-        """Return the tiers that have a checkpoint, nearest first, with metadata. Raises BadCheckpoint, UserError."""
+        """Return (tier, metadata) of each tier with the checkpoint, nearest first. Raises BadCheckpoint, UserError."""
         copies, bad, silent = [], None, None
         for tier in self.tiers:
             try:
@@ -241,7 +247,7 @@ def _rank_in(registry: Registry) -> int:
 
 def build(config: ZarrCheckpoint, run: Run, store: Store | None) -> ZarrCheckpointer:
     """Build the checkpointer of a run."""
-    if store is not None:  # own keys, equal on all ranks: an earlier checkpointer has left values
+    if store is not None:  # a new prefix, equal on all ranks: an earlier checkpointer may have left values
         number = store.add(f"ckpt/made by {_rank()}", 1)
         store = PrefixedStore(store, f"ckpt/{number}")
     tiers: list[Tier] = [*build_tiers(config, run.job.dir or "")]

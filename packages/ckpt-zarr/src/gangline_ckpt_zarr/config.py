@@ -11,7 +11,7 @@ from gangline.config import CheckpointConfig, NonNegativeInt, PositiveFloat, Pos
 if TYPE_CHECKING:
     from gangline.config import Run
 
-SUCCESSOR_SECONDS = 120.0  # how long the memory tier of a node whose agent was killed waits for the next agent
+SUCCESSOR_SECONDS = 120.0  # seconds for which the keeper of a node whose agent was killed waits for the next agent
 
 
 @dataclass
@@ -21,20 +21,20 @@ class ZarrCheckpoint(CheckpointConfig):
     file_options: ClassVar[tuple[str, ...]] = ("path", "durable")
 
     path: str | None = None  # directory or URL (s3://...) of the run's checkpoints; null: RUN_DIR/checkpoints
-    keep_last: PositiveInt | None = None  # number of newest checkpoints to keep (1 leaves no fallback); null: all
-    keep_every: PositiveInt | None = None  # interval in steps of checkpoints that are never deleted; null: none
-    verify: bool = True  # verification of every checksum when loading
-    memory_every: PositiveInt | None = None  # steps between saves to the memory tier (survives lost workers); null: off
-    memory_copies: NonNegativeInt = 0  # number of other nodes that keep a copy of the memory tier, for lost nodes
-    durable: str | None = None  # directory or URL of the durable tier, copied from `path` in background; null: none
-    durable_every: PositiveInt | None = None  # steps between saves to the durable tier, multiple of `every`; null: each
+    keep_last: PositiveInt | None = None  # number of newest checkpoints to keep (1: no fallback if damaged); null: all
+    keep_every: PositiveInt | None = None  # steps between older checkpoints to keep besides the newest ones; null: none
+    verify: bool = True  # verification of the checksum of every chunk that a load reads
+    memory_every: PositiveInt | None = None  # steps between saves to the memory tier (outlives workers); null: no tier
+    memory_copies: NonNegativeInt = 0  # number of copies of a node's memory tier on other nodes, to survive lost nodes
+    durable: str | None = None  # directory or URL of the durable tier, filled from `path` in the background; null: none
+    durable_every: PositiveInt | None = None  # steps between durable saves, a multiple of `every`; null: every save
     durable_keep_last: PositiveInt | None = None  # number of newest checkpoints to keep in the durable tier; null: all
-    durable_keep_every: PositiveInt | None = None  # interval in steps of durable checkpoints never deleted; null: none
-    mtbf_hours: PositiveFloat | None = None  # mean time between failures, for every=auto; null: measured, 24 at first
-    deadline_seconds: PositiveFloat = 600.0  # time-out, in seconds, of a store that fails or stays silent in a save
+    durable_keep_every: PositiveInt | None = None  # steps between older durable checkpoints to keep; null: none
+    mtbf_hours: PositiveFloat | None = None  # mean hours between failures, for every=auto; null: measured, 24 at first
+    deadline_seconds: PositiveFloat = 600.0  # maximum seconds for retries of a request to a failing or silent store
 
     def list_sidecars(self, run: Run) -> list[Sidecar]:
-        """Return the keeper of the memory tier, a sidecar that outlives workers; [] without a memory tier."""
+        """Return the sidecar that keeps the memory tier and outlives the workers; [] without a memory tier."""
         if self.memory_every is None:
             return []
         waits = SUCCESSOR_SECONDS if run.launch.shares else 0.0

@@ -1,7 +1,7 @@
-"""`gangline ckpt average`: the mean of several checkpoints' weights, as the checkpoint that a run begins with.
+"""`gangline ckpt average`: write the mean of several checkpoints' weights as a checkpoint that a run starts from.
 
-Each part of each array is read from every checkpoint in turn, summed in float64 in the order of the arguments, and
-rounded once (Izmailov et al., arXiv 1803.05407; Wortsman et al., arXiv 2203.05482). Memory holds one chunk at a time.
+Each chunk of each array is read from every checkpoint, summed in float64 in the order of the arguments, and rounded
+once (Izmailov et al., arXiv 1803.05407; Wortsman et al., arXiv 2203.05482). Memory holds one chunk at a time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Write the mean as step-00000000, and print the command that trains on. Raises UserError, BadCheckpoint."""
+    """Write the mean as step-00000000 and print the command to train from it. Raises UserError, BadCheckpoint."""
     words = make_parser(
         "average", "Average the weights of checkpoints, in float64, as a checkpoint that a run begins with."
     )
@@ -76,7 +76,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _check_out(out: str) -> None:
-    """Raise UserError if the output exists already or lies inside a run."""
+    """Raise UserError if the output exists already or is inside a run directory."""
     if "://" in out:
         return
     path = Path(text.resolve_path(out))
@@ -88,7 +88,7 @@ def _check_out(out: str) -> None:
 
 
 def _check_same_model(copies: Sequence[Copy]) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Return (shape, dtype) of every array of the model, which must agree in all. Raises UserError, BadCheckpoint."""
+    """Return (shape, dtype) of every model array, which must be equal in `copies`. Raises UserError, BadCheckpoint."""
     first = copies[0]
     shapes = _read_weight_shapes(first)
     if not shapes:
@@ -135,7 +135,7 @@ def _get_model_fields(copy: Copy) -> Mapping[str, Any]:
 
 
 def _fill(chunks: Iterator[Shard], copies: Sequence[Copy], shapes: Mapping[str, tuple[tuple[int, ...], str]]) -> None:
-    """Fill chunks with means. Raises BadCheckpoint if a chunk is not what was written, UserError if codes differ."""
+    """Fill chunks with means. Raises BadCheckpoint for a bad chunk, UserError if low-bit codes differ."""
     import torch
 
     for chunk in chunks:
@@ -154,7 +154,7 @@ def _fill(chunks: Iterator[Shard], copies: Sequence[Copy], shapes: Mapping[str, 
 
 
 def _holds_codes(name: str, shapes: Mapping[str, Any]) -> bool:
-    """Return whether an integer array holds weights that its scales decode (`Plan.low_bit`)."""
+    """Return whether an integer array contains low-bit codes of weights, next to their `scales` (`Plan.low_bit`)."""
     return not _is_float(shapes[name][1]) and f"{name.rpartition('.')[0]}.scales" in shapes
 
 

@@ -15,7 +15,7 @@ from gangline_ckpt_zarr.load.scan import Window
 
 @dataclass(frozen=True)
 class BadChunks:
-    """A chunk that is not what was written, and why; `number` None: all chunks of the run."""
+    """A bad chunk and why it is bad; if `number` is None, all chunks of the run."""
 
     run: ChunkRun
     number: int | None
@@ -28,7 +28,7 @@ class BadChunks:
 
 
 class FileScanner:
-    """Checks the chunks in the first `there` bytes of a checkpoint's file; windows come in order."""
+    """Checker of the chunks in the first `there` bytes of a checkpoint's file, which is fed windows in order."""
 
     def __init__(self, file: RankFile, meta: Meta, there: int) -> None:
         every = [run for run in file.runs if run.count]
@@ -44,7 +44,7 @@ class FileScanner:
             yield BadChunks(self._runs[run], number, why)
 
     def find_missing(self, why: str) -> Iterator[BadChunks]:
-        """Yield per run its first missing chunk, or the run if all are: a bad zarr.json may claim endless chunks."""
+        """Yield each run's first missing chunk, or the run if all are missing: zarr.json may claim endless chunks."""
         for run, whole in self._whole.items():
             if whole < run.count:
                 yield BadChunks(run, whole or None if run.count > 1 else 0, why)
@@ -56,7 +56,7 @@ def _count_complete(run: ChunkRun, trailer: int, there: int) -> int:
 
 
 def merge_runs(found: list[BadChunks]) -> Iterator[BadChunks]:
-    """Yield the bad chunks, with one entry for a run of which every chunk is bad for one reason."""
+    """Yield the bad chunks; a run whose chunks are all bad for the same reason has one entry."""
     first = 0
     while first < len(found):
         run, why = found[first].run, found[first].why

@@ -10,7 +10,7 @@ BLOCK = 8 << 20
 
 
 class Blocks:
-    """Writer of a new object, from front to back. A context manager: durable at its end, or not there."""
+    """Writer of a new object, from front to back. A context manager: the object is durable at exit, or aborted."""
 
     def __init__(self, store: ObjectStore, path: str, size: int) -> None:
         self._writer = store.create(path, size)
@@ -20,7 +20,7 @@ class Blocks:
         self._size = size
 
     def put(self, content: memoryview | bytes) -> None:
-        """Append content."""
+        """Append `content` to the object."""
         rest = memoryview(content)
         while rest:
             part = rest[: len(self._buffer) - self._filled]

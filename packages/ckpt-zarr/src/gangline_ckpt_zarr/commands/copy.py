@@ -1,4 +1,4 @@
-"""`gangline ckpt copy`: to another store, every chunk checked on the way and again at the target."""
+"""`gangline ckpt copy`: copy a checkpoint to another store; each chunk is checked when read and at the target."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gangline_ckpt_zarr.stores.base import ObjectStore
 from gangline_ckpt_zarr.stores.open import open_store
 
 Advance = Callable[[int], None]
-AT_ONCE = 8  # chunk files in parallel: each waits for its store
+AT_ONCE = 8  # number of chunk files that are written in parallel: each write waits for the store
 
 
 def run(argv: Sequence[str]) -> int:
@@ -58,7 +58,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _refuse(source: Copy, url: str) -> None:
-    """Raise UserError for a copy inside a checkpoint (it would be a part of that), or under the id of another one."""
+    """Raise UserError if the copy would be inside a checkpoint, or named by the id of another checkpoint."""
     here, there = (text.resolve_path(place) for place in (source.store.url, url))
     above = os.path.dirname(there)
     if there != here and (f"{there}/".startswith(f"{here}/") or os.path.exists(f"{above}/{NAME}")):
@@ -74,7 +74,7 @@ def _refuse(source: Copy, url: str) -> None:
 
 
 def _choose_target(word: str, name: str) -> str:
-    """Return the URL of the copy itself."""
+    """Return the URL of the copy: `word` itself, or `name` inside it, or in a run's disk tier if `word` is a run."""
     path = word.rstrip("/")
     if os.path.exists(f"{path}/config.yaml"):
         return f"{next(tier for tier in open_tiers(path) if tier.name == 'disk').store.url}/{name}"
@@ -84,11 +84,11 @@ def _choose_target(word: str, name: str) -> str:
 
 
 def _as_it_is(source: Copy, store: ObjectStore) -> None:
-    """Copy the files byte for byte, zarr.json last."""
+    """Copy the files byte for byte, and zarr.json last."""
     meta = source.meta
     ranks = sorted(meta.iterate_writers())
     folder = os.path.dirname(meta.get_file_path(0))
-    store.delete(folder)  # the remains of an interrupted copy
+    store.delete(folder)  # remains of an interrupted copy
     total = sum(meta.files.get_rank_file(rank).size for rank in ranks)
     try:
         with text.show_progress(f"copy {source.name}", 2 * total) as advance:
@@ -127,7 +127,7 @@ def _verify_written(store: ObjectStore, meta: Meta, ranks: Sequence[int], advanc
 
 
 def _copy_by_chunk(source: Copy, store: ObjectStore) -> None:
-    """Write a file for each chunk or shard, zarr.json for each node, and the root's zarr.json last."""
+    """Write a file for each chunk or shard, zarr.json for each array and group, and the root's zarr.json last."""
     if store.names():
         raise UserError(f"{store.url} is not empty.", "Name a directory that does not exist yet.")
     meta = native.as_native(source.meta)
@@ -154,7 +154,7 @@ def _copy_by_chunk(source: Copy, store: ObjectStore) -> None:
 
 
 def _write_chunks(source: Copy, store: ObjectStore, meta: NativeMeta, rank: int) -> int:
-    """Write the file of a chunk or shard, and record the checksums; return its size."""
+    """Write the file of a chunk or shard, and record the checksums in `meta`; return the file's size."""
     file = meta.files.get_rank_file(rank)
     (run,) = file.runs
     layout = meta.registry[run.name]
@@ -171,7 +171,7 @@ def _write_chunks(source: Copy, store: ObjectStore, meta: NativeMeta, rank: int)
 
 
 def _chunk(source: Copy, run: ChunkRun, number: int) -> memoryview:
-    """Return a chunk with its checksum, read from its place in the source. Raises BadCheckpoint."""
+    """Return chunk `number` of the copy with its checksum, read from the source. Raises BadCheckpoint."""
     meta, box = source.meta, run.chunk_box(number)
     ((rank, stored_box),) = overlap.find_stored_boxes(meta.registry, run.name, box)
     there = meta.files.get_rank_file(rank).by_box[run.name, stored_box.offset]

@@ -19,8 +19,8 @@ from gangline_ckpt_zarr.format.dtypes import map_dtype
 from gangline_ckpt_zarr.load.read_plan import Target
 from gangline_ckpt_zarr.load.reader import read_target
 
-BLOCK = 8 << 20  # bytes of an array compared at once
-# How a run was executed, not its state: shown, but two checkpoints that differ only in these count as equal.
+BLOCK = 8 << 20  # maximum bytes of an array (in float64) that are compared at once
+# Document fields on how a run was executed, not on its state. Differences in them are printed but count as equal.
 CARRIED = ("attempt", "mesh", "config", "parts", "version")
 
 
@@ -53,7 +53,7 @@ _NONE = object()
 
 
 def _compare_fields(one: Any, other: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Yield (path, value here, value there) of every field that differs."""
+    """Yield (path, value in `one`, value in `other`) of every field that differs."""
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         for key in {**one, **other}:
             yield from _compare_fields(
@@ -75,13 +75,13 @@ def _shorten(value: Any) -> str:
 
 @dataclass
 class Difference:
-    """Difference of two arrays: the largest absolute one (nan if one of two values is nan), and how many differ."""
+    """Difference of two arrays: largest absolute difference (nan if one value of two is nan), count of differences."""
 
     largest: float = 0.0
     count: int = 0
 
     def add(self, one: np.ndarray, other: np.ndarray) -> None:
-        """Compare and count two parts; two nans are equal."""
+        """Add the differences of a part of both arrays; two nans are equal."""
         same = one == other
         if one.dtype.kind == "f" and other.dtype.kind == "f":
             same |= np.isnan(one) & np.isnan(other)
@@ -142,7 +142,7 @@ def _split_into_blocks(meta: Meta, name: str) -> Iterator[Box]:
 
 
 def _read(copy: Copy, name: str, box: Box) -> np.ndarray:
-    """Return a part of an array, as it is stored. Raises BadCheckpoint."""
+    """Return a part of an array in its stored dtype. Raises BadCheckpoint."""
     array = np.empty(box.shape, map_dtype(copy.meta.registry[name].dtype))
     read_target(copy.meta, copy.store, Target(name, box, array))
     return array

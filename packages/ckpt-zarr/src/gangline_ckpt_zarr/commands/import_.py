@@ -1,4 +1,4 @@
-"""`gangline ckpt import`: convert a Hugging Face directory, chunk by chunk, to a checkpoint that a run begins with."""
+"""`gangline ckpt import`: convert a Hugging Face directory, chunk by chunk, to a checkpoint that a run starts from."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Write step-00000000 with the weights alone, and print the command that trains on from it."""
+    """Write step-00000000 with the weights alone, and print the command to train from it."""
     words = make_parser("import", "Make the checkpoint that a run begins with of a Hugging Face directory.", tier=False)
     words.add_argument("directory", metavar="DIR", help="config.json and safetensors")
     words.add_argument("out", metavar="RUN_DIR", help="the directory of a run to be, or a URL for its checkpoints")
@@ -44,7 +44,7 @@ def _write(store: ObjectStore, directory: Path, trained: Run) -> None:
     from gangline_models.hugging_face.read import load_pretrained
 
     tree, plan = compose_model(trained)
-    arrays = list_shards(construct(tree), plan)  # without memory
+    arrays = list_shards(construct(tree), plan)  # without memory for the weights
     shapes = {shard.name: (shard.global_shape, name_dtype(shard.dtype)) for shard in arrays}
     write_weights(
         store,

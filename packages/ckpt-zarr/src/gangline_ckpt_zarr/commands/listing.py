@@ -1,4 +1,4 @@
-"""Listing of the checkpoints under a root, with sizes, times and whether they can be complete. No array is read."""
+"""Listing of the checkpoints under a root, with sizes, times and completeness by file sizes. No array is read."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class ListedCheckpoint:
     """One checkpoint in one tier: its files, and when it was last written to (seconds since 1970; None: unknown)."""
 
     id: CheckpointId
-    sizes: dict[str, int] = field(default_factory=dict)  # by path in the checkpoint
+    sizes: dict[str, int] = field(default_factory=dict)  # bytes of each file, by path in the checkpoint
     modified: float | None = None
 
     def add(self, name: str, nbytes: int, modified: float | None) -> None:
-        """Add one of its files."""
+        """Add one file of the checkpoint."""
         self.sizes[name] = nbytes
         if modified is not None:
             self.modified = max(modified, self.modified or modified)
@@ -66,7 +66,7 @@ def _local(root: str) -> Iterator[ListedCheckpoint]:
             try:
                 _add(entry, place.path)
             except FileNotFoundError:
-                continue  # it was deleted meanwhile
+                continue  # the checkpoint was deleted meanwhile
             yield entry
 
 
@@ -81,7 +81,7 @@ def _add(entry: ListedCheckpoint, directory: str, within: str = "") -> None:
 
 
 def _list_remote(url: str) -> Iterator[ListedCheckpoint]:
-    """Yield all checkpoints under a URL, from one listing, as the store pages it."""
+    """Yield all checkpoints under a URL, from one recursive listing, which the store may send in pages."""
     import fsspec
 
     files, root = fsspec.core.url_to_fs(url, use_listings_cache=False)
@@ -99,7 +99,7 @@ def _list_remote(url: str) -> Iterator[ListedCheckpoint]:
 
 
 def _find_modified_time(facts: dict) -> float | None:
-    """Return the modification time, which stores name differently; None if it is unknown."""
+    """Return a file's modification time (seconds since 1970), whose key differs by store; None if unknown."""
     for key in ("LastModified", "mtime", "updated", "last_modified", "created"):
         value = facts.get(key)
         if isinstance(value, datetime):

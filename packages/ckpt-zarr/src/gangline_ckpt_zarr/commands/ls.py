@@ -16,13 +16,13 @@ from gangline_ckpt_zarr.commands.listing import ListedCheckpoint, list_checkpoin
 from gangline_ckpt_zarr.commands.where import Place, find_place, make_parser
 from gangline_ckpt_zarr.tiers.keeper import find_abandoned, run_of
 
-NOTED_BYTES = 1e9  # a killed run that holds less memory is not worth a note in the listing of another run
+NOTED_BYTES = 1e9  # minimum memory of a killed run, in bytes, for a note in the listing of another run
 
-Copies = dict[str, tuple[ListedCheckpoint, str]]  # by tier, with its state
+Copies = dict[str, tuple[ListedCheckpoint, str]]  # tier -> (checkpoint, its state)
 
 
 def run(argv: Sequence[str]) -> int:
-    """Print the table; return 1 if anything in it is damaged. Raises UserError."""
+    """Print the table of checkpoints; return 1 if any checkpoint is damaged. Raises UserError."""
     words = make_parser("ls", "List checkpoints: step, size, age, tiers, state. Reads each zarr.json, and no array.")
     words.add_argument("place", metavar="RUN_DIR", help="a run's directory, or a directory or URL of checkpoints")
     options = words.parse_args(list(argv))
@@ -53,7 +53,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _note_abandoned(run_dir: str | None) -> None:
-    """Print on stderr how much memory killed runs still hold on this machine, and how to free it."""
+    """Print on stderr how much memory the tiers of killed runs occupy on this machine, and how to free it."""
     note = make_notes("gangline ckpt ls")
     for path in find_abandoned(run_dir):
         nbytes = 0

@@ -1,4 +1,4 @@
-"""`gangline ckpt prune`: delete what retention does not keep, after reading what it keeps."""
+"""`gangline ckpt prune`: delete the checkpoints that retention does not keep, after reading the others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gangline_ckpt_zarr.tiers.stored import StoreTier
 
 
 def run(argv: Sequence[str]) -> int:
-    """Delete, tier by tier, and print what; return 1 if something to keep is damaged. Raises UserError."""
+    """Delete checkpoints, tier by tier, and print their ids; return 1 if a kept one is damaged. Raises UserError."""
     words = make_parser("prune", "Delete all checkpoints of a run but the newest and those of every so many steps.")
     words.add_argument("place", metavar="RUN_DIR", help="the run's directory")
     words.add_argument("--keep-last", type=int, metavar="N", help="keep the newest N; by default as the run says")
@@ -31,7 +31,7 @@ def run(argv: Sequence[str]) -> int:
             f"{options.place} is no run directory.",
             "Which checkpoints are of an abandoned branch is known there alone.",
         )
-    tiers = [tier for tier in place.tiers if tier.name != "memory"]  # a job keeps its own two buffers there
+    tiers = [tier for tier in place.tiers if tier.name != "memory"]  # a job manages its two buffers in memory
     for tier in tiers:
         tier.keep_last = options.keep_last or tier.keep_last
         tier.keep_every = options.keep_every or tier.keep_every

@@ -14,7 +14,7 @@ from gangline_ckpt_zarr.format.references import AT, REFERENCES, build_reference
 
 
 def run(argv: Sequence[str]) -> int:
-    """Write refs.json and print the line that opens it. Raises UserError, BadCheckpoint."""
+    """Write refs.json and print the Python call that opens the checkpoint. Raises UserError, BadCheckpoint."""
     words = make_parser("refs", "Write refs.json, through which fsspec's reference filesystem and stock zarr open it.")
     words.add_argument("place", metavar="CHECKPOINT", nargs="+", help=PLACES)
     words.add_argument("--output", metavar="FILE", help=f"a file to write; by default {REFERENCES} in the checkpoint")
@@ -31,7 +31,7 @@ def run(argv: Sequence[str]) -> int:
         Path(options.output).write_bytes(json_bytes)
         place = options.output
     else:
-        copy.store.delete(REFERENCES)  # existing references may name an earlier place
+        copy.store.delete(REFERENCES)  # existing references may name an earlier URL
         copy.store.commit(REFERENCES, json_bytes)
         place = f"{copy.store.url}/{REFERENCES}"
     print(f"{text.place(place)}: {text.format_count(len(content['refs']), 'reference')}, {text.size(len(json_bytes))}")
@@ -40,7 +40,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def open_arguments(references: str, url: str) -> str:
-    """Return the arguments of zarr.open_group that open the checkpoint at `url` by its references."""
+    """Return the arguments of zarr.open_group that open the checkpoint at `url` through `references`."""
     options: dict[str, object] = {"fo": references}
     scheme, sign, _ = url.partition("://")
     if sign:

@@ -86,7 +86,7 @@ def _count_stored_bytes(layout: Layout, chunk: tuple[int, ...], trailer: int) ->
 
 @dataclass
 class _Alike:
-    """Arrays that differ only by numbers in their names: the blocks of a model."""
+    """Arrays that differ only in numbers in their names, such as the arrays of a model's blocks."""
 
     layout: Layout
     chunk: tuple[int, ...]
@@ -95,7 +95,7 @@ class _Alike:
 
 
 def _format_tree(meta: Meta, each: bool) -> Iterator[tuple[str, ...]]:
-    """Yield a row for each group and array; `each`: also for arrays that are alike."""
+    """Yield a row for each group and array; without `each`, arrays that differ only in numbers share a row."""
     kinds: dict[tuple, _Alike] = {}
     for name, layout in meta.registry.layouts.items():
         chunk, cut = meta.files.chunk(name), _open(layout) if isinstance(meta, NativeMeta) else _cut(layout, each)
@@ -140,7 +140,7 @@ def _open(layout: Layout) -> str:
 
 
 def _cut(layout: Layout, named: bool) -> str:
-    """Describe how an array was sharded; `named`: with the number of its pipeline stage."""
+    """Describe how an array was sharded; `named`: include the number of the array's pipeline stage."""
     stages = [f"{axis} {index}" if named else f"a stage of {axis}" for axis, index in layout.at]
     return ", ".join([*stages, *map(_describe_division, layout.divisions)]) or "whole"
 

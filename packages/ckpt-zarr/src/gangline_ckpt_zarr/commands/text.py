@@ -11,7 +11,7 @@ Row = Sequence[str]
 
 
 def format_table(head: Row, rows: Sequence[Row], right: str = "") -> str:
-    """Return lines of aligned columns; `right`: the heads of right-aligned columns.
+    """Return lines of aligned columns; `right`: headings of the right-aligned columns, separated by spaces.
 
     Written by hand because rich takes a second for a table of 1,000 rows.
     """
@@ -27,7 +27,7 @@ def format_table(head: Row, rows: Sequence[Row], right: str = "") -> str:
 
 
 def size(nbytes: float) -> str:
-    """Return a size in powers of 1,000, as disks are sold and file managers count."""
+    """Return a size as text in decimal units (kB = 1,000 B), as disk vendors and file managers use them."""
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if nbytes < 999.5 or unit == "TB":
             break
@@ -36,7 +36,7 @@ def size(nbytes: float) -> str:
 
 
 def format_age(seconds: float) -> str:
-    """Return an age in the largest unit of which there are at least two."""
+    """Return an age as text, in the largest unit (d, h, min) of which it has at least 2, else in seconds."""
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}"
@@ -48,13 +48,13 @@ def format_count(count: int, word: str) -> str:
 
 
 def place(url: str) -> str:
-    """Return a path relative to the working directory if the path is below it."""
+    """Return a path relative to the working directory if the path is below this directory, else unchanged."""
     here = os.getcwd().rstrip("/") + "/"
     return url.removeprefix(here)
 
 
 def resolve_path(url: str) -> str:
-    """Return a path without links, or a URL as it is; neither ends with a slash."""
+    """Return a path with symbolic links resolved, or a URL unchanged; both without a slash at the end."""
     path = url.removeprefix("file://").removeprefix("local://")
     return path.rstrip("/") if "://" in path else os.path.realpath(os.path.expanduser(path))
 
@@ -65,7 +65,7 @@ def format_shape(sizes: Sequence[int]) -> str:
 
 @contextmanager
 def show_progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Yield a function that takes how many more bytes are done; a bar on a terminal, silent elsewhere."""
+    """Yield a function to call with the number of further bytes that are done; shows a bar if stderr is a terminal."""
     if not sys.stderr.isatty():
         yield lambda nbytes: None
         return

@@ -1,4 +1,4 @@
-"""`gangline ckpt verify`: read every byte that is data, and report every chunk that is not what was written."""
+"""`gangline ckpt verify`: read every byte that is data, and report every bad chunk."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gangline_ckpt_zarr.format.references import AT, REFERENCES, build_reference
 from gangline_ckpt_zarr.load.scan import read_windows
 from gangline_ckpt_zarr.stores.base import ObjectStore
 
-MOST_LOST = 100  # missing files that are reported, at most
+MOST_LOST = 100  # maximum number of missing files that are reported
 
 
 def run(argv: Sequence[str]) -> int:
@@ -30,7 +30,7 @@ def run(argv: Sequence[str]) -> int:
     words.add_argument("--all", action="store_true", help="all copies; of a run, those of every whole checkpoint")
     options = words.parse_args(list(argv))
     place = find_place(options.place).select_tier(options.tier)
-    if options.all and options.tier is None:  # a machine's memory has only a part of a large run
+    if options.all and options.tier is None:  # one machine's memory has only some files of a large run
         place = replace(place, tiers=tuple(tier for tier in place.tiers if tier.name != "memory"))
     copies = _list_copies(place) if options.all else [place.copy()]
     bad = nbytes = 0
@@ -66,7 +66,7 @@ def _verify_copy(copy: Copy) -> tuple[int, int]:
 
 
 def check_copy(copy: Copy) -> tuple[list[BadCheckpoint], int, int]:
-    """Return (damage of a copy, number of chunks, number of bytes), after reading every byte that is data."""
+    """Return (damage of a copy, number of chunks, number of bytes read), after reading every byte that is data."""
     try:
         meta, sizes = copy.meta, copy.store.list_sizes()
     except BadCheckpoint as bad:
@@ -87,7 +87,7 @@ def check_copy(copy: Copy) -> tuple[list[BadCheckpoint], int, int]:
 
 
 def _check_metadata(copy: Copy, meta: Meta) -> Iterator[BadCheckpoint]:
-    """Yield damage in metadata that other readers use: zarr.json of every native node, or refs.json."""
+    """Yield damage in metadata for other readers: zarr.json of each array and group if native, or refs.json."""
     if isinstance(meta, NativeMeta):
         for name, content in encode_nodes(copy.content).items():
             yield from _check_node_file(copy.store, f"{name}/{NAME}", name, content)
@@ -113,7 +113,7 @@ def _check_node_file(store: ObjectStore, path: str, name: str, content: bytes) -
 
 
 def _check_index(store: ObjectStore, path: str, file: RankFile) -> Iterator[BadCheckpoint]:
-    """Yield damage in the index of a shard, in which zarr looks for its chunks."""
+    """Yield damage in the index of a shard, from which zarr reads the offsets of the shard's chunks."""
     (run,) = file.runs
     content = memoryview(bytearray(index_bytes(run)))
     store.read_into(path, [(run.end, [content])])
@@ -141,7 +141,7 @@ def find_damage(store: ObjectStore, meta: Meta, rank: int, advance: Callable[[in
     ]
     if (
         why and not missing_chunks
-    ):  # every chunk is there: bytes of the padding or the index are missing, or there are too many
+    ):  # every chunk exists: bytes of the padding or the index are missing, or the file is too long
         lines.append(BadCheckpoint("every array", None, f"{store.url}/{path}", why))
     if isinstance(meta, NativeMeta) and not why and file.runs[0].count > 1:
         lines += _check_index(store, path, file)

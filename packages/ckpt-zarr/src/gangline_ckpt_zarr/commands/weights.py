@@ -1,4 +1,4 @@
-"""Weights alone as a checkpoint that a run begins with: step 0, of no layout, written chunk by chunk."""
+"""Checkpoint with only weights, from which a run starts: step 0, saved as by one process, chunk by chunk."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FIRST = CheckpointId(0)
 
 
 def place_for(out: str) -> ObjectStore:
-    """Return the store of the new checkpoint: RUN_DIR/checkpoints/step-00000000 of a new run, or that id below a URL.
+    """Return the store of the new checkpoint step-00000000: in RUN_DIR/checkpoints of a new run, or below a URL.
 
     Raises UserError if a run or a complete checkpoint exists there.
     """
@@ -45,11 +45,11 @@ def write_weights(
     base: Mapping[str, Any] | None = None,
     model: str | None = None,
 ) -> None:
-    """Write arrays with these names, shapes and dtypes. If that fails nothing is left, and the error is raised.
+    """Write a checkpoint of arrays with these names, shapes and dtypes. If that raises an error, no data is left.
 
-    `fill` takes parts of arrays, one after another, and puts values into the memory of each. `trained`: the run whose
-    weights they are; `config`: that run as data. base: the record of arrays that are left out; model: the fingerprint
-    of the full model, if some of its arrays are left out.
+    `fill` takes the chunks of all arrays, one after another, and writes values into the memory of each chunk.
+    `trained`: the run that the weights belong to; `config`: that run as data. `base`: record of the arrays that the
+    checkpoint omits; `model`: fingerprint of the full model, if arrays are omitted.
     """
     import torch
 
@@ -82,7 +82,7 @@ def write_weights(
 
 
 def _write_chunks(store: ObjectStore, registry: Registry, write_id: str) -> Iterator[Shard]:
-    """Yield each chunk to be filled, and write it to its place in the file when the next one is requested."""
+    """Yield each chunk to be filled, and write it to its offset in the file when the next chunk is requested."""
     import torch
 
     from gangline.shard import Shard

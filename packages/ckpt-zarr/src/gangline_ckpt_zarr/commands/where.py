@@ -1,4 +1,4 @@
-"""Stores of command-line arguments: a run and its tiers, a directory or URL of checkpoints, or one checkpoint."""
+"""Stores that command-line arguments name: a run's tiers, a directory or URL of checkpoints, or one checkpoint."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ class Copy:
 
     @cached_property
     def meta(self) -> Meta:
-        """Metadata in zarr.json, which must be of the checkpoint that `name` says. Raises BadCheckpoint."""
+        """Metadata in zarr.json, which must have the checkpoint id in `name`, if any. Raises BadCheckpoint."""
         return zarr_json.read(self.content, f"{self.store.url}/{NAME}", CheckpointId.parse(self.name))
 
     def check_sizes(self) -> Meta:
-        """Return the metadata if every file has its size, before arrays are allocated. Raises BadCheckpoint."""
+        """Return the metadata if every file has the right size; call it before allocation. Raises BadCheckpoint."""
         if why := find_file_error(self.meta, self.store.list_sizes()):
             raise BadCheckpoint("every array", None, self.store.url, why)
         return self.meta
@@ -58,7 +58,7 @@ class Copy:
 
 @dataclass(frozen=True)
 class Place:
-    """Place that a user named: tiers, nearest first, perhaps with a checkpoint in them; or a single checkpoint."""
+    """Stores that an argument names: tiers, nearest first, perhaps with a checkpoint id; or a single checkpoint."""
 
     text: str
     tiers: tuple[StoreTier, ...] = ()
@@ -67,7 +67,7 @@ class Place:
     alone: ObjectStore | None = None  # store of a single checkpoint, named by its directory or URL
 
     def select_tier(self, name: str | None) -> Place:
-        """Return this place with one of its tiers; None: with all. Raises UserError if there is no such tier."""
+        """Return this place with only the tier `name`; None: with all tiers. Raises UserError if there is none."""
         if name is None:
             return self
         tiers = tuple(tier for tier in self.tiers if tier.name == name)
@@ -81,7 +81,7 @@ class Place:
         return sorted({id for tier in self.tiers for id in tier.list_ids()})
 
     def find_newest(self, ids: Sequence[CheckpointId]) -> CheckpointId | None:
-        """Return the checkpoint that a resume would take; without a run directory the last; None if there is none."""
+        """Return the checkpoint that a resume would load; without a run directory, the newest; None if `ids` is []."""
         return attempts.find_latest(self.run_dir, ids) if self.run_dir else max(ids, default=None)
 
     def list_copies(self) -> list[Copy]:
@@ -98,7 +98,7 @@ class Place:
         return [Copy(str(id), tier.name, open_store(f"{tier.store.url}/{id}")) for tier in tiers]
 
     def copy(self) -> Copy:
-        """Return the nearest copy. Raises UserError if there is none."""
+        """Return the nearest copy of the named checkpoint. Raises UserError if there is none."""
         return self.list_copies()[0]
 
 
@@ -151,7 +151,7 @@ def _place(word: str) -> Place:
 
 
 def open_tiers(run_dir: str) -> tuple[StoreTier, ...]:
-    """Return a run's tiers, nearest first, and last the memory of this machine.
+    """Return a run's tiers: the disk tier, the durable tier if any, and last the memory of this machine's nodes.
 
     Raises UserError if another part than checkpoint=zarr wrote the run's checkpoints.
     """
@@ -176,7 +176,7 @@ def open_tiers(run_dir: str) -> tuple[StoreTier, ...]:
         tiers.append(StoreTier("durable", open_store(options["durable"]), options.get("durable_every"), *keep))
     if options.get("memory_every"):
         nodes = list_node_directories(run_dir)
-        for place in nodes:  # last: each of several nodes has only a part
+        for place in nodes:  # last: each of several nodes has only some of the files
             name = "memory" if len(nodes) == 1 else f"memory-{place.name}"
             tiers.append(StoreTier(name, open_store(str(place))))
     return tuple(tiers)

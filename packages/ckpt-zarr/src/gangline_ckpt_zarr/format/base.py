@@ -1,4 +1,4 @@
-"""Metadata of a checkpoint, as zarr.json holds it, whichever way its chunks are stored."""
+"""Metadata of a checkpoint, packed or native, as zarr.json contains it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gangline_ckpt_zarr.format.owners import get_box_owners
 
 @dataclass(frozen=True)
 class Meta(ABC):
-    """The document, the layouts of the arrays, the place of each chunk. `write_id`: 8 hex digits, new for each save."""
+    """Metadata: document, layouts of arrays, file and offset of each chunk. `write_id`: 8 hex digits, new per save."""
 
     document: dict[str, Any]
     registry: Registry
@@ -36,18 +36,18 @@ class Meta(ABC):
 
     @abstractmethod
     def compute_seal_start(self, run: ChunkRun) -> int | None:
-        """Return the checksum that the seals of a run's chunks start from; None if they have no seals."""
+        """Return the start value of the seals of a run's chunks; None if the chunks have no seals."""
 
     @abstractmethod
     def find_chunk_error(self, run: ChunkRun, number: int, checksum: int, trailer: bytes | memoryview) -> str:
-        """Return why chunk `number` of a run, with this checksum, is not what was written; "" if it is."""
+        """Return why chunk `number` of a run is bad, "" if it is good. `checksum`: computed from the chunk's bytes."""
 
     @abstractmethod
     def build_nodes(self) -> dict[str, dict[str, Any]]:
         """Return the zarr v3 metadata of every array, by name."""
 
     def iterate_writers(self) -> Iterator[int]:
-        """Yield each rank that has a file, once. Found by layouts, because ranks without a file may be many more."""
+        """Yield each rank that has a file, once. Loops over layouts, because most ranks may have no file."""
         writers, cut = set[int](), set()
         for layout in self.registry.layouts.values():
             owners = get_box_owners(self.registry.mesh, layout)
@@ -61,7 +61,7 @@ class Meta(ABC):
 
     @cached_property
     def nbytes(self) -> int:
-        """Number of bytes of all arrays, as they are stored."""
+        """Number of bytes of all arrays in their stored dtypes, without padding and trailers."""
         return sum(prod(layout.shape) * count_itemsize(layout.dtype) for layout in self.registry.layouts.values())
 
     @cached_property

@@ -1,8 +1,8 @@
 """Checksum of a chunk (crc32c), and the trailer after each chunk: its checksum, which zarr checks too, and its seal.
 
-A checksum alone also fits a chunk of another step or another array. The seal is a checksum of the save's write id, the
-array, the place in it, and the checksum. crc32c is one-to-one in each 4 bytes of its input: at one place, chunks of two
-saves or with two checksums never have equal seals.
+A checksum alone does not show to which save and array a chunk belongs. The seal is a checksum of the save's write id,
+the array's name, the chunk's position in the array, and the chunk's checksum. crc32c is one-to-one in each 4 bytes of
+its input: chunks at one position that differ only in the save, or only in the checksum, never have equal seals.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ _WORDS = Struct("<II")  # checksum, seal
 
 
 def compute_seal_start(write_id: str, name: str, offset: Sequence[int]) -> int:
-    """Return the checksum that the seals of all chunks of a box start from. `write_id`: 8 hex digits."""
+    """Return the start value of the seals of all chunks of a box. `write_id`: 8 hex digits."""
     return checksum_of(bytes.fromhex(write_id), checksum_of(f"{name} {' '.join(map(str, offset))}".encode()))
 
 
 def compute_seal(start: int, number: int, checksum: int) -> int:
-    """Return the seal of chunk `number` of a box; `start` is that of `Meta.compute_seal_start`."""
+    """Return the seal of chunk `number` of a box; `start`: the result of `compute_seal_start`."""
     return checksum_of(_WORDS.pack(number, checksum), start)
 
 
 def find_trailer_error(start: int | None, number: int, checksum: int, trailer: bytes | memoryview) -> str:
-    """Return why chunk `number`, whose checksum is `checksum`, is not what was written here; "" if it is.
+    """Return why chunk `number` does not match its trailer, "" if it does. `checksum`: computed from its bytes.
 
     `start`: None if chunks have no seal.
     """

@@ -1,9 +1,9 @@
 """Chunk shape of an array. It follows the sharding, so that every chunk has exactly one writer.
 
 zarr's regular grid has one chunk shape for an array. Along each dim it is a divisor of the greatest common divisor of
-all shard boundaries, so no boundary ever falls inside a chunk. To save, ranks move no data between them and read
-nothing (read-modify-write of shared chunks under locks is what made earlier zarr checkpoints slow). The price: shard
-boundaries at odd rows make small chunks.
+all shard boundaries, so no boundary is ever inside a chunk. To save, ranks exchange no array data and read no chunks
+(read-modify-write of shared chunks under locks is what made earlier zarr checkpoints slow). The cost: shard boundaries
+at odd rows make small chunks.
 """
 
 from __future__ import annotations
@@ -17,21 +17,22 @@ from gangline.config import find_divisors
 from gangline.shard import Box, Division, Layout
 from gangline_ckpt_zarr.format.dtypes import count_itemsize
 
-# Maximum chunk size, if the sharding leaves a choice. Complete chunks are read to check them, so 8 MiB cost a load into
-# twice as many ranks a third of its speed: a rank's boxes are often no larger. Below 1 MiB Python's time shows.
+# Maximum bytes of a chunk, if the sharding leaves a choice. A check needs the complete chunk, and a rank's boxes are
+# often no larger than 8 MiB: such chunks cost a load into twice as many ranks a third of its speed. Below 1 MiB, Python
+# takes a noticeable time per chunk.
 CHUNK_BYTES = 1 << 20
-SMALL = CHUNK_BYTES >> 3  # a chunk smaller than this may be replaced by one larger than CHUNK_BYTES
-LARGE = CHUNK_BYTES << 3  # but not larger than this
+SMALL = CHUNK_BYTES >> 3  # bytes: a chunk below this size may be replaced by a chunk above CHUNK_BYTES
+LARGE = CHUNK_BYTES << 3  # maximum bytes of a chunk above CHUNK_BYTES
 
 
 def chunk_shape(layout: Layout) -> tuple[int, ...]:
-    """Return the shape of every chunk of an array; at the array's ends chunks extend beyond it."""
+    """Return the shape of every chunk of an array; the last chunks may extend beyond the array's end."""
     return _chunk_shape(layout.shape, layout.divisions, CHUNK_BYTES // count_itemsize(layout.dtype))
 
 
 @lru_cache(maxsize=1024)
 def _chunk_shape(shape: tuple[int, ...], divisions: tuple[Division, ...], left: int) -> tuple[int, ...]:
-    """Return the chunk shape of all arrays with this shape and sharding; `left`: maximum number of elements."""
+    """Return the chunk shape for arrays with this shape and sharding; `left`: maximum number of elements."""
     layout, chunk = Layout(shape, divisions=divisions), list[int]()
     for length, step in zip(reversed(layout.shape), reversed(compute_spacing(layout)), strict=True):
         length = max(1, length)
@@ -43,7 +44,7 @@ def _chunk_shape(shape: tuple[int, ...], divisions: tuple[Division, ...], left: 
 
 
 def _choose_divisor(step: int, left: int) -> int:
-    """Return the largest divisor of `step` up to `left`; if that is small, the next larger one unless it is huge."""
+    """Return the largest divisor of `step` up to `left`; if below `SMALL`, the next divisor, if at most `LARGE`."""
     sides = find_divisors(step)
     fitting = max((d for d in sides if d <= left), default=1)
     if fitting * CHUNK_BYTES < left * SMALL:
@@ -54,7 +55,7 @@ def _choose_divisor(step: int, left: int) -> int:
 
 
 def compute_spacing(layout: Layout) -> tuple[int, ...]:
-    """Return per dim the greatest step whose multiples hold all boundaries but the array's end; 0: no boundaries."""
+    """Return, per dim, the greatest common divisor of all boundaries except the array's end; 0: no boundaries."""
     steps = [0] * len(layout.shape)
     for dim, position in _find_boundaries(layout):
         if position < layout.shape[dim]:
@@ -63,7 +64,7 @@ def compute_spacing(layout: Layout) -> tuple[int, ...]:
 
 
 def _find_boundaries(layout: Layout) -> Iterator[tuple[int, int]]:
-    """Yield (dim, position) of every boundary. Boxes are listed only for nested divisions over rows."""
+    """Yield (dim, position) of every boundary. Only nested divisions over rows require a list of all boxes."""
     for number, division in enumerate(layout.divisions):
         if not division.rows:
             yield from ((division.dim, bound) for bound in division.bounds[0])
@@ -76,7 +77,7 @@ def _find_boundaries(layout: Layout) -> Iterator[tuple[int, int]]:
 
 
 def _split_rows(layout: Layout, earlier: tuple[Division, ...], division: Division) -> Iterator[tuple[int, int]]:
-    """Yield (dim, position) of a division over rows: row numbers, unravelled over the leading dims that it divides."""
+    """Yield (dim, position) of the boundaries of a division over rows: row numbers unravelled over the leading dims."""
     outer = Layout(layout.shape, layout.dtype, earlier)
     for number, parts in enumerate(product(*(range(cut.parts) for cut in earlier))):
         bounds = division.bounds[number] if len(division.bounds) > 1 else division.bounds[0]

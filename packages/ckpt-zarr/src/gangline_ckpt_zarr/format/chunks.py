@@ -1,8 +1,8 @@
-"""Place of each chunk: a file holds the boxes of one rank, and every offset in it follows from the boxes.
+"""Offset of each chunk: a file stores the boxes of one rank, and every offset in the file follows from the boxes.
 
-A box of the registry is a run of equal chunks in C order: the chunks of the array's grid inside the box. A chunk is
-`nbytes` of raw little-endian elements and then their checksum (4 bytes), as zarr's codecs store them. Chunk k starts at
-`base + k * stride`. Large chunks start on a page, so that they can be written and read past the page cache.
+A box of the registry is stored as a run of equal-sized chunks in C order: the chunks of the array's grid in the box. A
+chunk is `nbytes` bytes of raw little-endian elements, then their checksum (4 bytes), as zarr's codecs store them. Chunk
+k starts at `base + k * stride`. Chunks of 1 MiB or more are page-aligned, so that O_DIRECT can write and read them.
 
 In a packed file a seal (4 bytes) follows the checksum: see `checksum`.
 """
@@ -30,7 +30,7 @@ def _round_up(value: int, to: int) -> int:
 
 @dataclass(frozen=True)
 class ChunkRun:
-    """One box of one array in a file, as a run of chunks. `chunk`: their shape."""
+    """One box of one array in a file, as a run of chunks. `chunk`: shape of each chunk."""
 
     name: str
     box: Box
@@ -92,7 +92,7 @@ class ChunkRun:
         return Box(offset, tuple(min(side, stop - at) for at, side, (_, stop) in sides))
 
     def find_chunk_ranges(self, wanted: Box) -> Iterator[tuple[int, int]]:
-        """Yield (first, count) of the chunks that overlap a box, with neighbours merged."""
+        """Yield (first, count) of each range of consecutive chunks that overlap a box."""
         ranges = []
         for start, length, side, chunks, at, n in zip(
             wanted.offset, wanted.shape, self.chunk, self.grid, self.box.offset, self.box.shape, strict=True
@@ -104,7 +104,7 @@ class ChunkRun:
         if not ranges:
             yield 0, 1
             return
-        depth = len(ranges)  # from here on full dims are taken, so the chunks are neighbours
+        depth = len(ranges)  # from dim `depth` on, all chunks overlap, so they are consecutive
         while depth > 1 and ranges[depth - 1] == (0, self.grid[depth - 1]):
             depth -= 1
         inner = prod(self.grid[depth:])
@@ -134,7 +134,7 @@ class RankFile:
 
 
 def lay_out(boxes: Iterable[tuple[str, str, tuple[int, ...], Box]]) -> RankFile:
-    """Return the file that holds these boxes, (name, dtype, chunk shape, box), one after another."""
+    """Return the file that stores these boxes, each (array name, dtype, chunk shape, box), one after another."""
     runs, end, dtypes = [], 0, {}
     for name, dtype, chunk, box in boxes:
         nbytes = prod(chunk) * count_itemsize(dtype)

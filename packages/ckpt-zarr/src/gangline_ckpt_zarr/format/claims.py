@@ -1,7 +1,7 @@
 """Validation of zarr.json: ranks, layouts, shapes and chunks that cannot exist are refused. Raises ValueError.
 
 A checksum shows that a text is unchanged, not that its content is possible. So every number is checked before it is
-used: no loop and no memory grows with a number that no data backs.
+used: no loop and no allocation grows with an unchecked number.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any
 from gangline.mesh import Mesh
 from gangline.shard import Division, Layout
 
-DEEPEST = 64  # nesting of dicts and lists in a document
+DEEPEST = 64  # maximum nesting depth of dicts and lists in a document
 MOST_DIMS = 32
-MOST_PARTS = 1 << 20  # per array: number of ranks that may hold different parts
-MOST_BOUNDS = 1 << 22  # in all distinct layouts together
+MOST_PARTS = 1 << 20  # maximum number of different parts of an array
+MOST_BOUNDS = 1 << 22  # maximum number of bounds in all distinct layouts together
 MOST_RANKS = 1 << 40
-LARGEST = 1 << 60  # length of a dim, and number of elements of an array
+LARGEST = 1 << 60  # maximum length of a dim, and maximum number of elements of an array
 
 
 def number(value: Any, what: str, low: int = 0, high: int = LARGEST) -> int:
@@ -46,7 +46,7 @@ def parse_mapping(value: Any, what: str) -> dict[str, Any]:
 
 
 def name(text: str) -> str:
-    """Return an array's name, a path that leads nowhere but down. Raises ValueError."""
+    """Return `text` if it can name an array: a relative path without "." and "..". Raises ValueError."""
     if not all(part not in ("", ".", "..") for part in text.split("/")) or "\0" in text or "\\" in text:
         raise ValueError(f"{text!r} is no name of an array")
     return text
@@ -60,7 +60,7 @@ def parse_axes(value: Any) -> tuple[str, ...]:
 
 
 def check_depth(content: Any) -> None:
-    """Raise ValueError if `content` is nested so deeply that readers would fail."""
+    """Raise ValueError if `content` is nested deeper than `DEEPEST`, so that readers might fail."""
     level, below = 0, [content]
     while below:
         if level > DEEPEST:
@@ -83,7 +83,7 @@ def parse_shape(value: Any, of: str) -> tuple[int, ...]:
 
 
 def chunk(value: Any, layout: Layout, of: str) -> tuple[int, ...]:
-    """Return a chunk shape. Raises ValueError if it exceeds the array, or a simple division splits a chunk."""
+    """Return a chunk shape. Raises ValueError if chunks exceed the array, or a simple division splits a chunk."""
     shape = parse_numbers(value, f"the chunk shape of {of}", 1)
     if len(shape) != len(layout.shape) or any(c > max(1, n) for c, n in zip(shape, layout.shape, strict=True)):
         raise ValueError(f"the chunks of {of} have shape {shape}, and the array {layout.shape}")

@@ -1,7 +1,7 @@
-"""Layouts of arrays as compact JSON: distinct layouts once, even bounds as three numbers.
+"""Layouts of arrays as compact JSON: each distinct layout once, evenly spaced bounds as three numbers.
 
-This is the content of the registry, from which every file, every offset and the writer of each box follow. Its size
-grows with arrays and boundaries, not with ranks times arrays.
+The JSON is the content of the registry, from which every file, every offset and the writer of each box follow. Its
+size grows with arrays and boundaries, not with ranks times arrays.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _parse_division(content: Mapping[str, Any], bounds: Bounds) -> Division:
 
 
 def _encode_bounds(bounds: tuple[int, ...]) -> list[int] | dict[str, int]:
-    """Return the bounds as a list, or as {"step", "end", "parts"} if they lie every `step` from 0 to `end`."""
+    """Return the bounds as a list, or as {"step", "end", "parts"} if they are every `step` from 0 to `end`."""
     step, end, parts = (bounds[1] if len(bounds) > 1 else 0), bounds[-1], len(bounds) - 1
     if parts > 2 and bounds == _split_evenly(step, end, parts):
         return {"step": step, "end": end, "parts": parts}
@@ -96,7 +96,7 @@ def _encode_bounds(bounds: tuple[int, ...]) -> list[int] | dict[str, int]:
 
 
 class Bounds:
-    """Parser of the bounds in one document: even bounds are built once, and a document has at most `MOST_BOUNDS`."""
+    """Parser of one document's bounds: builds evenly spaced bounds once, accepts at most `MOST_BOUNDS` in total."""
 
     def __init__(self) -> None:
         self._even: dict[tuple[int, int, int], tuple[int, ...]] = {}

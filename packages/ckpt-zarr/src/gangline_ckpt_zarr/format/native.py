@@ -3,12 +3,12 @@
 Each chunk is a file of its own, or all chunks of an array are in one zarr shard.
 
 Readers are fastest with a file for each chunk (zarr-python reads an array of chunk files up to four times as fast as a
-shard of equal chunks), so an array is a shard only if it would have many files. Chunks and their checksums are byte for
-byte those of the source checkpoint. The copy is still a checkpoint: each file counts as a rank of a mesh, with the
-array along `pp` and the chunk along `tp`.
+shard of equal chunks), so an array is a shard only if it would have many files. Chunks and their checksums equal the
+source checkpoint's byte for byte. The copy is still a checkpoint: each file counts as the file of a rank of a mesh,
+whose `pp` coordinate is the number of the array and whose `tp` coordinate is the number of the chunk.
 
-zarr's own files have no room for seals. To detect a chunk that is intact but not the one written here, the root's
-zarr.json holds the checksum of every chunk.
+zarr's own files have no space for seals. To detect an intact chunk of another checkpoint or position, the root's
+zarr.json contains the checksum of every chunk.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from gangline_ckpt_zarr.format.chunks import CheckpointFiles, ChunkRun, RankFile
 from gangline_ckpt_zarr.format.nodes import CODECS, FORMAT, build_array_node, encode_root
 from gangline_ckpt_zarr.format.references import chunk_key
 
-MOST_FILES = 64  # per array; a power of two
+MOST_FILES = 64  # maximum number of files per array; a power of two
 _ENTRY = struct.Struct("<QQ")  # entry of a shard's index: offset and length of a chunk
 
 
 @final
 class NativeFiles(CheckpointFiles):
-    """Files of native zarr: one for each chunk, or one for each array that is a shard."""
+    """Files of native zarr: one for each chunk, or one for an array that is a shard."""
 
     def _lay_out(self, rank: int) -> RankFile:
         file = lay_out(self._iterate_boxes(rank))
@@ -60,7 +60,7 @@ class NativeFiles(CheckpointFiles):
 @final
 @dataclass(frozen=True)
 class NativeMeta(Meta):
-    """Metadata of native zarr. `sums`: the checksum of every chunk by array, in C order of the grid."""
+    """Metadata of native zarr. `sums`: array name -> checksum of every chunk, in C order of the chunk grid."""
 
     sums: dict[str, list[int]] = field(default_factory=dict)
 
@@ -69,7 +69,7 @@ class NativeMeta(Meta):
 
     @property
     def trailer(self) -> int:
-        """Number of bytes of the checksum alone: zarr's own files have no room for a seal."""
+        """Number of bytes of the checksum alone: zarr's own files have no space for a seal."""
         return CHECKSUM
 
     def compute_seal_start(self, run: ChunkRun) -> None:
@@ -102,7 +102,7 @@ def compute_grid(layout: Layout, chunk: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def place(run: ChunkRun, number: int, layout: Layout) -> int:
-    """Return the number of a chunk in its array, in C order."""
+    """Return the position of chunk `number` of a run among all chunks of its array, in C order."""
     position = 0
     for at, chunks in zip(run.index(number), compute_grid(layout, run.chunk), strict=True):
         position = position * chunks + at
@@ -130,7 +130,7 @@ def as_native(meta: Meta) -> NativeMeta:
 
 
 def _make_divisions(layout: Layout, chunk: tuple[int, ...], padded: tuple[int, ...]) -> Iterator[Division]:
-    """Yield a division per dim, down to chunks: each reads its own digit of the `tp` coordinate. A shard has none."""
+    """Yield a division per dim into single chunks, by the dim's own digit of the `tp` coordinate; none for a shard."""
     if prod(padded) > MOST_FILES:
         return
     for dim, (length, side, parts) in enumerate(zip(layout.shape, chunk, padded, strict=True)):
@@ -149,7 +149,7 @@ def index_bytes(run: ChunkRun) -> int:
 
 
 def index(run: ChunkRun) -> bytes:
-    """Return the index at the end of a shard: the place of each chunk, in C order, and a checksum."""
+    """Return the index at the end of a shard: offset and length of each chunk, in C order, and a checksum."""
     entries = b"".join(
         _ENTRY.pack(run.base + number * run.stride, run.nbytes + CHECKSUM) for number in range(run.count)
     )
@@ -157,13 +157,13 @@ def index(run: ChunkRun) -> bytes:
 
 
 def encode_nodes(content: bytes) -> dict[str, bytes]:
-    """Return the zarr.json of each node, by name, from the content of the root's zarr.json."""
+    """Return the zarr.json of each array and group, by name, from the content of the root's zarr.json."""
     nodes = json.loads(content)["consolidated_metadata"]["metadata"]
     return {name: json.dumps(node).encode() for name, node in nodes.items()}
 
 
 def chunk_of(node: dict[str, Any]) -> Any:
-    """Return the chunk shape in an array's metadata: that of the inner chunks if the array is a shard."""
+    """Return the chunk shape in an array's metadata: the inner chunk shape if the array is a shard."""
     first = node["codecs"][0]
     grid = first if first["name"] == "sharding_indexed" else node["chunk_grid"]
     return grid["configuration"]["chunk_shape"]

@@ -39,7 +39,7 @@ def build_group_nodes(arrays: Iterable[str]) -> dict[str, dict[str, Any]]:
 
 
 def encode_root(arrays: dict[str, dict[str, Any]], ours: dict[str, Any]) -> bytes:
-    """Return a root group with these arrays in its consolidated metadata, and a checksum of its text."""
+    """Return the root's zarr.json: a group with consolidated metadata, attributes `ours` and a checksum of the text."""
     content = {
         "zarr_format": 3,
         "node_type": "group",
@@ -57,12 +57,12 @@ def encode_root(arrays: dict[str, dict[str, Any]], ours: dict[str, Any]) -> byte
 
 
 def _encode_signature(checksum: int) -> bytes:
-    """Return the text around the checksum. It is our last attribute, so no text in a document is mistaken for it."""
+    """Return the text around the checksum: its position as the last attribute makes the text unique."""
     return b'"checksum":%d}},"consolidated_metadata":' % checksum
 
 
 def compute_root_checksum(content: bytes, stored: int) -> int:
-    """Return the checksum of the content with 0 in place of `stored`. Raises ValueError if `stored` is not there."""
+    """Return the checksum of the content with 0 for `stored`. Raises ValueError if `stored` is not in its position."""
     if content.count(_encode_signature(stored)) != 1:
         raise ValueError("its checksum is not where it was put")
     return checksum_of(content.replace(_encode_signature(stored), _encode_signature(0)))

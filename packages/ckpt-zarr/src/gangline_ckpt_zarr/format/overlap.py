@@ -1,7 +1,7 @@
 """Stored boxes that overlap a wanted box, found without listing all boxes.
 
-Along each division the parts that can overlap are a range, found by bisection; the rest is checked box by box. So the
-work of a rank that loads grows with what it loads, not with the number of ranks that saved.
+Along each division, the parts that can overlap are a range, found by bisection; their boxes are then checked one by
+one. So the work of a rank that loads grows with the boxes it loads, not with the number of ranks that saved.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gangline_ckpt_zarr.format.owners import BoxOwners, get_box_owners
 
 
 def find_stored_boxes(registry: Registry, name: str, wanted: Box) -> Iterator[tuple[int, Box]]:
-    """Yield (writing rank, its box) of every stored box of an array that overlaps `wanted`."""
+    """Yield (rank that wrote the box, box) of every stored box of an array that overlaps `wanted`."""
     layout = registry[name]
     owners = get_box_owners(registry.mesh, layout)
     if wanted not in owners.met:
@@ -43,7 +43,7 @@ def _find_overlaps(layout: Layout, wanted: Box) -> Iterator[tuple[tuple[int, ...
 
 
 def _iterate_parts(layout: Layout, wanted: Box) -> Iterator[tuple[int, ...]]:
-    """Yield the parts, one for each division, that can overlap `wanted`."""
+    """Yield each combination of parts, one part per division, that can overlap `wanted`."""
     combinations: list[tuple[int, ...]] = [()]
     for number, division in enumerate(layout.divisions):
         outer = Layout(layout.shape, layout.dtype, layout.divisions[:number])
@@ -77,7 +77,7 @@ def _compute_joint_index(outer: Layout, parts: tuple[int, ...]) -> int:
 
 
 def _compute_row(box: Box, place: tuple[int, ...]) -> int:
-    """Return the row of `box`, with its leading dims flattened, that holds the element at `place`."""
+    """Return the row of `box`, with its leading dims flattened, that contains the element at position `place`."""
     row = 0
     for at, start, length in zip(place[:-1], box.offset, box.shape, strict=False):
         row = row * length + at - start
@@ -85,12 +85,12 @@ def _compute_row(box: Box, place: tuple[int, ...]) -> int:
 
 
 def _find_touched(bounds: tuple[int, ...], start: int, stop: int) -> range:
-    """Return the parts between `bounds` that overlap [start, stop)."""
+    """Return the numbers of the parts, delimited by `bounds`, that overlap [start, stop)."""
     return range(max(0, bisect_right(bounds, start) - 1), min(len(bounds) - 1, bisect_left(bounds, stop)))
 
 
 def is_covered(registry: Registry, name: str, wanted: Box) -> bool:
-    """Return whether the stored boxes hold all of `wanted`. They tile the array, so elements need only be counted."""
+    """Return whether the stored boxes cover `wanted`. Stored boxes never overlap, so counting elements suffices."""
     if not wanted.shape:
         return any(True for _ in find_stored_boxes(registry, name, wanted))
     common = (box.intersect(wanted) for _, box in find_stored_boxes(registry, name, wanted))

@@ -1,6 +1,6 @@
 """Owners of boxes: the ranks that hold each box of an array, and the rank that writes it.
 
-Computed once for all arrays of one shape and sharding: a model has thousands of arrays, but few such kinds.
+Computed once for all arrays of one shape and sharding: a model has thousands of arrays, but few such combinations.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from gangline.shard import Box, Division, Layout, Places, find_primary_replica
 
 
 class BoxOwners:
-    """Owners for all arrays of one shape and sharding. `turn` differs by array: it spreads writes over replicas."""
+    """Owners of the boxes of arrays with one shape and sharding. `turn`, which differs by array, spreads the writes."""
 
     def __init__(self, mesh: Mesh, layout: Layout) -> None:
         self.mesh, self.layout = mesh, layout
         self._places = Places(mesh, layout)
-        self._held: dict[int, tuple[tuple[int, ...], int, list[Box]] | None] = {}  # by rank
-        self._ranks: dict[tuple[tuple[int, ...], int], int] = {}  # by parts and replica
+        self._held: dict[int, tuple[tuple[int, ...], int, list[Box]] | None] = {}  # rank -> (parts, replica, boxes)
+        self._ranks: dict[tuple[tuple[int, ...], int], int] = {}  # (parts, replica) -> rank
         self.met: dict[
             Box, list[tuple[tuple[int, ...], list[Box]]]
         ] = {}  # by wanted box: (parts, boxes) that overlap it, filled in by `overlap`
 
     def list_written(self, rank: int, turn: int) -> list[Box]:
-        """Return the non-empty boxes that a rank writes of an array."""
+        """Return the non-empty boxes of an array that a rank writes."""
         if rank not in self._held:
             self._held[rank] = self._locate(rank)
         location = self._held[rank]
@@ -42,7 +42,7 @@ class BoxOwners:
         return self._ranks[key]
 
     def list_replicas(self, rank: int, most: int) -> tuple[int, ...]:
-        """Return up to `most` ranks, `rank` included, that hold equal boxes; all these ranks get an equal answer."""
+        """Return up to `most` ranks that hold the same boxes as `rank`, itself included; equal for all these ranks."""
         coordinate, replicas = self.mesh.coordinate(rank), self._places.replicas
         parts, replica = self._places.of(coordinate)
         first = replica // most * most

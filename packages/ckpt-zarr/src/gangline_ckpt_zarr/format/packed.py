@@ -1,4 +1,4 @@
-"""Packed checkpoint, as a run saves it: a file for each rank, with its chunks one after another, each sealed."""
+"""Packed checkpoint, as a run saves it: one file per rank, with the rank's chunks in sequence, each with a seal."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _seen = local()
 
 @final
 class PackedFiles(CheckpointFiles):
-    """Files of a packed checkpoint. The file of a rank holds its primary boxes, in the registry's order."""
+    """Files of a packed checkpoint. The file of a rank contains the rank's primary boxes, in the registry's order."""
 
     def _lay_out(self, rank: int) -> RankFile:
         return lay_out(self._iterate_boxes(rank))
@@ -33,7 +33,7 @@ class PackedFiles(CheckpointFiles):
 
     @cached_property
     def _arrays(self) -> list[tuple[str, Layout, BoxOwners]]:
-        """The name, layout and owners of each array: looked up once for all ranks that are planned."""
+        """Name, layout and owners of each array, looked up once for all ranks."""
         mesh = self.registry.mesh
         return [(name, layout, get_box_owners(mesh, layout)) for name, layout in self.registry.layouts.items()]
 

@@ -1,7 +1,7 @@
-"""refs.json: the place of each chunk of a checkpoint, in the form that fsspec's reference file system reads.
+"""refs.json: file and offset of each chunk of a checkpoint, in the format of fsspec's reference file system.
 
-With it stock zarr opens a checkpoint whose chunks are packed into a file for each rank. It follows from zarr.json, so
-it is built on request and not stored for millions of chunks.
+With refs.json, stock zarr opens a checkpoint whose chunks are packed into one file per rank. Its content follows from
+zarr.json, so it is built on request and not stored with every checkpoint, which may have millions of chunks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ AT = "{{at}}/"  # template of the URL of the checkpoint
 
 
 def build_references(content: bytes, meta: Meta, base: str = "") -> dict[str, Any]:
-    """Return Kerchunk version 1: key -> text, or [url, offset, length]. `base`: the checkpoint's URL with a slash."""
+    """Return Kerchunk version 1: key -> text, or [URL, offset, length]. `base`: the checkpoint's URL and a slash."""
     refs: dict[str, Any] = {NAME: content.decode()}
     nodes = json.loads(content)["consolidated_metadata"]["metadata"]
     refs |= {f"{name}/{NAME}": json.dumps(node) for name, node in nodes.items()}

@@ -1,4 +1,4 @@
-"""Chunks of a file as numbers alone, for code that checks and writes them without knowing arrays. Torch-free."""
+"""Offsets and sizes of a file's chunks, for code that checks and writes chunks without knowing arrays. Torch-free."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 class ChunkSpan(NamedTuple):
-    """`number` chunks, the k-th at `base` + k * `stride`: `nbytes` bytes, then their crc32c (4 bytes).
+    """`number` chunks of a file: chunk k at offset `base` + k * `stride` has `nbytes` bytes, then its crc32c (4 bytes).
 
-    If `seal` is given, a seal (4 bytes) that starts from it follows, and `first` is the number of the first of these
-    chunks in their box; see `format.checksum`.
+    If `seal` is not None, a seal (4 bytes) follows the crc32c: `seal` is the start value of the seals, and `first` is
+    the number of the span's first chunk in its box; see `format.checksum`.
     """
 
     base: int
@@ -38,12 +38,12 @@ class ChunkSpan(NamedTuple):
 
 
 def make_spans(runs: Iterable[ChunkRun], seal_start: Callable[[ChunkRun], int | None]) -> list[ChunkSpan]:
-    """Return the spans of boxes in a file. `seal_start` returns what the seals of a box start from, or None."""
+    """Return a span for each run. `seal_start` returns the start value of the run's seals; None: no seals."""
     return [ChunkSpan(run.base, run.stride, run.nbytes, run.count, seal_start(run)) for run in runs]
 
 
 def parse_spans(rows: Sequence[Sequence[int]]) -> list[ChunkSpan]:
-    """Return spans from plain numbers, in file order. Raises ValueError if they overlap: no checksum would hold."""
+    """Return spans from plain numbers, in file order. Raises ValueError if chunks overlap: no checksum would match."""
     spans = sorted((ChunkSpan(*run) for run in rows if run[3]), key=lambda run: run.base)
     for run in spans:
         if run.base < 0 or run.nbytes < 1 or (run.number > 1 and run.stride < run.nbytes + run.trailer):

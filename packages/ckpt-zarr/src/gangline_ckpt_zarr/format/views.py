@@ -1,7 +1,7 @@
 """Views of a chunk run as the box that it holds, by strides for torch and numpy alike.
 
 A grid (g0, g1, ...) of chunks of shape (c0, c1, ...) is a tensor (g0, c0, g1, c1, ...), so a box is copied to or from
-any number of chunks in one strided copy; if it does not fill its last chunks, in a few copies.
+any number of chunks in one strided copy, or in a few copies if the box does not fill its last chunks.
 """
 
 from __future__ import annotations

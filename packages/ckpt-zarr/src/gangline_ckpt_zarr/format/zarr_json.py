@@ -1,7 +1,7 @@
-"""Reader of zarr.json: the metadata of every array, and under attributes["gangline"] what zarr does not know.
+"""Reader of zarr.json: zarr's metadata of every array, and gangline's metadata under attributes["gangline"].
 
-zarr.json is the commit: it is put last and atomically, so a checkpoint is complete if and only if it exists. It has a
-checksum of itself, because nothing else would detect a flipped digit in a learning rate.
+zarr.json is the commit: it is written last and atomically, so a checkpoint is complete if and only if it exists. It
+has a checksum of its own text, without which a flipped digit in a learning rate would not be detected.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from gangline_ckpt_zarr.format.nodes import FORMAT, NAME, build_group_nodes, com
 from gangline_ckpt_zarr.stores.base import ObjectStore
 
 _WRITE_ID = re.compile("[0-9a-f]{8}")
-MOST_BYTES = 256 << 20  # room for 1 kB for each of 250,000 arrays
+MOST_BYTES = 256 << 20  # maximum size of a local zarr.json: 1 kB for each of 250,000 arrays
 
 
 def read_content(store: ObjectStore, path: str = NAME) -> bytes:
-    """Return the bytes of a zarr.json. Raises BadCheckpoint if a local one is too long, FileNotFoundError."""
+    """Return the bytes of a zarr.json. Raises BadCheckpoint if a local file is too long, FileNotFoundError."""
     if store.local and (there := store.size(path)) > MOST_BYTES:
         raise BadCheckpoint("every array", None, f"{store.url}/{path}", f"it has {there:,} bytes")
     return store.read(path)
 
 
 def read(content: bytes, file: str, id: CheckpointId | None = None) -> Meta:
-    """Return the metadata in zarr.json. Raises BadCheckpoint if it is not what was written, or not of checkpoint `id`.
+    """Return the metadata in zarr.json. Raises BadCheckpoint if it is damaged, or not of checkpoint `id`.
 
-    Callers that rely on its sizes must check that the data is on disk; see `tiers.completeness`.
+    Callers that rely on its sizes must first check that the data files exist; see `tiers.completeness`.
     """
     try:
         root = json.loads(content)

@@ -1,4 +1,4 @@
-"""Batches of ranges of a file: read in one call, checked while in cache, and copied to their destination.
+"""Read batches: byte ranges of a file, read in one call, checked while in the CPU cache, and copied to their targets.
 
 If there are free cores, several batches run in parallel: reading and checking both release Python's lock.
 """
@@ -21,10 +21,10 @@ from gangline_ckpt_zarr.format.checksum import checksum_of
 from gangline_ckpt_zarr.format.chunks import ChunkRun
 from gangline_ckpt_zarr.stores.base import ObjectStore, Read
 
-BATCH = 1 << 20  # bytes per batch: small enough for a core's own cache, large enough for a system call
+BATCH = 1 << 20  # bytes per batch of a local store: small enough for a core's own cache, large enough for a system call
 FAR = 128 << 20  # bytes per batch of a remote store, where each batch costs the time of a request
-GAP = 4096  # bytes: reading such a gap is cheaper than one more call
-MOST_LANES = 4  # more are not faster: memory is the limit
+GAP = 4096  # maximum bytes between two ranges that are read as one: reading them is cheaper than one more call
+MOST_LANES = 4  # maximum number of parallel batches: more are not faster, because memory is the limit
 
 _nothing = memoryview(bytearray(GAP))
 
@@ -46,13 +46,13 @@ class ReadBatch:
     def clear(self) -> None:
         self.size = 0
         self._ranges: list[tuple[int, list[memoryview]]] = []
-        self._end = -1  # end of the last range, in the file
-        self._used = 0  # bytes of the scratch memory
+        self._end = -1  # offset in the file after the last range
+        self._used = 0  # number of bytes of scratch memory in use
         self._checks: list[tuple[ChunkRun, int, memoryview, memoryview]] = []
         self._puts: list[tuple[Destination, Box, np.ndarray]] = []
 
     def allocate_scratch(self, nbytes: int) -> memoryview:
-        """Return memory for this batch until it is done. Later batches reuse it, so it stays in cache."""
+        """Return scratch memory, valid until this batch is done. Later batches reuse it, so it stays in cache."""
         start = -(-self._used // 64) * 64
         if start + nbytes > len(self._scratch):
             self._scratch, start = np.empty(max(nbytes, 2 * BATCH), np.uint8).data, 0
@@ -60,7 +60,7 @@ class ReadBatch:
         return self._scratch[start : self._used]
 
     def add_range(self, start: int, buffer: memoryview) -> None:
-        """Add a range to read into `buffer`, from `start` of the file. Calls must follow the order of the file."""
+        """Add the range at offset `start` of the file, to read into `buffer`. Calls must be in file order."""
         gap = start - self._end
         if self._ranges and 0 <= gap <= GAP:
             buffers = self._ranges[-1][1]
@@ -80,11 +80,11 @@ class ReadBatch:
         self._checks.append((run, number, buffer, trailer))
 
     def copy(self, target: Destination, part: Box, values: np.ndarray) -> None:
-        """Add values that go to `target` once everything is read and found good."""
+        """Add values to copy to `target` once all ranges are read and all chunks are good."""
         self._puts.append((target, part, values))
 
     def read_and_check(self, read: Read) -> None:
-        """Read and check all ranges, then copy. Raises BadCheckpoint, naming array, box and file."""
+        """Read all ranges, check all chunks, then copy. Raises BadCheckpoint, which names array, box and file."""
         if not self._ranges:
             return
         try:
@@ -98,7 +98,7 @@ class ReadBatch:
             target.put(part, values)
 
     def explain_failure(self, error: Exception) -> BadCheckpoint:
-        """Return the damage behind a failed read, with the first chunk that cannot be read."""
+        """Return the error to raise for a failed read, which names the first chunk that cannot be read."""
         for run, number, buffer, trailer in self._checks:
             try:
                 self.store.read_into(self.path, [(run.base + number * run.stride, [buffer, trailer])])
@@ -112,7 +112,7 @@ class ReadBatch:
 
 
 class ReadLanes:
-    """Batches of one file, run in order or in parallel. All are done when the context exits."""
+    """Runner of the batches of one file, in order or in parallel. All batches are done when the context exits."""
 
     def __init__(self, store: ObjectStore, path: str, meta: Meta) -> None:
         self.limit = BATCH if store.local else FAR
@@ -133,7 +133,7 @@ class ReadLanes:
         return batch
 
     def send(self, batch: ReadBatch) -> None:
-        """Run a batch, now or in a thread, whose error `batch` or the exit raises. Raises BadCheckpoint."""
+        """Run a batch, now or in a thread. Raises BadCheckpoint; `batch` or the exit raises errors of threads."""
         if self._read is None:
             try:
                 self._read = self._file.enter_context(self._store.open_reader(self._path))
@@ -149,14 +149,14 @@ class ReadLanes:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        errors = [error for _, over in self._busy if (error := over.exception()) is not None]  # waits for each
+        errors = [error for _, over in self._busy if (error := over.exception()) is not None]  # waits for each batch
         self._file.close()
         if errors and kind is None:
             raise errors[0]
 
 
 def count_lanes() -> int:
-    """Return how many batches run in parallel: as many as there are cores per rank of this machine, up to a limit."""
+    """Return the number of batches that run in parallel: cores per rank of this machine, at most `MOST_LANES`."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(MOST_LANES, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
 

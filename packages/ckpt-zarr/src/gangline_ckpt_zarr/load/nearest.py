@@ -12,7 +12,7 @@ from gangline_ckpt_zarr.load.reader import ChunkReader
 from gangline_ckpt_zarr.stores.base import StoreError
 from gangline_ckpt_zarr.tiers.base import Tier
 
-_NO_DAMAGE = (StoreError, PermissionError, ConnectionError, TimeoutError)  # may pass, or be permitted one day
+_NO_DAMAGE = (StoreError, PermissionError, ConnectionError, TimeoutError)  # causes of a failed read that are no damage
 
 
 def fill_from_nearest(
@@ -20,8 +20,8 @@ def fill_from_nearest(
 ) -> list[str]:
     """Fill the targets. Return a line for each file that had to be read from a farther tier.
 
-    All copies are of one save. Raises BadCheckpoint, of the nearest tier, if no tier has a good copy of a file;
-    UserError if, moreover, a store does not answer.
+    All copies must be of one save. If no tier has a good copy of a file, raises UserError if the store of any tier does
+    not answer, else the BadCheckpoint of the nearest tier.
     """
     lines = (
         _read_nearest(id, copies, rank, items, verify) for rank, items in plan_reads(copies[0][1], targets).items()
@@ -47,5 +47,5 @@ def _read_nearest(
 
 
 def make_unreadable_error(what: str, why: str) -> UserError:
-    """Return the error of a store that does not answer: the run stops, with no older checkpoint and no restart."""
+    """Return the error for a store that does not answer: the run stops, without an older checkpoint or a restart."""
     return UserError(f"{what} cannot be read: {why}.", "Nothing was changed. Once it can:  train resume=RUN_DIR")

@@ -16,7 +16,7 @@ from gangline_ckpt_zarr.format.chunks import ChunkRun
 
 @dataclass(frozen=True)
 class Target:
-    """A wanted box of an array and the memory for it; `bits`: the memory is the 16 bits of bfloat16, as int16."""
+    """A wanted box of an array and the memory to fill; `bits`: the memory holds the bits of bfloat16 as int16."""
 
     name: str
     box: Box
@@ -32,7 +32,7 @@ class Target:
 
 @dataclass(frozen=True)
 class ReadItem:
-    """`count` neighbouring chunks of a file, from number `first` of a run, that a target wants."""
+    """`count` consecutive chunks of a run, from number `first` on, that overlap a target."""
 
     run: ChunkRun
     first: int
@@ -41,7 +41,7 @@ class ReadItem:
 
 
 def plan_reads(meta: Meta, targets: Iterable[Target]) -> dict[int, list[ReadItem]]:
-    """Return what to read from each rank's file, by rank and in file order."""
+    """Return the items to read from each rank's file, by rank, in file order."""
     items: dict[int, list[ReadItem]] = defaultdict(list)
     for target in targets:
         for rank, box in overlap.find_stored_boxes(meta.registry, target.name, target.box):

@@ -1,8 +1,8 @@
-"""Reader of stored chunks: each byte is read once, straight to its destination, and checked while it is in cache.
+"""Reader of stored chunks: each byte is read once, if possible directly into its target, and checked while in cache.
 
-A chunk that lies completely in the wanted box is read straight into it; of other chunks, the wanted part is copied from
-a scratch buffer. With checksums, complete chunks are read, because a checksum covers a complete chunk; without, only
-the wanted part, if it is contiguous.
+A chunk that is completely inside the wanted box is read directly into the target; of other chunks, the wanted part is
+copied from a scratch buffer. With `verify`, complete chunks are read, because a checksum covers a complete chunk.
+Without `verify`, only the bytes from the first to the last wanted element are read.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class ChunkReader:
         self.meta, self.path, self.store, self.verify = meta, path, store, verify
 
     def read(self, items: Iterable[ReadItem]) -> None:
-        """Fill the targets of the items. Raises BadCheckpoint, naming array, box and file."""
+        """Fill the targets of the items. Raises BadCheckpoint, which names array, box and file."""
         with ReadLanes(self.store, self.path, self.meta) as lanes:
             batch = lanes.batch()
             for item in items:
@@ -46,7 +46,7 @@ class ChunkReader:
             lanes.send(batch)
 
     def _add_rows(self, batch: ReadBatch, rows: WantedRows, number: int) -> None:
-        """Add what a target wants of one chunk, for runs whose chunks are rows of the array's box."""
+        """Add the wanted rows of chunk `number` to a batch, for a run whose chunks split its box along dim 0 only."""
         run, low = rows.run, number * rows.run.chunk[0]
         first, last = max(low, rows.first), min(low + run.chunk[0], rows.last)
         start, skipped = run.base + number * run.stride, (first - low) * rows.nbytes
@@ -71,7 +71,7 @@ class ChunkReader:
             batch.copy(rows.target, rows.get_box(first, last), values)
 
     def _add_part(self, batch: ReadBatch, run: ChunkRun, number: int, target: Target, dtype: np.dtype) -> None:
-        """Add what a target wants of one chunk."""
+        """Add the part of chunk `number` that a target wants to a batch."""
         start, chunk_box = run.base + number * run.stride, run.chunk_box(number)
         part = chunk_box.intersect(target.box) if chunk_box.shape else chunk_box
         if part is None:
@@ -100,9 +100,10 @@ def read_target(meta: Meta, store: ObjectStore, target: Target) -> None:
 
 
 class WantedRows:
-    """Rows that a target wants of a run whose chunks are rows of its box; computed once for all chunks.
+    """Rows that a target wants of a run whose chunks split its box along dim 0 only; computed once for all chunks.
 
-    `memory`: the target's own for rows `first` to `last` of the box; None if not contiguous or if the rows are partial.
+    `memory`: memory of the target for rows `first` to `last` of the run's box; None if the memory is not contiguous, if
+    only parts of the rows are wanted, or if the target has another dtype.
     """
 
     def __init__(self, run: ChunkRun, target: Target, dtype: np.dtype) -> None:
@@ -129,7 +130,7 @@ class WantedRows:
 
 
 def _find_direct_memory(run: ChunkRun, part: Box, target: Target, dtype: np.dtype) -> memoryview | None:
-    """Return the target's own memory for a part that is contiguous both there and in its chunk; else None."""
+    """Return the target's memory for `part` if `part` is contiguous in that memory and in its chunk; else None."""
     if target.bits or target.array.dtype != dtype:
         return None
     split = next((dim for dim, length in enumerate(part.shape) if length != 1), len(part.shape))
@@ -140,7 +141,7 @@ def _find_direct_memory(run: ChunkRun, part: Box, target: Target, dtype: np.dtyp
 
 
 def _count_skipped(run: ChunkRun, stored: Box, part: Box) -> int:
-    """Return the number of elements of a chunk before a part of it."""
+    """Return the number of elements of a chunk before the first element of `part`; `stored`: box of the chunk."""
     before = 0
     for at, start, side in zip(part.offset, stored.offset, run.chunk, strict=True):
         before = before * side + at - start
@@ -154,7 +155,7 @@ def _get_last_element(part: Box) -> Box:
 
 
 def _view(array: np.ndarray, part: Box, of: Box) -> np.ndarray:
-    """Return, as a view, a part of the box `of` that an array holds; also for 0-d arrays."""
+    """Return the view of `part` in an array that holds the box `of`; also for 0-d arrays."""
     place: Any = (*part.slice_within(of), ...)
     return array[place]
 

@@ -16,11 +16,11 @@ from gangline_ckpt_zarr.format.spans import ChunkSpan
 from gangline_ckpt_zarr.stores.base import ObjectStore
 
 Judge = Callable[[int, int, int, "bytes | memoryview"], str]
-LOCAL, REMOTE = 8 << 20, 64 << 20  # bytes per read: fits in the cache; enough for parallel requests
+LOCAL, REMOTE = 8 << 20, 64 << 20  # bytes per read: fits in the CPU cache; enough for parallel requests
 
 
 class BadChunk(NamedTuple):
-    """A chunk that is not what was written: the number of its run, its number in the run, and why."""
+    """A chunk that differs from what was written: the number of its run, its number in the run, and the reason."""
 
     run: int
     number: int
@@ -29,7 +29,10 @@ class BadChunk(NamedTuple):
 
 @dataclass(frozen=True)
 class Window:
-    """Bytes of a file from `start` on, valid until the next window is requested; or why they cannot be read."""
+    """`size` bytes of a file from offset `start` on. `content` is valid until the next window is requested.
+
+    If the bytes cannot be read, `content` is None and `why` is the reason.
+    """
 
     start: int
     size: int
@@ -40,7 +43,7 @@ class Window:
 def read_windows(store: ObjectStore, path: str, size: int) -> Iterator[Window]:
     """Yield the first `size` bytes of a file; bytes that cannot be read come as a window without content."""
     length = LOCAL if store.local else REMOTE
-    buffers = [memoryview(mmap.mmap(-1, min(length, size) or 1)) for _ in range(2)]  # on pages, for O_DIRECT
+    buffers = [memoryview(mmap.mmap(-1, min(length, size) or 1)) for _ in range(2)]  # page-aligned, for O_DIRECT
     try:
         there = min(store.size(path), size)
     except FileNotFoundError:
@@ -68,16 +71,16 @@ def read_windows(store: ObjectStore, path: str, size: int) -> Iterator[Window]:
 
 
 class ChunkScanner:
-    """Checks the chunks of a file; windows come in order.
+    """Checker of the chunks of a file, which is fed the file's windows in order.
 
-    `judge`: (number of the run, number of the chunk in it, its checksum, its trailer) -> why it is not what was
-    written, "" if it is; None: check the seals of the runs.
+    `judge`: (number of the run, number of the chunk in the run, checksum of the chunk, trailer of the chunk) -> why the
+    chunk is bad, "" if it is good; None: check the checksum and seal in the trailer.
     """
 
     def __init__(self, runs: Sequence[ChunkSpan], judge: Judge | None = None) -> None:
         self._runs, self._judge = runs, judge or self._check_seal
-        self._run = self._number = 0  # the next chunk, or the one that is partly read
-        self._crc, self._kept, self._why = 0, b"", ""  # of that chunk
+        self._run = self._number = 0  # run and number of the next chunk, or of a partly read chunk
+        self._crc, self._kept, self._why = 0, b"", ""  # checksum, trailer and error of the partly read chunk
 
     def feed(self, window: Window) -> Iterator[BadChunk]:
         """Yield the bad chunks that end in this window."""
@@ -106,14 +109,14 @@ class ChunkScanner:
             self._run, self._number = self._run + 1, 0
 
     def find_unread(self, window: Window) -> BadChunk:
-        """Return the bad chunk in a window without content, after `feed`: the next, or one that is partly read."""
+        """Return, as bad, the next or partly read chunk at a window without content; call it after `feed`."""
         return BadChunk(min(self._run, len(self._runs) - 1), self._number, window.why)
 
     def _check_seal(self, run: int, number: int, checksum: int, trailer: bytes | memoryview) -> str:
         return find_trailer_error(self._runs[run].seal, self._runs[run].first + number, checksum, trailer)
 
     def _feed_part(self, window: Window, begin: int, end: int, trailer: int) -> None:
-        """Add the bytes in this window of a chunk that is only partly in it."""
+        """Add this window's bytes of a chunk that is only partly in the window."""
         if window.content is None:
             self._why = self._why or window.why
             return

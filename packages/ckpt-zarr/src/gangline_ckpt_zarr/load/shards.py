@@ -1,4 +1,4 @@
-"""Loading of shards from a checkpoint, whatever layout wrote it."""
+"""Loading of shards in any layout, from a checkpoint that was saved in any layout."""
 
 from __future__ import annotations
 
@@ -29,10 +29,11 @@ def load(
 ) -> list[str]:
     """Fill the shards in place; an error on any rank is raised on all ranks.
 
-    `registry`: that of this run, so that ranks with equal boxes read them once; None if every store is local.
+    `registry`: the registry of this run, by which ranks that hold equal boxes share the reads of a remote store; None
+    if every store is local.
 
-    Returns notes, on rank 0 alone, about damaged copies that were skipped. Raises UserError for a missing name, another
-    shape or kind, or a store that does not answer; BadCheckpoint if no tier has a good copy.
+    Returns notes about damaged copies that were skipped; [] on ranks other than 0. Raises UserError for a missing
+    array, another shape or kind of dtype, or a store that does not answer; BadCheckpoint if no tier has a good copy.
     """
     try:
         copies = _select_one_save(copies, agreement)
@@ -69,7 +70,7 @@ def load(
 
 
 def _select_one_save(copies: Sequence[tuple[Tier, Meta]], agreement: Agreement) -> Sequence[tuple[Tier, Meta]]:
-    """Return the copies of the save that rank 0 finds nearest: two saves of one step may differ in bits."""
+    """Return the copies of the save in rank 0's nearest tier: two saves of one step may differ in bits."""
     if agreement.rank == 0:
         agreement.publish("save", copies[0][1].write_id)
     write_id = agreement.wait_for("save")
@@ -106,7 +107,7 @@ def _check(id: CheckpointId, meta: Meta, shards: list[Shard]) -> None:
 
 
 def _make_target(shard: Shard, meta: Meta) -> tuple[Target, torch.Tensor | None]:
-    """Return (target, buffer to copy from): no buffer if the target is the shard's own memory (CPU, equal dtype)."""
+    """Return (target, buffer to copy to the shard; None if the target is the shard's own CPU memory of equal dtype)."""
     stored_dtype = getattr(torch, meta.registry[shard.name].dtype)
     local = shard.local.detach()
     memory = None
@@ -116,7 +117,7 @@ def _make_target(shard: Shard, meta: Meta) -> tuple[Target, torch.Tensor | None]
         return Target(shard.name, shard.box, local.view(torch.int16).numpy(), bits=True), memory
     if (
         stored_dtype.is_floating_point and stored_dtype.itemsize == 1
-    ):  # float8: stored as float32, which holds its every value
+    ):  # float8: stored as float32, which represents every float8 value
         local = memory = torch.empty(local.shape, dtype=torch.float32)
     array: np.ndarray = local.numpy()
     return Target(shard.name, shard.box, array), memory

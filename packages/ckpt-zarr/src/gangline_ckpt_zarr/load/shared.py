@@ -1,8 +1,8 @@
-"""Shared load: ranks that hold equal boxes read a remote store once; each reads a part and sends it to the others.
+"""Shared load: of the ranks that hold equal boxes, each reads slices from a remote store for all and sends them.
 
-Replicas need equal bytes, and a store that all machines share would send them to each. The registry tells which ranks
-hold a box, and so which rank reads which rows: all ranks know it and nothing is gathered. At most `TOGETHER` ranks
-share, so what a rank sends does not grow with the world: 1,024 replicas read a store 128 times instead.
+Replicas need equal bytes, and without sharing a remote store would send the bytes to every replica. All ranks compute
+from the registry which rank reads which rows, so no gather is needed. At most `TOGETHER` ranks share a box, so the
+bytes that a rank sends do not grow with the world size: 1,024 replicas read a store 128 times instead of 1,024 times.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from gangline_ckpt_zarr.format.dtypes import count_itemsize
 from gangline_ckpt_zarr.format.owners import get_box_owners
 from gangline_ckpt_zarr.load.read_plan import Target
 
-TOGETHER = 8  # ranks that share, at most
-SLICE = 32 << 20  # bytes of an array that one rank reads: smaller slices spread better but are fetched more slowly
-STEP = 256 << 20  # bytes of all arrays between two exchanges: limit of what is copied to be sent
+TOGETHER = 8  # maximum number of ranks that share a box
+SLICE = 32 << 20  # target size of a slice, in bytes: smaller slices balance better but are fetched more slowly
+STEP = 256 << 20  # bytes of all arrays per exchange: limits the memory for copies that are sent
 
 
 @dataclass(frozen=True)
 class SharedSlice:
-    """Rows (`box`) of a box (`whole`) that all of `ranks` hold; `reader`, one of these ranks, reads them.
+    """Rows (`box`) of a box (`whole`) that all `ranks` hold; the rank `reader`, one of `ranks`, reads the rows.
 
-    `step`: the exchange in which the other ranks receive them.
+    `step`: number of the exchange in which the other ranks receive the rows.
     """
 
     name: str
@@ -44,12 +44,12 @@ class SharedSlice:
 
 
 def split_shared(meta: Meta, registry: Registry, rank: int, together: int = TOGETHER) -> Iterator[SharedSlice]:
-    """Yield the boxes that a rank holds, split into slices that one rank reads.
+    """Yield the boxes that `rank` holds, split into slices that are each read by one rank.
 
-    Ranks that share a slice find one reader and one step for it. Slices come in the registry's order, so that any two
-    ranks go through their common slices in one order.
+    All ranks that share a slice compute the same reader and step for the slice. Slices are in the registry's order, so
+    any two ranks process their common slices in the same order.
     """
-    read: dict[tuple[int, ...], list[int]] = {}  # by ranks that share: bytes that each rank reads
+    read: dict[tuple[int, ...], list[int]] = {}  # ranks that share -> bytes that each of these ranks reads
     offset = 0
     for name, layout in registry.layouts.items():
         step, offset = offset // STEP, offset + layout.nbytes
@@ -71,7 +71,7 @@ def _choose_reader(bytes_of: Sequence[int], turn: int) -> int:
 
 
 def _split_rows(box: Box, chunk: tuple[int, ...], itemsize: int) -> Iterator[Box]:
-    """Yield slices of a box that end where chunks end, so that no chunk is read twice."""
+    """Yield slices of a box that end at chunk boundaries, so that no chunk is read twice."""
     if not box.shape:
         yield box
         return
@@ -85,9 +85,9 @@ def _split_rows(box: Box, chunk: tuple[int, ...], itemsize: int) -> Iterator[Box
 
 
 def agree_to_share(agreement: Agreement, registry: Registry, targets: Sequence[Target], far: bool) -> bool:
-    """Return whether all ranks will share: the store is remote for each, and each loads all its boxes in the registry.
+    """Return whether all ranks share the load: each has a remote store (`far`) and loads all its boxes in the registry.
 
-    (Sampling takes the weights alone, and a test may load anything.) All ranks call it.
+    All ranks must call this. (Sampling loads the weights alone, and a test may load any boxes.)
     """
     if agreement.world == 1 or registry.mesh.world != agreement.world or not dist.is_initialized():
         return False
@@ -118,11 +118,11 @@ class SharedLoad:
         self._own = [target for target in targets if (target.name, target.box) not in shared_boxes]
 
     def list_targets(self) -> list[Target]:
-        """Return the targets that this rank reads."""
+        """Return the targets that this rank reads from the store."""
         return self._own + [self._cut(part) for part in self._parts if part.reader == self.rank]
 
     def exchange(self) -> None:
-        """Send what this rank read to its other holders and receive the rest. All ranks call it once all have read."""
+        """Send the slices that this rank read to their other holders, and receive the rest. Call it after all reads."""
         for _, step in groupby(self._parts, key=lambda part: part.step):
             received: list[tuple[np.ndarray, np.ndarray]] = []
             work: list[dist.P2POp] = []

@@ -1,7 +1,7 @@
-"""Staging buffers of a rank, and the place of each chunk in them.
+"""Staging buffers of a rank, and the offset of each chunk in them.
 
-A buffer is the memory tier's own if there is one, else one that the writer process inherits. Fresh memory costs several
-times the copy into it, so a thread prepares the first buffer during the first steps.
+A buffer belongs to the memory tier if the run has one; otherwise the writer process inherits the buffer. Allocating
+fresh memory costs several times the copy into it, so a thread prepares the first buffer during the first steps.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class Buffers:
         self.no_memory = ""  # why the newest save of this rank is not staged in the memory tier
 
     def prepare(self, registry: Registry, rank: int) -> None:
-        """Prepare files and memory for the first save in a thread, and return at once."""
+        """Start a thread that prepares files and memory for the first save, and return at once."""
         if self._files is None and self._preparing is None:
             self._preparing = threading.Thread(target=self._prepare, args=(registry, rank), daemon=True, name="prepare")
             self._preparing.start()
 
     def get_files(self, registry: Registry) -> PackedFiles:
-        """Return the ranks' files, with the place of each chunk; one object for equal registries."""
+        """Return the ranks' files, with the offset of each chunk; one object for equal registries."""
         self._join()
         if self._files is None or self._files.registry != registry:
             self._files = PackedFiles(registry)
@@ -50,7 +50,7 @@ class Buffers:
     def stage(self, rank: int, file: RankFile, shards: Sequence[Shard]) -> Staging:
         """Return a buffer that holds the shards as `file`. Raises OSError if there is no memory for it.
 
-        If the memory tier has no room, it is a buffer of this process's own, and `no_memory` says why.
+        If the memory tier has no space, the buffer belongs to this process, and `no_memory` is the reason.
         """
         self._join()
         prepared, self._prepared, self.no_memory = self._prepared, None, ""
@@ -68,7 +68,7 @@ class Buffers:
         return staging
 
     def close(self) -> None:
-        """Free the buffer that is not the memory tier's."""
+        """Free this process's own buffer; the memory tier frees its buffers itself."""
         self._join()
         if self._own is not None:
             self._own.close()

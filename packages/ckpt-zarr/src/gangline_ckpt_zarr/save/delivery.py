@@ -1,7 +1,7 @@
-"""Delivery of one checkpoint to tiers, in turn: each rank puts its file, all ranks agree, and one object is put last.
+"""Delivery of one checkpoint to tiers, one by one: each rank writes its file, ranks sync, zarr.json is written last.
 
-So the checkpoint becomes visible in one act, after every rank's file is durable, and a kill at any moment leaves
-nothing that looks complete. The next save to a tier clears what a killed save left there.
+So the checkpoint becomes visible atomically, after every rank's file is durable, and a kill at any moment leaves no
+incomplete checkpoint that looks complete. The next save to a tier deletes the remains of killed saves.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gangline_ckpt_zarr.format.nodes import NAME
 from gangline_ckpt_zarr.save.task import SaveTask
 from gangline_ckpt_zarr.tiers.base import Tier
 
-Report = Callable[[float], None]  # called with the share of the file that is written
+Report = Callable[[float], None]  # called with the fraction of the file that is written
 
 
 class DeliveryPlan(NamedTuple):
@@ -34,11 +34,11 @@ class DeliveryPlan(NamedTuple):
 
 
 class Delivery(ABC):
-    """Runs in a thread that does little: a writer process does the work, and ranks agree through the job's store."""
+    """Delivery in a thread that does little: a writer process writes, and ranks sync through the job's store."""
 
     def __init__(self, task: SaveTask, agreement: Agreement) -> None:
         self.task, self.id, self.agreement = task, task.id, agreement
-        self.done: Future[None] = Future()  # holds SaveFailed if it failed
+        self.done: Future[None] = Future()  # raises SaveFailed if the delivery failed
         self.progress = 0.0  # share of this rank's bytes that is written, all tiers together
         self._tiers: Sequence[Tier] = ()
         self._thread = threading.Thread(target=self._run, name=f"save {task.id}", daemon=True)
@@ -51,7 +51,7 @@ class Delivery(ABC):
 
     @abstractmethod
     def put(self, tier: Tier, write_id: str, report: Report) -> None:
-        """Put this rank's file in a tier; durable on return. Raises OSError, BadCheckpoint."""
+        """Write this rank's file to a tier; it is durable on return. Raises OSError, BadCheckpoint."""
 
     @abstractmethod
     def get_metadata(self, write_id: str) -> bytes:
@@ -62,7 +62,7 @@ class Delivery(ABC):
         """Return other checkpoints that retention may not delete now."""
 
     def leaves_out(self, tier: Tier) -> bool:
-        """Return whether a rank failed to put its file, which leaves the tier out. Called once all ranks have tried."""
+        """Return whether to leave the tier out, as a rank could not write its file. Called once all have tried."""
         return False
 
     def finish_delivery(self, plan: DeliveryPlan) -> None:
@@ -71,7 +71,7 @@ class Delivery(ABC):
     # --- execution ---------------------------------------------------------------------------------------------------
 
     def start(self, failed: str = "") -> None:
-        """Start the delivery; `failed`: why this rank has no bytes to deliver, which fails it on every rank."""
+        """Start the delivery; `failed`: why this rank has no bytes, which makes the delivery fail on every rank."""
         if failed:
             self.agreement.fail(failed)
         self._thread.start()
@@ -120,7 +120,7 @@ class Delivery(ABC):
             return
         whole, publisher = f"{tier.name} whole {tier.scope}", f"the first rank of machine {tier.scope}"
         if tier.commits(self.agreement.rank):
-            self.agreement.check()  # a rank whose wait timed out has reported this save as failed
+            self.agreement.check()  # a rank whose wait timed out may have reported this save as failed
             with hold(self.task.run_dir):  # a rank that was cut off from the job commits nothing
                 tier.store.commit(f"{self.id}/{NAME}", self.get_metadata(write_id))
             self.agreement.publish(whole, True)
@@ -138,10 +138,10 @@ class Delivery(ABC):
             self.task.notes.add(f"an old checkpoint could not be deleted: {describe_error(error)}")
 
     def _delete_own_files(self, write_id: str) -> None:
-        """Delete this rank's files, so that a full disk does not stay full. Tiers that have the checkpoint keep it.
+        """Delete this rank's files of a failed save, so that a full disk gets space. Tiers with the checkpoint keep it.
 
-        Not called if a wait timed out or the job's store was lost: another rank may be about to commit what all ranks
-        have written, and a checkpoint that looks complete must be complete. The next save clears what is left then.
+        Not called if a wait timed out or the job's store was lost: another rank may be about to commit the files that
+        all ranks have written, and a checkpoint that looks complete must be complete. Then the next save deletes them.
         """
         for tier in self._tiers:
             try:
@@ -153,5 +153,5 @@ class Delivery(ABC):
 
 
 def make_exists_error(tier: Tier, id: CheckpointId) -> FileExistsError:
-    """Return the error of a save to a tier that already has this checkpoint from elsewhere."""
+    """Return the error of a save to a tier that already has this checkpoint from another save."""
     return FileExistsError(f"{tier.store.url}/{id} is there already, and a checkpoint is never overwritten")

@@ -1,4 +1,4 @@
-"""Copies to the durable tier, one at a time: training waits for the near tiers alone."""
+"""Copies to the durable tier, one at a time: training waits only for saves to the nearer tiers."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from gangline_ckpt_zarr.save.writer.client import WriterClient
 from gangline_ckpt_zarr.stores.base import ObjectPath
 from gangline_ckpt_zarr.tiers.base import Tier
 
-_LOOK = 0.25  # seconds between two looks
+_LOOK = 0.25  # seconds between two checks of a running copy
 
 
 @final
 class DurableCopy(Delivery):
-    """Copy from the disk tier to the durable one, by a writer process of its own that checks every chunk on the way."""
+    """Copy from the disk tier to the durable tier, by a separate writer process that checks every chunk it reads."""
 
     def __init__(self, task: SaveTask, agreement: Agreement, copier: WriterClient, copies: DurableCopies) -> None:
         super().__init__(task, agreement)
@@ -31,7 +31,10 @@ class DurableCopy(Delivery):
         self._copier, self._copies = copier, copies
 
     def plan(self) -> DeliveryPlan:
-        """Return the durable tier, unless it has the checkpoint already. Raises FileExistsError, OSError."""
+        """Return the plan of the copy: the durable tier, or no tier if a last save finds the checkpoint in it already.
+
+        Raises FileExistsError, OSError.
+        """
         durable = self.task.durable
         assert durable is not None, "a copy is made only where there is a durable tier"
         if not durable.has(self.id):
@@ -51,7 +54,7 @@ class DurableCopy(Delivery):
             copy_file(self._copier, source, file, write_id, target, self.task.deadline_seconds, report)
 
     def get_metadata(self, write_id: str) -> bytes:
-        """Return zarr.json of the disk tier, which must still be that of this save. Raises BadCheckpoint."""
+        """Return zarr.json of the disk tier, which must still belong to this save. Raises BadCheckpoint."""
         disk = self.task.disk
         content, file = disk.read_content(self.id), f"{disk.store.url}/{self.id}/{NAME}"
         if zarr_json.read(content, file).write_id != write_id:
@@ -69,7 +72,7 @@ class DurableCopy(Delivery):
 
 @final
 class DurableCopies:
-    """Copies of this rank that are running."""
+    """This rank's running copies to the durable tier."""
 
     def __init__(self) -> None:
         self._all: tuple[DurableCopy, ...] = ()
@@ -79,7 +82,7 @@ class DurableCopies:
         self._all = (*self._list_running(), copy)
 
     def list_sources(self) -> Collection[CheckpointId]:
-        """Return the checkpoints that are being copied, which must stay in the tier they are copied from."""
+        """Return the checkpoints that are being copied, which must stay in the disk tier until copied."""
         return {copy.id for copy in self._list_running()}
 
     def join(self, waiting: Callable[[], None] = lambda: None) -> None:

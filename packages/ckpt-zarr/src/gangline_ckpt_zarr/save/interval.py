@@ -1,14 +1,14 @@
-"""Checkpoint interval of `checkpoint.every=auto`: how often a save pays.
+"""Checkpoint interval of `checkpoint.every=auto`: the interval that costs the run the least time.
 
-A save costs the run d seconds; a failure, one every M seconds, costs it on average half the time since the last save.
-The sum is least when T seconds lie between saves:
+A save costs d seconds. A failure, on average one every M seconds, costs on average half the interval between saves.
+The sum is smallest if the interval between saves is T seconds:
 
     T = sqrt(2 d M)                                                        Young, CACM 17(9), 1974
     T = sqrt(2 d M) (1 + sqrt(d / 2M) / 3 + (d / 2M) / 9) - d,  d < 2M     Daly, FGCS 22(3), 2006, eq. 37
 
-d is measured: the time a step is blocked and what steps lose while a save is being written. M is given, or estimated
-from the run's own starts, of which the first is not a failure; with a prior of one failure a day, (24 h + time) / (1 +
-failures).
+d is measured: the time for which a save blocks the step, plus the slowdown of steps while the save is written. M is
+`checkpoint.mtbf_hours`, or estimated from the run's starts, each of which after the first counts as a failure: with a
+prior of one failure per day, M = (24 h + time) / (1 + failures).
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from pathlib import Path
 
 from gangline.run import attempts
 
-PRIOR_SECONDS = 24 * 3600.0  # between failures, before any has happened
-FIRST_COST = 1.0  # seconds, before any save was measured
-REMEMBERED = 8  # saves whose median cost counts
+PRIOR_SECONDS = 24 * 3600.0  # mean seconds between failures, assumed before any failure
+FIRST_COST = 1.0  # cost of a save in seconds, assumed before any save was measured
+REMEMBERED = 8  # number of newest saves whose median cost counts
 
 
 def compute_best_interval(cost: float, mtbf: float) -> float:
-    """Return the seconds between saves of `cost` seconds each, with a failure every `mtbf` seconds on average."""
+    """Return the best interval in seconds, if a save costs `cost` seconds and a failure occurs every `mtbf` seconds."""
     if cost >= 2 * mtbf:
         return mtbf
     share = cost / (2 * mtbf)
@@ -46,13 +46,13 @@ def measure_mtbf(run_dir: str | Path, now: datetime | None = None) -> float:
 
 
 class Interval:
-    """Says when the next save pays. Its clock counts seconds of training steps, so a pause is no reason to save."""
+    """Schedule of saves for every=auto. Its clock counts only seconds of training steps: a pause triggers no save."""
 
     def __init__(self, mtbf: float) -> None:
         self.mtbf = mtbf
         self._costs: deque[float] = deque(maxlen=REMEMBERED)
-        self._quiet: deque[float] = deque(maxlen=64)  # seconds of steps without a save in the background
-        self._busy: list[float] = []  # seconds of steps during the running save
+        self._quiet: deque[float] = deque(maxlen=64)  # seconds of each step without a save in the background
+        self._busy: list[float] = []  # seconds of each step during the running save
         self._blocked = 0.0
         self._open = False  # whether the newest save's cost is still to be counted
         self._since = 0.0
@@ -64,13 +64,14 @@ class Interval:
 
     @property
     def seconds(self) -> float:
-        """Number of seconds between two saves."""
+        """Best number of seconds between two saves."""
         return compute_best_interval(self.cost, self.mtbf)
 
     def is_due(self, seconds: float, saving: bool, copying: bool = False) -> bool:
-        """Return whether to save after a step of `seconds`, with a save or its copy to the durable tier running or not.
+        """Return whether a save is due after a step that took `seconds` seconds.
 
-        What steps lose during a copy is part of the save's cost, but no reason to delay the next save.
+        `saving`: whether a save is being written; then no further save is due. `copying`: whether its copy to the
+        durable tier is running: the slowdown of steps counts as cost of the save, but does not delay the next save.
         """
         if self._open and not (saving or copying):
             self._count()
@@ -92,7 +93,7 @@ class Interval:
 
 
 def compute_slowdown(busy: Sequence[float], quiet: Sequence[float]) -> float:
-    """Return the seconds that steps during a save took longer than other steps; at least 0."""
+    """Return the total seconds that steps during a save took longer than the median other step; at least 0."""
     if not busy or not quiet:
         return 0.0
     usual = statistics.median(quiet)

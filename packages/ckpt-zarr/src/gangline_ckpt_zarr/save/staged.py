@@ -1,4 +1,4 @@
-"""Delivery from the staging memory to the near tiers: the next save waits for it."""
+"""Delivery from the staging memory to the near tiers, for which the next save waits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gangline_ckpt_zarr.tiers.base import Tier
 
 @final
 class StagedDelivery(Delivery):
-    """Delivery of the staged bytes to all wanted tiers but the durable one; then it starts `copy`, if wanted."""
+    """Delivery of the staged bytes to all wanted tiers except the durable tier; then it starts `copy`, if wanted."""
 
     def __init__(
         self, task: SaveTask, agreement: Agreement, writer: WriterClient, copy: DurableCopy, copies: DurableCopies
@@ -31,9 +31,9 @@ class StagedDelivery(Delivery):
         self._writer = writer
 
     def plan(self) -> DeliveryPlan:
-        """Return the near tiers that lack the checkpoint. Raises FileExistsError, OSError, BadCheckpoint."""
+        """Return the plan: near tiers that lack the checkpoint. Raises FileExistsError, OSError, BadCheckpoint."""
         task, going = self.task, []
-        done = task.again and task.disk.has(self.id)  # then nearer tiers no longer matter
+        done = task.again and task.disk.has(self.id)  # then the memory tier no longer matters
         for tier in () if done else task.wanted:
             if tier is task.durable or tier.left_out:
                 continue
@@ -102,7 +102,7 @@ class StagedDelivery(Delivery):
 
     def end(self, why: str = "") -> None:
         """Resolve `done` of the near tiers and start the copy; without a copy, resolve `done` of the copy as well."""
-        if why:  # first: a reader of the near tiers' error finds it in both
+        if why:  # before `done`: whoever sees the error in `done` finds it in `copy.done` too
             self.copy.end(why)
         super().end(why)
         if self.copy.write_id:

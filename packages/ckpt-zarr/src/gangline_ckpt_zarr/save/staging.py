@@ -1,7 +1,7 @@
-"""Staging memory on the host: a rank's file byte for byte, in which the writer process fills in the checksums.
+"""Staging memory on the host: a rank's file byte for byte, into which the writer process writes the checksums.
 
-A save blocks the step for this copy and nothing else. The memory is shared with the writer process and kept from one
-save to the next, because fresh pages cost more than the copy.
+Unless an earlier save still runs, a save blocks the step only for the copy to this memory. The memory is shared with
+the writer process and reused by the next save, because fresh pages cost more than the copy.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gangline_ckpt_zarr.format.dtypes import map_dtype
 from gangline_ckpt_zarr.format.views import make_views
 
 SCRATCH = 1 << 28  # bytes of GPU memory in which chunks are assembled before they are transferred
-Place = tuple[tuple[slice, ...], torch.Tensor]  # (part of a box, its place in the buffer)
+Place = tuple[tuple[slice, ...], torch.Tensor]  # (part of a box, view of its bytes in the buffer)
 
 
 class Staging:
@@ -35,17 +35,17 @@ class Staging:
         self._file: RankFile | None = None
         self._places: list[tuple[ChunkRun, list[Place]]] = []
         self._stream: torch.cuda.Stream | None = None
-        self._pinned = self._pageable = False  # pageable: it could not be pinned
+        self._pinned = self._pageable = False  # pageable: pinning has failed
 
     def prepare(self, file: RankFile) -> None:
-        """Prepare the memory for `file`, every page of it, while other threads run. Raises OSError."""
+        """Allocate the memory for `file` and touch every page of it, while other threads run. Raises OSError."""
         fresh = file.size > self.size
         self._fit(file)
         if fresh:
             self._bytes[:: mmap.PAGESIZE].zero_()
 
     def fill(self, file: RankFile, shards: Iterable[Shard]) -> None:
-        """Copy the shards to their places in `file`. Raises OSError if there is no memory, on the host or a GPU."""
+        """Copy the shards to their offsets in `file`. Raises OSError if the host or a GPU has too little memory."""
         if file is not self._file:
             self._fit(file)
         local = {(shard.name, shard.offset): shard.local.detach() for shard in shards if shard.primary}
@@ -72,16 +72,16 @@ class Staging:
     def _copy_chunks(
         self, local: dict[tuple[str, tuple[int, ...]], torch.Tensor], device: torch.device, limit: int = SCRATCH
     ) -> None:
-        """Copy shards on a GPU: chunks are assembled there as in the file, and then transferred.
+        """Copy shards from a GPU: chunks are assembled on the GPU as in the file, and then transferred.
 
-        A copy to rows of a wider buffer goes through pageable memory, even if the buffer is pinned: at a quarter of the
-        speed, and not done when the stream is. Zeros between chunks leave room for the checksums.
+        A direct copy to rows of a wider buffer would go through pageable memory, even if the buffer is pinned: at a
+        quarter of the speed, and not done when the stream is. Zeros between chunks reserve the bytes of the checksums.
         """
         assert self._file is not None
         scratch = torch.empty(0, dtype=torch.uint8, device=device)
         for run, places in self._places:
             source, dtype = _get_source(local, run), getattr(torch, map_dtype(self._file.dtypes[run.name]))
-            if source.device != device:  # offloaded
+            if source.device != device:  # offloaded to the host
                 _copy_to(source, places)
                 continue
             for part in run.split(limit):
@@ -101,7 +101,7 @@ class Staging:
 
     def _fit(self, file: RankFile) -> None:
         if file.size > self.size:
-            os.posix_fallocate(self.fd, 0, file.size)  # raises if there is no room; touching a page would kill
+            os.posix_fallocate(self.fd, 0, file.size)  # raises if there is no space; else touching a page would kill
             self._bytes = torch.frombuffer(mmap.mmap(self.fd, file.size), dtype=torch.uint8)
             self.size, self._pinned, self._pageable = file.size, False, False
         self._places = [(run, [*self._of(run, file.dtypes[run.name])]) for run in file.runs]
@@ -113,7 +113,7 @@ class Staging:
             yield view.slices, elements.as_strided(view.sizes, view.strides, view.offset)
 
     def _pin(self) -> None:
-        """Pin (page-lock) the buffer, so that copies from a GPU run at full speed beside kernels; without, slower."""
+        """Pin (page-lock) the buffer, so that GPU copies run at full speed during kernels; if that fails, slower."""
         if self._pinned or self._pageable or not self.size:
             return
         try:
@@ -121,7 +121,7 @@ class Staging:
             self._pinned = True
         except RuntimeError:  # limits on locked memory, a driver without support
             self._pageable = True
-            # CUDA keeps the error and raises it at the next launch: let that be this one, not one of the run.
+            # CUDA raises the error again at the next kernel launch: launch a kernel here, so that no step fails.
             with suppress(RuntimeError):
                 torch.zeros(1, device="cuda")
 

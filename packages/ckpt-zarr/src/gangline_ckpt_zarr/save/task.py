@@ -1,4 +1,4 @@
-"""One save as data: what is saved, to which tiers, by when."""
+"""One save as data: its content, its tiers and its deadline."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from gangline_ckpt_zarr.tiers.base import Tier
 class SaveTask:
     """One save, as every rank knows it.
 
-    `tiers`: the run's, nearest first. `wanted`: the tiers to save to; rank 0's list counts. `disk`: the tier that a
-    copy to the durable one is read from. `again`: a tier that already has the checkpoint is done, and not an error.
+    `tiers`: all tiers of the run, nearest first. `wanted`: the tiers to save to, as rank 0 decides. `disk`: the tier
+    that a copy to the durable tier reads. `again`: True: a tier that already has the checkpoint counts as saved; False:
+    it is an error.
     """
 
     id: CheckpointId
@@ -33,7 +34,7 @@ class SaveTask:
     files: PackedFiles
     document: dict[str, Any]
     notes: Notes
-    deadline_seconds: float  # how long a store may fail or stay silent
+    deadline_seconds: float  # maximum seconds for which a store may fail or stay silent
     again: bool = False
 
     @property

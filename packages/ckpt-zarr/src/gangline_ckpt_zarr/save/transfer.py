@@ -1,4 +1,4 @@
-"""Transfer of one rank's file to its target, by its writer process: from staging, or from a nearer tier."""
+"""Transfer of one rank's file to its target, by the rank's writer process: from staging, or from a nearer tier."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from gangline_ckpt_zarr.save.writer.client import WriterClient
 from gangline_ckpt_zarr.save.writer.messages import Answer, StagedMemory
 from gangline_ckpt_zarr.stores.base import ObjectPath
 
-Report = Callable[[float], None]  # called with the share that is written
-_LOOK = 0.25  # seconds between two looks at the progress
+Report = Callable[[float], None]  # called with the fraction of the file that is written
+_LOOK = 0.25  # seconds between two checks of the progress
 GRACE = 30.0  # seconds for a process to start, or a disk to flush
 
 
@@ -28,7 +28,7 @@ def write_file(
     deadline: float,
     report: Report,
 ) -> None:
-    """Write the staged file, sealed, to the target; None: seal it in memory. Durable on return. Raises OSError."""
+    """Write the staged file, sealed, to `target`, durable on return; None: only seal it in memory. Raises OSError."""
     memory = StagedMemory(file.size, path=staging.path) if staging.path else StagedMemory(file.size, fd=staging.fd)
     runs = make_spans(file.runs, _make_seal_start(write_id))
     job = writer.write(memory, runs, target, deadline_seconds=deadline)
@@ -48,8 +48,8 @@ def copy_file(
 ) -> None:
     """Copy a file from a nearer tier, with every chunk checked on the way; durable on return.
 
-    Raises BadCheckpoint, naming array, box and file, if a chunk is not what was written or cannot be read; OSError if
-    the target cannot be written.
+    Raises BadCheckpoint, which names array, box and file, if a chunk is bad or cannot be read; OSError if the target
+    cannot be written.
     """
     job = writer.copy(
         source, target, file.size, make_spans(file.runs, _make_seal_start(write_id)), deadline_seconds=deadline
@@ -67,7 +67,7 @@ def copy_file(
 def compute_hang_seconds(deadline: float) -> float:
     """Return the seconds without progress after which a writer process counts as hanging.
 
-    A request may take a deadline and fail, and so may the request that cleans up after it.
+    A request may take the full deadline and fail, and the request that cleans up after it may take the deadline again.
     """
     return 2 * deadline + GRACE
 
@@ -77,7 +77,7 @@ def _make_seal_start(write_id: str) -> Callable[[ChunkRun], int]:
 
 
 def _follow(writer: WriterClient, job: int, size: int, deadline: float, report: Report) -> Answer:
-    """Return the job's last answer, and report its progress. Raises OSError after too long without progress."""
+    """Wait for the job's last answer and report its progress. Raises OSError after too long without progress."""
     far, since = 0, time.monotonic()
     while True:
         try:

@@ -8,10 +8,10 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import NamedTuple
 
-METADATA = "zarr.json"  # the object that makes a tree a checkpoint: put last, deleted first
+METADATA = "zarr.json"  # name of the object that makes a directory tree a checkpoint: written last, deleted first
 
 
-Ranges = Sequence[tuple[int, Sequence[memoryview]]]  # (offset, buffers to fill from there on)
+Ranges = Sequence[tuple[int, Sequence[memoryview]]]  # (offset in the object, buffers to fill from that offset on)
 Read = Callable[[Ranges], None]
 
 
@@ -23,7 +23,7 @@ class ObjectPath(NamedTuple):
 
 
 class StoreError(OSError):
-    """A store did not fulfil a request, and retries did not help. The message names store and path."""
+    """Failure of a request to a store, after retries if the error might pass. The message names store and path."""
 
 
 class ObjectWriter(ABC):
@@ -31,34 +31,34 @@ class ObjectWriter(ABC):
 
     @abstractmethod
     def write(self, content: memoryview) -> None:
-        """Append a block: a multiple of 4,096 bytes, except the last. `content` may change once this has returned."""
+        """Append a block of a multiple of 4,096 bytes (the last block: any size). `content` may change after return."""
 
     @abstractmethod
     def close(self) -> None:
-        """Finish the object; it is durable on return. Raises OSError; ValueError if it has not the announced size."""
+        """Finish the object; it is durable on return. Raises OSError; ValueError if its size is not as announced."""
 
     @abstractmethod
     def abort(self) -> None:
-        """Abort the write and leave as little as possible behind. Never raises."""
+        """Abort the write and delete as much of the object as possible. Never raises."""
 
 
 class ObjectStore(ABC):
-    """A tree of objects. Paths are relative to its root, with ``/``; parents are created with their first object.
+    """Tree of objects. Paths are relative to its root, with ``/``; a directory is created with its first object.
 
     A failure raises an OSError that names store and path. An object may be visible before its writer is closed; an
     object put by `commit` is visible only when it is complete.
     """
 
     url: str
-    local: bool = False  # whether reads are as cheap as from the page cache
+    local: bool = False  # whether reads are about as cheap as reads from the page cache
 
     @abstractmethod
     def create(self, path: str, size: int) -> ObjectWriter:
-        """Create an object of `size` bytes. Raises FileExistsError; OSError at once if room is known to be missing."""
+        """Create an object of `size` bytes. Raises FileExistsError; OSError, at once if the store finds itself full."""
 
     @abstractmethod
     def commit(self, path: str, content: bytes) -> None:
-        """Put a small object, durable and visible at once or not at all. Raises FileExistsError if it exists."""
+        """Write a small object atomically; it is durable on return. Raises FileExistsError if the object exists."""
 
     @abstractmethod
     def read(self, path: str) -> bytes:
@@ -66,10 +66,10 @@ class ObjectStore(ABC):
 
     @abstractmethod
     def read_into(self, path: str, ranges: Ranges) -> None:
-        """Fill the buffers from each offset on, in turn. Raises FileNotFoundError; EOFError if an object ends early."""
+        """Fill each range's buffers from its offset on. Raises FileNotFoundError; EOFError if the object ends early."""
 
     def open_reader(self, path: str) -> AbstractContextManager[Read]:
-        """Yield `read_into` of one object, for many reads. Raises OSError, here or in a read."""
+        """Yield a function that does `read_into` from one object, for many reads. Raises OSError, here or in a read."""
         return nullcontext(partial(self.read_into, path))
 
     @abstractmethod
@@ -85,7 +85,7 @@ class ObjectStore(ABC):
         """Return the names directly under `path`, sorted, from one listing; [] if `path` does not exist."""
 
     def list_holders(self, name: str) -> list[str]:
-        """Return the entries under the root that hold an object of this name, sorted."""
+        """Return the entries directly under the root that contain an object called `name`, sorted."""
         return [entry for entry in self.names() if self.exists(f"{entry}/{name}")]
 
     @abstractmethod
@@ -94,19 +94,19 @@ class ObjectStore(ABC):
 
     @abstractmethod
     def list_sizes(self, path: str = "") -> dict[str, int]:
-        """Return the bytes of every object under `path`, by its path from there; {} if `path` does not exist."""
+        """Return the size in bytes of every object under `path`, by path relative to `path`; {} if there is none."""
 
     @abstractmethod
     def delete(self, path: str) -> None:
-        """Delete an object or a complete tree, every `METADATA` in it first; a missing one is not an error.
+        """Delete an object or a complete tree, each `METADATA` in the tree first. A missing object is not an error.
 
-        No empty directory is left behind.
+        Directories that become empty are deleted as well.
         """
 
     def lock(self) -> AbstractContextManager[None]:
-        """Hold the exclusive lock of this root among the processes that share it, if this kind of store has locks.
+        """Hold the exclusive lock of the store's root among all processes, if this kind of store has locks.
 
-        Raises BlockingIOError if another process holds it.
+        Raises BlockingIOError if another process holds the lock.
         """
         return nullcontext()
 
@@ -115,7 +115,7 @@ class ObjectStore(ABC):
 
 
 def plan_deletion(paths: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split paths into metadata, outermost first, and the rest: a tree is a checkpoint until its metadata is gone."""
+    """Split paths into metadata, outermost first, and data: a tree is a checkpoint until its metadata is deleted."""
     first = [path for path in paths if path.rpartition("/")[2] == METADATA]
     rest = [path for path in paths if path.rpartition("/")[2] != METADATA]
     return sorted(first, key=lambda path: path.count("/")), rest

@@ -18,9 +18,9 @@ _NOT_HERE = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ENODEV}
 
 
 class DirectWriter(ObjectWriter):
-    """Writes with O_DIRECT if the file system and the block allow it, else through the page cache.
+    """Writer with O_DIRECT if the file system and the block allow it, else through the page cache.
 
-    O_DIRECT is twice as fast on a disk, and leaves the cache to processes that need it.
+    O_DIRECT is twice as fast on a disk, and leaves the page cache to processes that need it.
     """
 
     def __init__(self, place: Path, size: int, sync_names: Callable[[], None]) -> None:
@@ -33,7 +33,7 @@ class DirectWriter(ObjectWriter):
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
-            self._file = os.open(place, flags, 0o666)  # no O_DIRECT here (tmpfs, some network file systems)
+            self._file = os.open(place, flags, 0o666)  # a file system without O_DIRECT (tmpfs, some network ones)
             self._direct = False
         try:
             _allocate(self._file, size, place)
@@ -62,7 +62,7 @@ class DirectWriter(ObjectWriter):
             self._offset += wrote
             content = content[wrote:]
             if self._direct and wrote % PAGE:
-                self._use_cache()  # a short write: the rest no longer begins on a page
+                self._use_cache()  # a short write: the next offset is not on a page boundary
 
     def _use_cache(self) -> None:
         flags = fcntl.fcntl(self._file, fcntl.F_GETFL)
@@ -90,9 +90,10 @@ class DirectWriter(ObjectWriter):
 
 
 def _allocate(file: int, size: int, place: Path) -> None:
-    """Allocate the file's blocks now, so that a full disk is known before anything is written. Raises OSError.
+    """Allocate the file's blocks, so that a full disk is detected before anything is written. Raises OSError.
 
-    Not ``os.posix_fallocate``: without support in the file system it writes a byte to every block, through the network.
+    ``os.posix_fallocate`` is not used: if the file system has no fallocate, it writes a byte to every block, perhaps
+    over a network.
     """
     fallocate = getattr(ctypes.CDLL(None, use_errno=True), "fallocate", None)
     if not size or fallocate is None:

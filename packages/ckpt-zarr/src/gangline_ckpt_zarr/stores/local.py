@@ -1,4 +1,4 @@
-"""Object store in a directory of a local or mounted file system. Objects are on the disk when a write returns."""
+"""Object store in a directory of a local or mounted file system. Closed and committed objects are on the disk."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gangline_ckpt_zarr.stores.direct import DirectWriter
 
 _UNFINISHED = ".unfinished-"  # prefix of the temporary files of a commit
 _IOV_MAX = min(os.sysconf("SC_IOV_MAX"), 1024)
-_LATE_FILES = 100  # attempts to empty a tree, 10 ms apart, before a writer in it counts as alive
+_LATE_FILES = 100  # maximum attempts to delete a tree, 10 ms apart, while another process still writes to it
 
 
 class LocalStore(ObjectStore):
@@ -35,7 +35,7 @@ class LocalStore(ObjectStore):
         return DirectWriter(place, size, lambda: self._sync_directories(place.parent))
 
     def commit(self, path: str, content: bytes) -> None:
-        """Put the object by a hard link, which never replaces anything. Raises FileExistsError, OSError."""
+        """Write the object by a hard link, which never replaces a file. Raises FileExistsError, OSError."""
         place = self._root / path
         self._make_directories(place.parent)
         temporary = f"{_UNFINISHED}{place.name}-{secrets.token_hex(8)}"
@@ -97,7 +97,7 @@ class LocalStore(ObjectStore):
     def list_sizes(self, path: str = "") -> dict[str, int]:
         sizes, place = {}, self._root / path
         for name in self.walk(path):
-            with contextlib.suppress(FileNotFoundError):  # it was deleted meanwhile
+            with contextlib.suppress(FileNotFoundError):  # the object was deleted meanwhile
                 sizes[os.path.relpath(self._root / name, place)] = (self._root / name).stat().st_size
         return sizes
 
@@ -118,7 +118,7 @@ class LocalStore(ObjectStore):
         return lock_folder(self._root.resolve(), seconds=0)
 
     def _remove_empty_directories(self, directory: Path) -> None:
-        """Remove `directory` and its parents while empty: up to the root, and above it if this store created them."""
+        """Remove `directory` and its parents while they are empty: the root and above only if this store made them."""
         while self._root in directory.parents or directory in self._made:
             try:
                 directory.rmdir()
@@ -131,7 +131,7 @@ class LocalStore(ObjectStore):
             sync_folder(directory)
 
     def _make_directories(self, directory: Path) -> None:
-        """Create a directory and its parents. Names down to the root are durable; `_sync_directories` does the rest."""
+        """Create a directory and its parents. The root is durable on return; `_sync_directories` syncs those below."""
         missing = [place for place in (directory, *directory.parents) if not place.exists()]
         for place in reversed(missing):
             with contextlib.suppress(FileExistsError):  # another rank was faster
@@ -141,7 +141,7 @@ class LocalStore(ObjectStore):
                 sync_folder(place.parent)
 
     def _sync_directories(self, directory: Path) -> None:
-        """Sync `directory` and its parents up to the root. The rank that created them may not have done so yet."""
+        """Sync `directory` and its parents up to the root: another rank may have created but not yet synced them."""
         while True:
             sync_folder(directory)
             if directory == self._root or directory == directory.parent:
@@ -150,7 +150,7 @@ class LocalStore(ObjectStore):
 
 
 def _fill(file: int, offset: int, buffers: Sequence[memoryview], path: str) -> None:
-    """Read from `offset` into the buffers, as many per call as the system allows. Raises EOFError."""
+    """Read from `offset` into the buffers, as many buffers per call as the system allows. Raises EOFError."""
     views = [buffer.cast("B") for buffer in buffers if buffer.nbytes]
     position = 0  # index of the first buffer that is not yet full
     while position < len(views):
@@ -167,7 +167,7 @@ def _fill(file: int, offset: int, buffers: Sequence[memoryview], path: str) -> N
 
 
 def _remove_tree(place: Path) -> None:
-    """Remove a tree that another process may also be removing or writing to; files written meanwhile go as well."""
+    """Remove a tree, and files that are written meanwhile: another process may be writing to it or removing it."""
     for _ in range(_LATE_FILES):
         for directory, directories, names in os.walk(place, topdown=False):
             for name in names:
@@ -177,11 +177,11 @@ def _remove_tree(place: Path) -> None:
         if _remove_directory(place):
             return
         time.sleep(0.01)
-    place.rmdir()  # raises the reason
+    place.rmdir()  # raises the OSError with the reason
 
 
 def _remove_directory(place: Path) -> bool:
-    """Remove an empty directory or a link. Return False if another process has just written into the directory."""
+    """Remove an empty directory or a symbolic link. Return False if another process has just written to it."""
     with contextlib.suppress(FileNotFoundError):
         if place.is_symlink():
             place.unlink()

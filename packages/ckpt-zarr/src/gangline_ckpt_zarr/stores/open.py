@@ -12,7 +12,7 @@ DEADLINE_SECONDS = 600.0
 
 
 def open_store(url: str, *, deadline_seconds: float = DEADLINE_SECONDS) -> ObjectStore:
-    """Open the store at a URL: a LocalStore for a path or ``file://``, else what fsspec opens (``s3://``, ``gs://``).
+    """Open the store at a URL: a LocalStore for a path or ``file://``, else a store of fsspec (``s3://``, ``gs://``).
 
     Raises UserError if a driver is missing or the scheme is unknown.
 

@@ -1,17 +1,17 @@
-"""Requests for the byte ranges that are wanted: neighbours are merged, long ranges are split."""
+"""Plan of requests for byte ranges: neighbouring ranges are merged, long ranges are split."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-GAP = 256 << 10  # bytes: fetching such a gap is cheaper than one more request (some 20 ms of a 60 MB/s stream)
-LONGEST = 16 << 20  # bytes in one request
+GAP = 256 << 10  # maximum bytes between merged ranges: fetching them is cheaper than a request (some 20 ms at 60 MB/s)
+LONGEST = 16 << 20  # maximum bytes of one request
 
 
 @dataclass
 class Fetch:
-    """Request for bytes `start` to `stop` of an object, and the buffers that parts of these bytes fill."""
+    """Request for bytes `start` to `stop` of an object, and the buffers to fill with parts of these bytes."""
 
     start: int
     stop: int

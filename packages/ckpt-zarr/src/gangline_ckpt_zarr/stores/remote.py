@@ -18,13 +18,13 @@ from gangline_ckpt_zarr.stores.base import ObjectStore, ObjectWriter, plan_delet
 from gangline_ckpt_zarr.stores.ranges import Fetch, plan_fetches
 from gangline_ckpt_zarr.stores.retry import retry_request
 
-SIDE_BY_SIDE = 8  # requests in parallel: one stream from an object store is some 60 MB/s
-REQUEST_SECONDS = 60.0  # an answer that takes longer counts as lost
+SIDE_BY_SIDE = 8  # number of parallel requests: one stream from an object store has some 60 MB/s
+REQUEST_SECONDS = 60.0  # time-out of one request, which is then retried
 _STREAM_BLOCK = 16 << 20
 
 
 class RemoteStore(ObjectStore, ABC):
-    """Store that reads, lists and deletes through a file system of fsspec; a subclass defines how objects are put."""
+    """Store that reads, lists and deletes through a file system of fsspec; subclasses define how to write objects."""
 
     def __init__(
         self, url: str, deadline_seconds: float, request_seconds: float = REQUEST_SECONDS, **options: Any
@@ -105,13 +105,13 @@ class RemoteStore(ObjectStore, ABC):
         except OSError as error:
             if get_http_status(error) != 416:
                 raise
-            got = b""  # the complete range is past the end
+            got = b""  # HTTP 416: the complete range is past the end of the object
         if len(got) < fetch.stop - fetch.start:
             raise EOFError(f"{self._format_url(path)} ends at {fetch.start + len(got)}, {fetch.stop} was asked for")
         fetch.fill(got)
 
     def _ask(self, path: str, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a method of the file system until it succeeds or the deadline is over."""
+        """Call a method of the file system until it succeeds or the deadline has passed."""
         where, seconds = self._format_url(path), self._deadline_seconds
         return retry_request(lambda left: self._call_once(left, method, *args, **kwargs), where, seconds)
 
@@ -146,8 +146,8 @@ class FsspecStore(RemoteStore):
         return _Stream(self, path, size)
 
     def commit(self, path: str, content: bytes) -> None:
-        """Put an object, atomic as the driver's ``pipe_file(mode="create")``. Raises FileExistsError, OSError."""
-        if self.exists(path):  # refuses even if the store ignores the condition
+        """Write an object, atomic as the driver's ``pipe_file(mode="create")``. Raises FileExistsError, OSError."""
+        if self.exists(path):  # never overwrite, even if the store ignores mode="create"
             raise FileExistsError(f"{self._format_url(path)}: it is there already")
         tries = 0
 
@@ -159,12 +159,12 @@ class FsspecStore(RemoteStore):
         try:
             retry_request(commit_once, self._format_url(path), self._deadline_seconds)
         except FileExistsError:
-            if tries == 1 or self.read(path) != content:  # after a lost answer the object may be this call's own
+            if tries == 1 or self.read(path) != content:  # else an earlier try, whose answer was lost, wrote it
                 raise
 
 
 class _Stream(ObjectWriter):
-    """Writer through fsspec's own file object: one stream, with the retries that the driver has."""
+    """Writer through fsspec's own file object: one stream, with only the driver's retries."""
 
     def __init__(self, store: FsspecStore, path: str, size: int) -> None:
         self._store, self._path, self._size, self._written = store, path, size, 0

@@ -1,4 +1,4 @@
-"""Retries of requests to a remote store. Every error names the place."""
+"""Retries of requests to a remote store. Every error names the URL."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ T = TypeVar("T")
 def retry_request(act: Callable[[float], T], where: str, deadline_seconds: float) -> T:
     """Return the result of `act(seconds_left)`, retried until the deadline.
 
-    Raises StoreError past the deadline. A permanent error keeps its type if that is one of `PERMANENT` (such as
-    FileNotFoundError) or EOFError; any other is raised as StoreError. The message begins with `where`.
+    Raises StoreError past the deadline. A permanent error keeps its type if the type is in `PERMANENT` (such as
+    FileNotFoundError) or is EOFError; any other permanent error becomes a StoreError. The message begins with `where`.
     """
     try:
         return retry(act, deadline_seconds)

@@ -15,9 +15,9 @@ from gangline.storage.retry import get_http_status
 from gangline_ckpt_zarr.stores.base import ObjectWriter, StoreError
 from gangline_ckpt_zarr.stores.remote import REQUEST_SECONDS, SIDE_BY_SIDE, RemoteStore
 
-PART_BYTES = 16 << 20  # at least; S3 allows at most 10,000 parts, so large objects have larger parts
+PART_BYTES = 16 << 20  # minimum part size; S3 allows at most 10,000 parts, so large objects have larger parts
 MOST_PARTS = 10_000
-_STAMP = "gangline-write"  # metadata key of every object: the stamp of the write that put it
+_STAMP = "gangline-write"  # key, in an object's metadata, of a random id of the write that created the object
 _DELETED_AT_ONCE = 1000
 
 
@@ -31,7 +31,7 @@ class S3Store(RemoteStore):
         config = {"retries": {"total_max_attempts": 1}, "max_pool_connections": 2 * SIDE_BY_SIDE} | user_config
         super().__init__(url, deadline_seconds, request_seconds, config_kwargs=config, skip_instance_cache=True)
         self._fs.retries = 1  # only `retry_request` retries
-        self._fs.connect()  # creates the client before several threads each would; sends no request
+        self._fs.connect()  # now, else each of several threads creates a client; sends no request
         self._part_bytes = part_bytes
         self._bucket = self._root.partition("/")[0]
 
@@ -43,12 +43,12 @@ class S3Store(RemoteStore):
 
     def commit(self, path: str, content: bytes) -> None:
         """Put an object by a conditional put. Raises FileExistsError, OSError."""
-        if self.exists(path):  # refuses even if the store ignores the condition
+        if self.exists(path):  # never overwrite, even if the store ignores the condition
             raise FileExistsError(f"{self._format_url(path)}: it is there already")
         self.put_new(path, content)
 
     def put_new(self, path: str, content: bytes | bytearray) -> None:
-        """Put an object if there is none. Raises FileExistsError, OSError."""
+        """Put an object if none exists at `path`. Raises FileExistsError, OSError."""
         stamp = secrets.token_hex(8)
         put = {"Body": content, "Metadata": {_STAMP: stamp}}
         try:
@@ -64,14 +64,14 @@ class S3Store(RemoteStore):
                 raise
 
     def stamp(self, path: str) -> str | None:
-        """Return the stamp of the write that put an object; None if there is no object."""
+        """Return the stamp of the write that created an object; None if there is no object or it has no stamp."""
         try:
             return self.call("head_object", path)["Metadata"].get(_STAMP)
         except FileNotFoundError:
             return None
 
     def call(self, method: str, path: str, **kwargs: Any) -> Any:
-        """Call one of S3's own operations on an object until it succeeds or the deadline is over."""
+        """Call one of S3's own operations on an object until it succeeds or the deadline has passed."""
         return self._ask(path, "call_s3", method, Bucket=self._bucket, Key=self.get_key(path), **kwargs)
 
     def get_key(self, path: str) -> str:
@@ -90,7 +90,7 @@ class S3Store(RemoteStore):
                 raise StoreError(f"s3://{self._bucket}/{refused[0]['Key']} is not deleted: {refused[0].get('Message')}")
 
     def _abort_uploads(self, path: str) -> None:
-        """Abort the invisible but billed uploads of killed writers. A user who may not list them skips this step."""
+        """Abort uploads of killed writers, which are invisible but billed. Errors (no permission) are ignored."""
         with contextlib.suppress(OSError):
             arguments = {"Bucket": self._bucket, "Prefix": self.get_key(path)}
             for upload in self._ask(path, "call_s3", "list_multipart_uploads", **arguments).get("Uploads", ()):
@@ -100,13 +100,13 @@ class S3Store(RemoteStore):
 
 
 def choose_part_bytes(size: int, least: int) -> int:
-    """Return the size of an object's parts: `least`, or whole MiB so that 10,000 parts (equal but the last) suffice."""
+    """Return the part size of an upload in bytes: `least`, or as many MiB as needed for at most 10,000 equal parts."""
     part_bytes = -(-size // MOST_PARTS)
     return max(least, -(-part_bytes // (1 << 20)) << 20)
 
 
 class _Multipart(ObjectWriter):
-    """Writer of a multipart upload: parts are copied once and sent in parallel; nothing is visible before `close`."""
+    """Writer of a multipart upload: parts are copied once and sent in parallel; the object is visible after `close`."""
 
     def __init__(self, store: S3Store, path: str, size: int, part: int) -> None:
         self._store, self._path, self._size, self._part_bytes = store, path, size, part
@@ -140,7 +140,7 @@ class _Multipart(ObjectWriter):
         try:
             self._call("complete_multipart_upload", MultipartUpload={"Parts": parts})
         except OSError as error:
-            # No such upload: if the answer to the first try was lost, that try has completed it.
+            # 404, no such upload: if the answer to an earlier try was lost, that try has completed the upload.
             if get_http_status(error) != 404 or self._store.stamp(self._path) != self._stamp:
                 raise
         self._upload = None

@@ -1,4 +1,4 @@
-"""Interface of a tier, a place that stores checkpoints. All tiers have one byte layout."""
+"""Interface of a tier, one location of checkpoints. A file has the same bytes in all tiers."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:  # tools that import this do not need torch
 
 
 class Tier(ABC):
-    """A store of checkpoints, and how often it is saved to.
+    """A store of checkpoints, and how often runs save to it.
 
-    `every`: steps between two saves to it; None: each requested save. `scope`: the ranks that one commit is for: "" for
-    all ranks, else the machine. `beside`: another scope whose commit rank 0 also waits for in a save, or "".
-    `left_out`: why saves skip the tier from now on, on every rank, or "".
+    `every`: steps between two saves to the tier; None: each requested save. `scope`: ranks that one commit covers: ""
+    for all ranks, else the number of their machine. `beside`: another scope for whose commit rank 0 also waits in a
+    save; "": no other. `left_out`: why all ranks skip the tier in further saves; "": they save to it.
     """
 
     scope: str = ""
@@ -34,7 +34,7 @@ class Tier(ABC):
     def __init__(self, name: str, store: ObjectStore, every: int | None = None) -> None:
         self.name, self.store, self.every = name, store, every
         self._metas: dict[CheckpointId, Meta] = {}
-        self._trusted: set[CheckpointId] = set()  # this run saved these, or found them complete
+        self._trusted: set[CheckpointId] = set()  # checkpoints that this run saved or found complete
 
     # --- saving ------------------------------------------------------------------------------------------------------
 
@@ -48,29 +48,29 @@ class Tier(ABC):
 
     @abstractmethod
     def adopt(self, staging: Staging, id: CheckpointId, path: str) -> None:
-        """Take a rank's sealed file: it is `staging` if `get_target` was None. `path`: its name in the store."""
+        """Add a rank's sealed file, which is `staging` if `get_target` returned None, to the tier as `path`."""
 
     def copy(self, id: CheckpointId, path: str, seconds: float, waiting: Callable[[], None]) -> str:
-        """Copy this rank's file to other nodes, if they are to keep it. Return why that failed, "" if all is well.
+        """Copy this rank's file to other nodes if the tier has copies. Return why that failed, "" if it did not.
 
-        `seconds`: how long another node may be silent. `waiting` is called again and again meanwhile.
+        `seconds`: time-out of a node that does not answer. `waiting`: called repeatedly during the copy.
         """
         return ""
 
     @abstractmethod
     def abandon(self, id: CheckpointId, path: str) -> None:
-        """Give up this rank's file of a save that failed. Raises OSError."""
+        """Delete or release this rank's file of a failed save. Raises OSError."""
 
     @abstractmethod
     def clear(self) -> None:
-        """Delete what killed saves left: everything that looks like a checkpoint and has no zarr.json."""
+        """Delete the remains of killed saves: every checkpoint directory that has no zarr.json."""
 
     @abstractmethod
     def prune(self, run_dir: str, kept: Collection[CheckpointId]) -> None:
-        """Delete what the retention rules do not keep, except `kept`: what is new or being copied. Raises OSError."""
+        """Delete the checkpoints that neither retention nor `kept` (new, or being copied) keeps. Raises OSError."""
 
     def mark_saved(self, id: CheckpointId) -> None:
-        """Record that a checkpoint has become complete in this tier; called on every rank."""
+        """Record that a checkpoint is now complete in this tier; called on every rank."""
         self._trusted.add(id)
 
     # --- reading -----------------------------------------------------------------------------------------------------
@@ -88,8 +88,8 @@ class Tier(ABC):
         return zarr_json.read_content(self.store, f"{id}/{NAME}")
 
     def read_meta(self, id: CheckpointId) -> Meta:
-        """Return the metadata of a checkpoint; the last one is cached. Raises BadCheckpoint, FileNotFoundError."""
-        meta = self._metas.get(id)  # looked up once: another thread may replace it meanwhile
+        """Return the metadata of a checkpoint; the last result is cached. Raises BadCheckpoint, FileNotFoundError."""
+        meta = self._metas.get(id)  # looked up once: another thread may replace `_metas`
         if meta is None:
             meta = zarr_json.read(self.read_content(id), f"{self.store.url}/{id}/{NAME}", id)
             self._metas = {id: meta}
@@ -100,9 +100,10 @@ class Tier(ABC):
         return f"{id}/{meta.get_file_path(rank)}"
 
     def find_checkpoint_error(self, id: CheckpointId) -> str:
-        """Return why a checkpoint cannot be complete, "" if it can: zarr.json is checked, and the sizes of all files.
+        """Return why a checkpoint is incomplete, "" if zarr.json is valid and all files have the right sizes.
 
-        A checkpoint that this run saw become complete is trusted. Raises OSError if the store does not answer.
+        A checkpoint that this run saved or found complete is not checked again. Raises OSError if the store does not
+        answer.
         """
         if id in self._trusted:
             return ""

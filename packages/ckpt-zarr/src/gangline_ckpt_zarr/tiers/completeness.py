@@ -1,4 +1,4 @@
-"""Completeness of a checkpoint: whether the files that zarr.json claims are there, by their sizes alone. Torch-free."""
+"""Completeness of a checkpoint: whether all files of zarr.json exist and have the right sizes. Torch-free."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 from gangline_ckpt_zarr.format.base import Meta
 
-LOOKED_AT = 200_000  # boxes whose place is computed; files beyond that need only exist
+LOOKED_AT = 200_000  # maximum boxes whose offsets are computed to check file sizes; further files need only exist
 
 
 def find_file_error(meta: Meta, sizes: Mapping[str, int]) -> str:
-    """Return why files are not as written, "" if all are; `sizes`: bytes of each existing file, by its path."""
+    """Return which file is missing or has a wrong size, "" if none; `sizes`: bytes of each existing file, by path."""
     there, boxes = sum(sizes.values()), 0
     if meta.nbytes > there:
         return f"its arrays have {meta.nbytes:,} bytes, and its files {there:,}"

@@ -1,4 +1,4 @@
-"""Copies of a rank's files on other nodes, with limits on the delay by a lost node. Torch-free."""
+"""Copies of a rank's files on other nodes, with limits on the delay that a lost node causes. Torch-free."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from typing import final
 from gangline_ckpt_zarr.errors import describe_error
 from gangline_ckpt_zarr.tiers.peers import PATIENCE_SECONDS, SILENT_SECONDS, Peer
 
-_AGAIN = 1.0  # seconds to wait for a keeper that has answered before
-_DROP = 5.0  # seconds in which a keeper must delete a copy
-_REST = 20.0  # pause after a failure, relative to its duration: a failing node costs a twentieth of the time
+_AGAIN = 1.0  # time-out, in seconds, for a keeper that has answered before
+_DROP = 5.0  # time-out, in seconds, of a request to delete a copy
+_REST = 20.0  # pause after a failed copy, as a multiple of its duration: a failing node costs 1/20 of the time
 
 
 @final
 class Copies:
-    """Copies that `peers` keep of one rank's files."""
+    """Copies of one rank's files that `peers` store."""
 
     def __init__(self, peers: Sequence[Peer]) -> None:
         self._peers = peers
         self._answered: set[Peer] = set()
-        self._resting: dict[Peer, tuple[float, str]] = {}  # until when, and why
+        self._resting: dict[Peer, tuple[float, str]] = {}  # end of the peer's pause, and why its last copy failed
 
     def put(self, path: str, file: Path, seconds: float, waiting: Callable[[], None]) -> str:
-        """Copy a file to all peers. Return why a peer has no copy, "" if all have one.
+        """Copy a file to all peers. Return why a peer has no copy, "" if all peers have a copy.
 
-        `seconds`: how long a peer may be silent. `waiting` is called while the bytes are on their way.
+        `seconds`: time-out of a peer that does not answer. `waiting`: called repeatedly while bytes are sent.
         """
         whys = [self._put(peer, path, file, seconds, waiting) for peer in self._peers]
         return next(filter(None, whys), "")

@@ -1,8 +1,8 @@
 """Handshake: both ends of a connection prove that they know a keeper's token, without sending it. Torch-free.
 
-The peer sends a random number. The keeper answers with a random number of its own and a proof of both, and the peer
-sends a proof back. So a process that listens at a port that a keeper has left is not trusted, does not learn the token
-and receives no weights.
+The peer (client) sends a random number. The keeper answers with its own random number and an HMAC of both numbers, and
+the peer answers with another HMAC of both. So a process that listens on the port of an ended keeper is not trusted,
+does not learn the token and receives no weights.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import secrets
 import socket
 import time
 
-NUMBER = 32  # characters
+NUMBER = 32  # characters of a random number, in hex
 PROOF = 64
 _NUMBER = re.compile(rb"[0-9a-f]{%d}" % NUMBER)
 
@@ -30,7 +30,7 @@ def ask(connection: socket.socket, token: str, seconds: float) -> None:
 
 
 def admit(connection: socket.socket, token: str, seconds: float) -> bool:
-    """Run the keeper's side; return whether the peer proves soon that it knows the token. Raises OSError."""
+    """Run the keeper's side; return whether the peer proves in time that it knows the token. Raises OSError."""
     until = time.monotonic() + seconds
     theirs = receive_line(connection, NUMBER + 1, seconds)
     if not _NUMBER.fullmatch(theirs):
@@ -42,9 +42,9 @@ def admit(connection: socket.socket, token: str, seconds: float) -> bool:
 
 
 def receive_line(connection: socket.socket, most: int, seconds: float) -> bytes:
-    """Return a line without its end: up to `most` bytes (its end included) within `seconds`. Raises OSError.
+    """Return a line without its newline; it may have `most` bytes with the newline. Raises OSError after `seconds`.
 
-    Byte by byte would be slow, and bytes after the line must not be read: the next reader needs them.
+    Reading byte by byte would be slow, and bytes after the line must stay for the next reader.
     """
     line, until = bytearray(), time.monotonic() + seconds
     while not line.endswith(b"\n"):

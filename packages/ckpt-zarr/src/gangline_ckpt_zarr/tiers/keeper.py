@@ -1,7 +1,8 @@
-"""Keeper: the process next to a node's ranks that keeps its memory tier while workers and agents restart. Torch-free.
+"""Keeper: the process on each node that keeps the memory tier while workers and agents restart. Torch-free.
 
-It serves its files to other nodes and keeps copies of their files. If the node's agent was killed, it waits for the
-keeper of the next agent, which takes the directory over. No keeper deletes a directory that another one has taken over.
+A keeper serves its node's files to other nodes and stores copies of their files. If the node's agent was killed, the
+keeper waits for the keeper of the next agent, which takes the directory over. No keeper deletes a directory that
+another keeper has taken over.
 """
 
 from __future__ import annotations
@@ -24,20 +25,20 @@ from gangline_ckpt_zarr.tiers.peers import FOLDER, Address, announce, identify_m
 from gangline_ckpt_zarr.tiers.places import TROUBLE, locate_node, locate_run, locate_user, make
 from gangline_ckpt_zarr.tiers.server import Server
 
-OWNER = ".keeper"  # in the directory: its owner, "SPACE-PID-START-TOKEN" of the keeper's process
-RUN = ".run"  # in the directory: the path of the run's directory
-ABANDONED_SECONDS = 12 * 3600.0  # without a save, until a keeper removes a dead one's directory
-LAST_WORDS = 5.0  # seconds in which ranks end after their launcher was killed; less than a sidecar then has
+OWNER = ".keeper"  # file in the tier's directory with the owner: "NAMESPACE-PID-START-TOKEN" of the keeper's process
+RUN = ".run"  # file in the tier's directory with the path of the run directory
+ABANDONED_SECONDS = 12 * 3600.0  # seconds after the last save until a keeper removes the directory of a dead keeper
+LAST_WORDS = 5.0  # seconds until ranks have ended after their launcher was killed; below the sidecar's `outlives`
 LOOK_SECONDS = 0.2
 
 
 def keep(run_dir: str, waits: float = 0.0, shares: bool = True) -> None:
-    """Run the sidecar: the directory exists as long as the job, and `waits` seconds longer if the job was killed.
+    """Run the keeper. The directory exists until the job ends, and up to `waits` s longer if the launcher was killed.
 
     shares: whether the launcher may start ranks of the run on other machines.
     """
     place, launcher = locate_node(run_dir), os.getppid()
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # also in the threads that answer
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # also in the server's threads
     owner = f"{read_namespace()}-{os.getpid()}-{read_birth(os.getpid())}-{secrets.token_hex(8)}"
     sweep(run_dir)
     with _lock(place):
@@ -49,7 +50,7 @@ def keep(run_dir: str, waits: float = 0.0, shares: bool = True) -> None:
     address = Address(name_of_this_node(), identify_machine(), server.port, server.token)
     try:
         announce(run_dir, address)
-    except (OSError, UserError) as error:  # this node's own ranks still find its memory
+    except (OSError, UserError) as error:  # this node's own ranks still find the memory tier
         (place / TROUBLE).write_text(_explain_not_announced(Path(run_dir, FOLDER), error))
     signal.sigwait({signal.SIGTERM})
     killed = os.getppid() != launcher
@@ -57,7 +58,7 @@ def keep(run_dir: str, waits: float = 0.0, shares: bool = True) -> None:
         _wait(place, owner, run_dir, waits)
     withdraw(run_dir, address)
     _remove(place, owner)
-    if killed and not waits:  # dying ranks may be in the middle of a save
+    if killed and not waits:  # ranks that are ending may still create files in a save
         end = time.monotonic() + LAST_WORDS
         while time.monotonic() < end:
             time.sleep(0.1)
@@ -65,10 +66,10 @@ def keep(run_dir: str, waits: float = 0.0, shares: bool = True) -> None:
 
 
 def sweep(run_dir: str | Path, seconds: float = ABANDONED_SECONDS) -> list[Path]:
-    """Remove the memory of other, killed runs of this user; return the removed directories.
+    """Remove the memory tiers of this user's other runs that were killed; return the removed directories.
 
-    The next start of such a run continues from there, so `seconds` must have passed since its last save. A directory
-    whose keeper ran in another process id namespace is left alone.
+    The next start of a killed run would resume from its memory tier, so `seconds` must have passed since its last save.
+    A directory whose keeper ran in another process id namespace is not removed.
     """
     removed = []
     for place in find_abandoned(run_dir):
@@ -82,7 +83,7 @@ def sweep(run_dir: str | Path, seconds: float = ABANDONED_SECONDS) -> list[Path]
 
 
 def find_abandoned(run_dir: str | Path | None) -> list[Path]:
-    """Return the directories in memory of this user's other runs whose keeper was killed on this machine."""
+    """Return the memory-tier directories on this machine of this user's other runs whose keeper was killed."""
     own = None if run_dir is None else locate_run(run_dir)
     return [
         place
@@ -92,12 +93,12 @@ def find_abandoned(run_dir: str | Path | None) -> list[Path]:
 
 
 def run_of(place: Path) -> str:
-    """Return the run directory that a directory in memory belongs to; "" if that is not recorded."""
+    """Return the run directory to which a memory-tier directory belongs; "" if it is not recorded."""
     return _read(place / RUN)
 
 
 def _is_dead(owner: str) -> bool:
-    """Return whether the keeper of a directory has ended; False if that cannot be known from here."""
+    """Return whether the keeper of a directory has ended; False if it ran in another process id namespace."""
     if not owner:
         return True
     among, *process = owner.split("-")[:3]
@@ -114,7 +115,7 @@ def choose_host(shares: bool, environ: Mapping[str, str] = os.environ) -> str:
 
 
 def _explain_not_announced(folder: Path, error: OSError | UserError) -> str:
-    """Return what the run reports of a keeper that could not announce itself (`MemoryTier.read_trouble`)."""
+    """Return the run's message about a keeper that could not publish its address (`MemoryTier.read_trouble`)."""
     path = Path(getattr(error, "filename", None) or folder)
     why = getattr(error, "strerror", None) or str(error)
     with contextlib.suppress(OSError):
@@ -139,7 +140,7 @@ def _wait(place: Path, mine: str, run_dir: str, seconds: float) -> None:
 
 
 def _remove(place: Path, mine: str) -> None:
-    """Remove our directory, or one without an owner: a save that was under way may have created it again."""
+    """Remove a directory of this keeper, or without an owner: a running save may have created it again."""
     trash = place.with_name(f"{place.name}-{mine}")
     with _lock(place):
         if _read_owner(place) not in (mine, ""):
@@ -163,6 +164,6 @@ def _read(path: Path) -> str:
 
 
 def _lock(place: Path) -> contextlib.AbstractContextManager[None]:
-    """Lock this user's directory: one keeper at a time takes over or removes a directory in it."""
+    """Lock this user's directory, so that one keeper at a time takes over or removes a directory in it."""
     make()
     return lock_folder(place.parent.parent)

@@ -1,9 +1,9 @@
 """Memory tier: the staging buffers themselves, as files on tmpfs, which outlive the worker that filled them.
 
-A save to it costs nothing beyond staging: when the ranks of all machines are done, their buffers get the names of a
-checkpoint's files. Two buffers per rank take turns, so the newest complete one stays while the next is filled. With
-copies, other nodes keep each file too, before the checkpoint counts: so a lost node takes nothing with it (Gemini, SOSP
-2023, section 4). A sidecar of the launcher owns the directory (`keeper.py`); a killed worker leaves it alone.
+A save to the memory tier costs nothing beyond staging: each rank renames its buffer to the checkpoint's file. A rank
+alternates between two buffers, so the newest complete checkpoint stays while the next one is staged. With copies, other
+nodes also store each file before the checkpoint counts as complete, so a lost node loses no checkpoint (Gemini, SOSP
+2023, section 4). A sidecar of the launcher owns the directory (`keeper.py`), which stays when a worker is killed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:  # tools that import this do not need torch
 
 @final
 class MemoryTier(Tier):
-    """Memory of this machine. A checkpoint counts if the live nodes have the files of all its ranks between them."""
+    """Tier in this machine's memory. A checkpoint is complete if the live nodes together have all ranks' files."""
 
     store: MemoryStore
 
@@ -47,21 +47,21 @@ class MemoryTier(Tier):
         super().__init__("memory", MemoryStore(self.root), every)
         self._rank, local = int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))
         self._world, here = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        self.machine, self.machines = self._rank // here, -(-self._world // here)  # the last may have spare ranks
+        self.machine, self.machines = self._rank // here, -(-self._world // here)  # the last one may have spare ranks
         self.leads = local == 0  # whether this is the first rank of its machine
         self.scope = str(self.machine)
         self.notes: list[str] = []
         self._buffers: list[Staging] = []
-        self._holds: dict[Staging, CheckpointId] = {}  # the checkpoint of which each buffer is a file, oldest first
+        self._holds: dict[Staging, CheckpointId] = {}  # buffer -> checkpoint whose file it is, oldest first
         self._own: list[CheckpointId] = []  # checkpoints saved by these workers, oldest first
-        self._found: set[CheckpointId] | None = None  # earlier workers' checkpoints that count; None: opened by a tool
+        self._found: set[CheckpointId] | None = None  # complete checkpoints of earlier workers; None: opened by a tool
         self._copies = Copies(())  # of this rank's files
         self._copied: set[CheckpointId] = set()
         if job is not None:
             self._begin(Agreement(job, "memory", self._rank, self._world), copies)
 
     def _begin(self, agreement: Agreement, copies: int) -> None:
-        """Find what earlier workers of the run left, here and elsewhere; delete here what cannot be loaded."""
+        """Find the checkpoints of earlier workers on all nodes; delete local files that cannot be loaded."""
         node = name_of_this_node()
         if self.leads:
             agreement.publish(f"node {self.machine}", node)
@@ -76,22 +76,22 @@ class MemoryTier(Tier):
         if self.leads:
             self._clean(survivors)
             agreement.publish(f"clean {self.machine}", True)
-        agreement.wait_for(f"clean {self.machine}")  # else the first buffer of a rank might be deleted as a leftover
+        agreement.wait_for(f"clean {self.machine}")  # else `_clean` might delete the first buffer of a rank
         for one in survivors:
             for path, held_by in one.nodes.items():
                 if held_by != node:
                     self.store.elsewhere[path] = Peer(self._run_dir, held_by), one.sizes[path]
         nearest = [(self.machine + 1 + number) % self.machines for number in range(min(copies, self.machines - 1))]
         self._copies = Copies([Peer(self._run_dir, agreement.wait_for(f"node {machine}")) for machine in nearest])
-        self.beside = str(nearest[0]) if nearest else ""  # a lost node must not take the only zarr.json with it
+        self.beside = str(nearest[0]) if nearest else ""  # a lost node must not have the only zarr.json
         if len(nearest) < copies and self._rank == 0:
             there = f"{self.machines} node{'s are' if self.machines > 1 else ' is'} there"
             self.notes.append(f"checkpoint.memory_copies={copies} needs {copies + 1} nodes, and {there}")
 
     def _survey(self, agreement: Agreement, node: str) -> list[Survivor]:
-        """Return the checkpoints that can be loaded, on the first rank. Raises UserError if two nodes have one name.
+        """Return the checkpoints that can be loaded; rank 0 calls this. Raises UserError if two nodes have one name.
 
-        A run that has not begun finds nothing: the files here belong to another run of its name.
+        Returns [] if the run has not begun: files in the directory belong to an earlier run with the same path.
         """
         names = [agreement.wait_for(f"node {machine}") for machine in range(self.machines)]
         if twice := {name for name in names if names.count(name) > 1}:
@@ -113,7 +113,7 @@ class MemoryTier(Tier):
         return survivors
 
     def _clean(self, found: Collection[Survivor]) -> None:
-        """Delete local files of no checkpoint that counts, or of another save of one."""
+        """Delete local files that belong to no checkpoint in `found`, or to another save of such a checkpoint."""
         counts = {str(one.id): one for one in found}
         for name in self.store.names():
             if name not in counts:
@@ -130,7 +130,7 @@ class MemoryTier(Tier):
             return False
 
     def list_ids(self) -> list[CheckpointId]:
-        """Return the checkpoints of earlier workers that can be loaded, and all saved since."""
+        """Return the checkpoints of earlier workers that can be loaded, and the checkpoints of these workers."""
         there = super().list_ids()
         if self._found is None:
             return there
@@ -138,14 +138,14 @@ class MemoryTier(Tier):
         return sorted(far | {id for id in there if id in self._found or id in self._own})
 
     def read_trouble(self) -> str:
-        """Return what the keeper of this node could not do, "" if all is well; it may begin later than the ranks."""
+        """Return the message of this node's keeper about a failure, "" if none; it may start after the ranks."""
         try:
             return (self.root / TROUBLE).read_text()
         except OSError:
             return ""
 
     def explain_no_room(self, why: str, size: int) -> str:
-        """Return the message about a buffer of `size` bytes that could not be allocated, with the room that is left."""
+        """Return the message about a buffer of `size` bytes that could not be allocated, with the free space."""
         try:
             disk = os.statvfs(ROOT)
             why += f"; {disk.f_bavail * disk.f_frsize:,} of {disk.f_blocks * disk.f_frsize:,} bytes are free"
@@ -161,10 +161,10 @@ class MemoryTier(Tier):
         """Return None: a buffer on tmpfs becomes the file."""
 
     def clear(self) -> None:
-        """Keep everything: a directory without zarr.json may hold a buffer that its rank will take back."""
+        """Delete nothing: a directory without zarr.json may contain a buffer that its rank will reuse."""
 
     def get_buffer(self, rank: int) -> Staging:
-        """Return the buffer for the next save, never one with the newest checkpoint. Raises OSError."""
+        """Return the buffer for the next save, never the buffer with the newest checkpoint. Raises OSError."""
         from gangline_ckpt_zarr.save.staging import Staging
 
         if len(self._buffers) < 2:
@@ -182,7 +182,7 @@ class MemoryTier(Tier):
         return self.get_buffer(rank)
 
     def _make_room(self) -> None:
-        """Keep only the newest good checkpoint of earlier workers: two checkpoints and a new buffer may not fit."""
+        """Delete earlier workers' checkpoints but the newest complete one: memory may not hold two and a new buffer."""
         if self.leads:
             newest = next(
                 (id for id in attempts.branch(self._run_dir, self.list_ids()) if not self.find_checkpoint_error(id)),
@@ -193,7 +193,7 @@ class MemoryTier(Tier):
                     self.store.delete(str(id))
 
     def _take_back(self, buffer: Staging) -> None:
-        """Make a buffer spare: first delete zarr.json, so that the rest is no checkpoint, then rename the file."""
+        """Free a buffer for reuse: first delete zarr.json, so that the rest is no checkpoint, then rename the file."""
         id = self._holds.pop(buffer, None)
         if id is None:
             return
@@ -206,7 +206,7 @@ class MemoryTier(Tier):
         buffer.path = str(spare)
 
     def adopt(self, staging: Staging, id: CheckpointId, path: str) -> None:
-        """Rename the sealed buffer to the checkpoint's file. Raises OSError."""
+        """Rename the sealed buffer to the file of the checkpoint. Raises OSError."""
         place = self.root / path
         place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         os.rename(staging.path, place)
@@ -214,12 +214,12 @@ class MemoryTier(Tier):
         self._holds[staging] = id
 
     def copy(self, id: CheckpointId, path: str, seconds: float, waiting: Callable[[], None]) -> str:
-        """Copy this rank's file to the next nodes as well. Return why that failed, "" if all is well."""
+        """Copy this rank's file to the next nodes. Return why that failed, "" if it did not."""
         self._copied = {id}
         return self._copies.put(path, self.root / path, seconds, waiting)
 
     def abandon(self, id: CheckpointId, path: str) -> None:
-        """Abandon a save that failed: its buffer is spare again, and its copies are deleted."""
+        """Free the buffer of a failed save for reuse, and delete the copies of its file on other nodes."""
         if id in self._copied:
             self._copies.drop(path)
         for buffer in [one for one, held_id in self._holds.items() if held_id == id]:
@@ -230,7 +230,7 @@ class MemoryTier(Tier):
         self._own = [*self._own[-1:], id]
 
     def prune(self, run_dir: str, kept: Collection[CheckpointId]) -> None:
-        """Delete what earlier workers left; the buffers of these workers are taken back one by one."""
+        """Delete the checkpoints of earlier workers; later saves reuse the buffers of these workers one by one."""
         for id in self._found or ():
             self.store.delete(str(id))
 

@@ -1,4 +1,4 @@
-"""Store in a node's memory, backed by that of other nodes: files missing here are read from there. Torch-free."""
+"""Store in a node's memory, which reads files missing there from the memory of other nodes. Torch-free."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gangline_ckpt_zarr.tiers.peers import Peer
 
 @final
 class MemoryStore(ObjectStore):
-    """Writes here, and also reads what is `elsewhere`: by path, the keeper that has a file and its size in bytes."""
+    """Store that writes on this node, and also reads `elsewhere`: path -> (keeper that has the file, its bytes)."""
 
     local = True
 
@@ -68,7 +68,7 @@ class MemoryStore(ObjectStore):
         return {**far, **self.here.list_sizes(path)}
 
     def delete(self, path: str) -> None:
-        """Delete local objects, and forget objects elsewhere."""
+        """Delete local objects, and forget objects on other nodes."""
         for name in [name for name in self.elsewhere if name == path or name.startswith(f"{path}/")]:
             del self.elsewhere[name]
         self.here.delete(path)
@@ -77,5 +77,5 @@ class MemoryStore(ObjectStore):
         return self.here.lock()
 
     def _find_peer(self, path: str) -> tuple[Peer, int] | None:
-        """Return the peer that has a file and the file's size; None if the file is here or nowhere."""
+        """Return (peer that has a file, its size in bytes); None if the file is on this node or does not exist."""
         return None if self.here.exists(path) else self.elsewhere.get(path)

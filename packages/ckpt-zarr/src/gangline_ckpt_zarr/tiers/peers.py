@@ -1,9 +1,9 @@
 """Peers: the keepers of other nodes' memory, their addresses, and the requests to them. Torch-free.
 
 Both ends first prove that they know the keeper's token (`handshake`), which is in the run directory, in a file that
-only its owner reads; a file of another user is not trusted. Then follow the question, a line of JSON, and the answer,
-another line. After the answer to a `read` come the bytes. The answer to a `put` says that there is room; a second
-answer says that the bytes are stored.
+only its owner can read; a file of another user is not trusted. Then the client sends a request, one line of JSON, and
+the keeper sends an answer, another line. The bytes follow the answer to a `read`. The first answer to a `put` confirms
+that there is space; a second answer confirms that the bytes are stored.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from gangline_ckpt_zarr.stores.base import Ranges
 from gangline_ckpt_zarr.tiers import handshake
 from gangline_ckpt_zarr.tiers.handshake import receive_line
 
-FOLDER = ".memory"  # in the run directory: a file for each node's keeper
+FOLDER = ".memory"  # directory in the run directory, with a file for each node's keeper
 CONNECT_SECONDS = 2.0
 SILENT_SECONDS = 30.0
-PATIENCE_SECONDS = 10.0  # a keeper may be about to start, or to be replaced by its successor
-LINE = 1 << 26  # bytes of a question or of the line of an answer, at most
+PATIENCE_SECONDS = 10.0  # maximum seconds of retries: a keeper may be about to start or to be replaced
+LINE = 1 << 26  # maximum bytes of a request line or of an answer line
 PIECE = 1 << 23  # bytes sent between two calls of `waiting`
 
 
@@ -50,7 +50,7 @@ class Address:
 
 @functools.cache
 def identify_machine() -> str:
-    """Return an id of this process's loopback interface: several machines may have one name."""
+    """Return an id of this process's loopback interface: several machines may have the same name."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/net')}"
@@ -59,14 +59,14 @@ def identify_machine() -> str:
 
 
 def announce(run_dir: str | Path, address: Address) -> None:
-    """Announce a keeper to the other nodes; an earlier keeper of this node gets no more requests."""
+    """Publish a keeper's address to the other nodes; it replaces the address of this node's earlier keeper."""
     path = _locate_address(run_dir, address.node)
     with _lock(path.parent):
         write_whole(path, json.dumps(asdict(address)), mode=0o600, durable=False)
 
 
 def withdraw(run_dir: str | Path, address: Address) -> None:
-    """Withdraw this keeper's address; that of a successor stays."""
+    """Delete this keeper's address, unless a successor's address has replaced it."""
     path = _locate_address(run_dir, address.node)
     with contextlib.suppress(OSError, UserError), _lock(path.parent):
         if _read(path) == address:
@@ -74,19 +74,19 @@ def withdraw(run_dir: str | Path, address: Address) -> None:
 
 
 def _lock(folder: Path) -> contextlib.AbstractContextManager[None]:
-    """Lock the addresses: one keeper at a time changes them. The folder stays: another keeper may be about to write."""
+    """Lock the folder of addresses for one keeper at a time. The folder stays: another keeper may be about to write."""
     folder.mkdir(exist_ok=True)
     return lock_file(folder / "lock", mode=0o600)
 
 
 def list_announced(run_dir: str | Path) -> list[str]:
-    """Return the nodes whose keepers are announced; some may have been killed since."""
+    """Return the nodes whose keepers have published an address; some keepers may have been killed since."""
     addresses = (_read(path) for path in Path(run_dir, FOLDER).glob("*.json"))
     return sorted(address.node for address in addresses if address is not None)
 
 
 class PeerLost(OSError):
-    """The content of another node's memory is lost: a reason to take an older checkpoint, not to stop."""
+    """Failed request to another node's keeper, whose files may be lost: a reason to load an older checkpoint."""
 
 
 class Peer:
@@ -96,7 +96,7 @@ class Peer:
         self.node, self._path, self._patience = node, _locate_address(run_dir, node), patience
 
     def list_sizes(self) -> dict[str, int]:
-        """Return the bytes of every file of a checkpoint there, by path."""
+        """Return the size in bytes of every checkpoint file on the node, by path."""
         with self._send_request({"do": "sizes"}) as (answer, _):
             return answer["sizes"]
 
@@ -108,7 +108,7 @@ class Peer:
             return bytes(content)
 
     def read_into(self, path: str, ranges: Ranges) -> None:
-        """Fill the buffers from each offset on. Raises FileNotFoundError, EOFError (the file ends early), PeerLost."""
+        """Fill each range's buffers from its offset on. Raises FileNotFoundError, PeerLost, EOFError (short file)."""
         buffers = [[buffer.cast("B") for buffer in each] for _, each in ranges]
         byte_ranges = [[offset, sum(map(len, each))] for (offset, _), each in zip(ranges, buffers, strict=True)]
         with self._send_request({"do": "read", "path": path, "ranges": byte_ranges}) as (answer, connection):
@@ -126,9 +126,10 @@ class Peer:
         silent: float = SILENT_SECONDS,
         waiting: Callable[[], None] = lambda: None,
     ) -> None:
-        """Copy a file to the node; it is stored there on return. `waiting` is called while the bytes are on their way.
+        """Copy a file to the node; it is stored on the node on return. Raises OSError, PeerLost.
 
-        Raises OSError, PeerLost.
+        `patience`: maximum seconds of retries while the node does not answer. `silent`: time-out, in seconds, of each
+        send or receive. `waiting`: called repeatedly while bytes are sent.
         """
         with file.open("rb") as content:
             size = os.fstat(content.fileno()).st_size
@@ -148,7 +149,7 @@ class Peer:
     def _send_request(
         self, question: dict[str, Any], patience: float | None = None, silent: float = SILENT_SECONDS
     ) -> Iterator[tuple[dict[str, Any], socket.socket]]:
-        """Yield the answer, and the connection for the rest of it. Retries while the node does not answer."""
+        """Yield (answer, connection for bytes that follow). Retries for `patience` s while the node does not answer."""
         deadline = time.monotonic() + (self._patience if patience is None else patience)
         while True:
             try:
@@ -184,7 +185,7 @@ class Peer:
 
 
 def ask_peers(run_dir: str | Path, nodes: Sequence[str]) -> dict[str, dict[str, int]]:
-    """Return the files of each node, {} if it does not answer at once; all are asked in parallel."""
+    """Return, by node, its files (path -> bytes), {} if the node does not answer at once. Requests are parallel."""
     from concurrent.futures import ThreadPoolExecutor
 
     def ask(node: str) -> dict[str, int]:
@@ -216,7 +217,7 @@ def _read(path: Path) -> Address | None:
 
 @functools.cache
 def _find_own_uid(folder: Path) -> int | None:
-    """Return the owner of files that this process creates there: a file server may map root to another number."""
+    """Return the owner id of files that this process creates in `folder`: a file server may map root to another id."""
     probe = folder / f"whose.{secrets.token_hex(8)}"
     try:
         with open(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:

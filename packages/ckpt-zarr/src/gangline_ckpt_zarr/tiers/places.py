@@ -13,17 +13,17 @@ from gangline.launch.network import name_of_this_node
 
 ROOT = Path("/dev/shm")
 SPARE = "spare"
-TROUBLE = ".trouble"  # file in the directory of a node: what its keeper could not do
+TROUBLE = ".trouble"  # file in the directory of a node, with its keeper's message about a failure
 
 
 def locate_run(run_dir: str | Path) -> Path:
-    """Return the directory of a run, for all its nodes on this machine."""
+    """Return the memory-tier directory of a run, common to all its nodes on this machine."""
     digest = blake2b(os.path.realpath(run_dir).encode(), digest_size=8).hexdigest()
     return locate_user() / digest
 
 
 def locate_user() -> Path:
-    """Return the directory of this user's runs on this machine; any user may create files next to it."""
+    """Return the memory-tier directory of this user on this machine; any user may create files next to it."""
     return ROOT / f"gangline-{os.getuid()}"
 
 
@@ -54,10 +54,10 @@ def make() -> None:
 
 
 def locate_node(run_dir: str | Path) -> Path:
-    """Return the directory of a run for this node."""
+    """Return the memory-tier directory of a run for this node."""
     return locate_run(run_dir) / name_of_this_node().replace("/", "-")
 
 
 def list_node_directories(run_dir: str | Path) -> list[Path]:
-    """Return the directories of a run's nodes that exist on this machine, sorted."""
+    """Return the memory-tier directories of a run's nodes that exist on this machine, sorted."""
     return sorted(path for path in locate_run(run_dir).glob("*") if path.is_dir())

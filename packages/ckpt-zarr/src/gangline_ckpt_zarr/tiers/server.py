@@ -1,7 +1,7 @@
-"""Server of a keeper for other nodes (`peers.Peer`): it serves its files, and keeps copies for them. Torch-free.
+"""Server of a keeper for other nodes (`peers.Peer`): sends its files and stores copies of their files. Torch-free.
 
-A connection that does not prove first, and soon, that it knows the token gets no answer and keeps no thread. If many
-such connections wait, a new one replaces the oldest: they cannot keep another node from its proof.
+A connection must first prove, within `TOKEN_SECONDS`, that it knows the token; else it gets no answer, and its thread
+ends. If many connections are unproven, a new connection replaces the oldest, so that none can block another node.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from gangline_ckpt_zarr.tiers.handshake import admit, receive_line
 from gangline_ckpt_zarr.tiers.peers import LINE, SILENT_SECONDS
 from gangline_ckpt_zarr.tiers.places import SPARE
 
-COPIES = 2  # copies of one rank's files: as many as its own node has
-UNPROVEN = 256  # concurrent connections that have not proven the token
-UNPROVEN_OF_ADDRESS = 64  # unproven connections from one address
-TOKEN_SECONDS = 5.0  # in which the proof must arrive
+COPIES = 2  # maximum number of copies of a rank's file: as many as the rank's own node has buffers
+UNPROVEN = 256  # maximum concurrent connections that have not proven the token
+UNPROVEN_OF_ADDRESS = 64  # maximum unproven connections from one address
+TOKEN_SECONDS = 5.0  # time-out of the proof, in seconds
 
 _FILE = re.compile(r"data-\w+/\d+\.bin", re.ASCII)
 
 
 class Server(socketserver.ThreadingTCPServer):
-    """Server that answers each question in a thread, from its construction to the end of the process.
+    """Server that answers each request in a thread, from its construction to the end of the process.
 
-    host: the address to listen at; "": all interfaces.
+    host: the address to listen on; "": all interfaces.
     """
 
     daemon_threads = True
@@ -51,7 +51,7 @@ class Server(socketserver.ThreadingTCPServer):
         self.socket = socket.create_server((host, 0), family=family, dualstack_ipv6=both)
         self.port, self.token = self.socket.getsockname()[1], secrets.token_hex(16)
         self.place, self.store = place, LocalStore(place)
-        self._unproven: dict[socket.socket, str] = {}  # addresses, the oldest connection first
+        self._unproven: dict[socket.socket, str] = {}  # connection -> address, oldest first
         self._changes = threading.Lock()
         threading.Thread(target=self.serve_forever, daemon=True, name="keeper").start()
 
@@ -75,7 +75,7 @@ class Server(socketserver.ThreadingTCPServer):
             self._unproven.pop(request, None)
 
     def _make_room(self, request: socket.socket, address: str) -> None:
-        """Count the new connection; at a limit drop the oldest of its address, or of the address with the most."""
+        """Count a connection; at a limit, close the oldest of its address, or of the address with most connections."""
         with self._changes:
             counts = Counter(self._unproven.values())
             crowded = address if counts[address] >= UNPROVEN_OF_ADDRESS else None
@@ -94,7 +94,7 @@ class _Handler(socketserver.BaseRequestHandler):
     request: socket.socket
 
     def handle(self) -> None:
-        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):  # the peer is gone, or sent nonsense
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):  # peer gone, or its request invalid
             if not admit(self.request, self.server.token, TOKEN_SECONDS):
                 return
             self.server.forget_unproven(self.request)
@@ -123,7 +123,7 @@ class _Handler(socketserver.BaseRequestHandler):
             self._say()
 
     def _locate_file(self, path: str, kept: bool = False) -> Path:
-        """Return the path of a checkpoint's file; `kept`: only a rank's, which others may replace. Never a glob."""
+        """Return the path of a checkpoint's file, never a glob; `kept`: only a data file, which peers may replace."""
         if not isinstance(path, str):
             raise TypeError(f"{path} is no path")
         name, _, file = path.partition("/")
@@ -145,7 +145,7 @@ class _Handler(socketserver.BaseRequestHandler):
                     self.request.sendfile(file, offset or 0, count)
 
     def _receive(self, target: Path, size: int) -> None:
-        """Receive a file: say "go" once there is room, then read the bytes."""
+        """Receive a file: answer "go" once there is space, then read the bytes."""
         if not isinstance(size, int) or size < 0:
             raise ValueError(f"{size} is no number of bytes")
         spare = self.server.place / SPARE / f"copy-{secrets.token_hex(8)}"
@@ -163,10 +163,10 @@ class _Handler(socketserver.BaseRequestHandler):
             spare.unlink(missing_ok=True)
 
     def _create_spare(self, target: Path, spare: Path, size: int) -> int:
-        """Create a file of `size` bytes, if there is room, and return its descriptor.
+        """Create a file of `size` bytes and return its descriptor. Raises OSError if there is no space.
 
-        It reuses the memory of this rank's oldest copy, because fresh pages cost more. The newest copy always stays,
-        the oldest copy if there is no room.
+        It reuses the memory of the oldest copy of the rank's file, because fresh pages cost more. The newest copy
+        always stays; the oldest copy stays if there is no space.
         """
         copies = sorted(self.server.place.glob(f"step-*/*/{target.name}"), key=_get_age)
         for surplus in copies[:-COPIES]:
@@ -206,7 +206,7 @@ class _Handler(socketserver.BaseRequestHandler):
 
 
 def _allocate(handle: int, size: int) -> None:
-    """Allocate the bytes. Raises OSError if there is no room: touching a page would kill the process."""
+    """Allocate `size` bytes. Raises OSError if there is no space: touching a missing page would kill the process."""
     there, system = os.fstat(handle), os.fstatvfs(handle)
     if system.f_blocks and size > there.st_blocks * 512 + system.f_bavail * system.f_frsize:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @final
 class StoreTier(Tier):
-    """Tier that keeps the newest `keep_last` (None: all), and one every `keep_every` steps (None: no others)."""
+    """Tier that keeps the newest `keep_last` checkpoints (None: all) and one every `keep_every` steps (None: none)."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class StoreTier(Tier):
         return ObjectPath(self.store.url, path)
 
     def adopt(self, staging: Staging, id: CheckpointId, path: str) -> None:
-        """Take nothing: the file was written from the staging memory."""
+        """Return without effect: the file was written from the staging memory."""
 
     def abandon(self, id: CheckpointId, path: str) -> None:
         self.store.delete(path)

@@ -1,7 +1,7 @@
-"""Survey of the memory tier when workers start: one rank asks the nodes of the job, and all ranks use its answer.
+"""Survey of the memory tier when workers start: one rank asks the nodes of the job, and all ranks use its result.
 
-A checkpoint counts if the files of all its ranks are somewhere, wherever the ranks are now: on a node of this start, or
-with the keeper of a node whose agent was lost and that waits for the next one.
+A checkpoint is complete if each of its files is on some node, whatever ranks run there now: a node of this start, or a
+node whose agent was lost and whose keeper waits for the next agent.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gangline_ckpt_zarr.format import zarr_json
 from gangline_ckpt_zarr.format.nodes import NAME
 from gangline_ckpt_zarr.tiers.completeness import find_file_error
 
-Held = Mapping[str, int]  # bytes of a node's files, by path
+Held = Mapping[str, int]  # size in bytes of each file of a node, by path
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,9 @@ class Survivor:
 def find_survivors(
     held: Mapping[str, Held], read: Callable[[str, str], bytes]
 ) -> tuple[list[Survivor], dict[CheckpointId, str]]:
-    """Return (what can be loaded, oldest first; why newer ones cannot). `held`: files by node, nearest node first.
+    """Return (checkpoints that can be loaded, oldest first; why newer checkpoints cannot be loaded).
 
-    `read(node, path)` returns a small file of a node.
+    `held`: files by node, nearest node first. `read(node, path)` returns a small file of a node.
     """
     ids = sorted({id for files in held.values() for path in files if (id := _parse_id(path)) is not None})
     survivors: list[Survivor] = []
@@ -42,7 +42,7 @@ def find_survivors(
         one = _find_survivor(id, held, read)
         if isinstance(one, Survivor):
             survivors.append(one)
-            reasons.clear()  # older ones were about to be replaced: only newer failures matter
+            reasons.clear()  # older checkpoints were about to be replaced: only newer failures matter
         else:
             reasons[id] = one
     return survivors, reasons

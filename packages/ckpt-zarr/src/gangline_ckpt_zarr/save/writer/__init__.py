@@ -1,1 +1,1 @@
-"""Writer process next to each rank: it writes staged bytes, so that the trainer's Python is left alone."""
+"""Writer process of each rank: it writes staged bytes, so that the trainer's Python interpreter is not blocked."""

@@ -12,7 +12,7 @@ _AT_ONCE = 8 << 20  # bytes of chunks between two updates of `_reached`
 
 
 class ChecksumThread:
-    """Fills in the checksums of `memory` in file order; `wait` returns once they are there.
+    """Thread that writes the checksums and seals into `memory`, in file order; `wait` waits for them.
 
     Raises ValueError if the chunks do not fit into the memory.
     """
@@ -21,7 +21,7 @@ class ChecksumThread:
         if runs and runs[-1].end > len(memory):
             raise ValueError(f"chunks end at {runs[-1].end}, the memory at {len(memory)}")
         self._memory, self._runs = memory, runs
-        self._reached = 0  # every checksum that begins before this offset is there
+        self._reached = 0  # every checksum that begins before this offset is written
         self._failed: BaseException | None = None
         self._news = threading.Condition()
         self._stopped = False
@@ -36,7 +36,7 @@ class ChecksumThread:
                 raise self._failed
 
     def stop(self) -> None:
-        """Stop after the part that has begun. On return nothing touches the memory any longer."""
+        """Stop the thread after the part in progress. After return it does not touch the memory."""
         self._stopped = True
         self._thread.join()
 
@@ -58,7 +58,7 @@ class ChecksumThread:
 
 
 def fill_in(memory: memoryview, run: ChunkSpan) -> None:
-    """Put each chunk's checksum after it, and its seal if it has one."""
+    """Write each chunk's checksum, and its seal if the span has seals, after the chunk."""
     for number in range(run.number):
         base = run.base + number * run.stride
         end = base + run.nbytes
@@ -66,7 +66,7 @@ def fill_in(memory: memoryview, run: ChunkSpan) -> None:
 
 
 def _split_runs(runs: Sequence[ChunkSpan]) -> Iterator[ChunkSpan]:
-    """Split runs into runs of a few megabytes, or of one chunk."""
+    """Split runs into parts of a few megabytes, or of one chunk."""
     for run in runs:
         step = max(1, _AT_ONCE // run.nbytes)
         for first in range(0, run.number, step):

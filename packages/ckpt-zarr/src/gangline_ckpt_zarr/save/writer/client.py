@@ -16,15 +16,15 @@ from gangline_ckpt_zarr.format.spans import ChunkSpan
 from gangline_ckpt_zarr.save.writer.messages import Answer, StagedMemory, encode_request
 from gangline_ckpt_zarr.stores.base import ObjectPath
 
-_LAST_WORDS = 20  # lines kept of its standard error
-_LINE = 500  # bytes kept of each line
+_LAST_WORDS = 20  # maximum number of last lines of the process's standard error that an error quotes
+_LINE = 500  # maximum bytes of a line; a longer line is split
 
 
 class WriterClient:
-    """Client of a process that writes staged bytes. It may start before its first job; a job restarts a dead process.
+    """Client of a process that writes staged bytes. A job starts the process, or restarts it, unless it is running.
 
-    Jobs run in the order in which they were given; every job ends in one answer that is `over`, also when the process
-    dies. May be used from several threads.
+    Jobs run in the order in which they were submitted. Every job ends with one answer that is `over`, also when the
+    process dies. Several threads may use one client.
     """
 
     def __init__(self, fds: Sequence[int] = ()) -> None:
@@ -39,7 +39,7 @@ class WriterClient:
         self._sending = threading.RLock()
 
     def start(self, fds: Sequence[int] | None = None) -> None:
-        """Start the process with these inherited descriptors (as numbered here; None: as at the last start)."""
+        """Start the process, which inherits the descriptors `fds` of this process; None: as at the last start."""
         with self._sending:
             new_fds = self._fds if fds is None else tuple(fds)
             if self.running and new_fds == self._fds:
@@ -75,7 +75,7 @@ class WriterClient:
     ) -> int:
         """Submit a job that seals the staged bytes and writes them to the target, if there is one; return its number.
 
-        The memory belongs to the process until the job is over.
+        The caller must not change the memory until the job is over.
         """
         arguments = {"staging": asdict(staging), "runs": runs, "target": target, "deadline_seconds": deadline_seconds}
         return self._ask("write", arguments)
@@ -91,7 +91,7 @@ class WriterClient:
     ) -> int:
         """Submit a job that copies an object of `size` bytes and checks every chunk on the way; return its number.
 
-        The answer's `chunk` names the first chunk that is not what was written or cannot be read.
+        The answer's `chunk` names the first chunk that is bad or cannot be read.
         """
         arguments = {
             "source": source,
@@ -109,7 +109,7 @@ class WriterClient:
         return answers
 
     def wait(self, job: int, timeout: float | None = None) -> Answer:
-        """Return the job's last answer; other jobs' answers stay for `poll`. Raises TimeoutError, KeyError (taken)."""
+        """Return the job's last answer; `poll` returns other jobs' answers. Raises TimeoutError, KeyError (taken)."""
         with self._news:
             if not self._news.wait_for(lambda: job not in self._open, timeout):
                 raise TimeoutError(f"the writer process has not answered within {timeout:g} s")
@@ -141,7 +141,7 @@ class WriterClient:
             self.close()
 
     def give_up(self) -> None:
-        """Kill the process without waiting for its end, which does not come while a disk does not answer."""
+        """Kill the process without waiting for its end, which is delayed as long as a disk does not answer."""
         with self._sending:
             process, self._process = self._process, None
             if process is None:
@@ -162,7 +162,7 @@ class WriterClient:
                 self._open.add(job)
                 if self._ended is not None:
                     self._fail(job, self._ended)
-            with contextlib.suppress(OSError):  # it has just died, as `_listen` reports
+            with contextlib.suppress(OSError):  # the process has just died, as `_listen` reports
                 process.stdin.write(encode_request(job, op, **said))
                 process.stdin.flush()
             return job

@@ -1,4 +1,4 @@
-"""Messages between the trainer and its writer process: one JSON object a line."""
+"""Messages between the trainer and its writer process: one JSON object per line."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class StagedMemory:
 
 @dataclass(frozen=True)
 class Answer:
-    """State of a job. Neither `done` nor `failed`: still running, with `progress` bytes written so far."""
+    """State of a job. If neither `done` nor `failed` is set, the job is running, with `progress` bytes written."""
 
     job: int
     progress: int = 0
@@ -46,7 +46,7 @@ class Answer:
 
 
 def encode_request(job: int, op: str, **arguments: Any) -> bytes:
-    """Return the line that requests `op`."""
+    """Return the line that requests the operation `op`."""
     return _encode_line({"job": job, "op": op, **arguments})
 
 

@@ -29,14 +29,14 @@ from gangline_ckpt_zarr.save.writer.messages import Answer, StagedMemory, parse_
 from gangline_ckpt_zarr.stores.base import ObjectPath, ObjectStore, ObjectWriter
 from gangline_ckpt_zarr.stores.open import DEADLINE_SECONDS, open_store
 
-BLOCK = 8 << 20  # bytes: smaller blocks are slower with O_DIRECT, larger ones are not faster
-NICE = 10  # the trainer has priority; costs nothing if there is a free core
+BLOCK = 8 << 20  # bytes per write: smaller blocks are slower with O_DIRECT, larger blocks are not faster
+NICE = 10  # nice value: the trainer has priority; costs nothing if there is a free core
 REPORT_SECONDS = 0.2
-SWITCH_SECONDS = 0.0001  # a block takes Python's default, 5 ms, to write: the disk would wait for checksums
+SWITCH_SECONDS = 0.0001  # thread switch interval: with Python's default of 5 ms the disk would wait for checksums
 
 
 class Damaged(Exception):
-    """The source of a copy is not what was written."""
+    """Error of a copy whose source has a bad or unreadable chunk."""
 
     def __init__(self, bad: BadChunk) -> None:
         self.chunk = bad.run, bad.number
@@ -44,7 +44,7 @@ class Damaged(Exception):
 
 
 class WriterProcess:
-    """Runs one job after another, and answers each."""
+    """Writer process: runs one job after another, and answers each job."""
 
     def __init__(self, out: BinaryIO) -> None:
         self._out = out
@@ -92,7 +92,7 @@ class WriterProcess:
 
     @contextlib.contextmanager
     def _create_objects(self, said: dict[str, Any], size: int) -> Iterator[ObjectWriter]:
-        """Yield the writer of the target: durable when the block ends, aborted if it fails."""
+        """Yield the writer of the target, which is durable after the `with` block, or aborted if the block fails."""
         target = ObjectPath(*said["target"])
         writer = self._store(target.store, said).create(target.path, size)
         try:
@@ -117,7 +117,7 @@ class WriterProcess:
         return self._stores[url, deadline]
 
     def _map(self, place: StagedMemory) -> memoryview:
-        """Return the staged bytes; mapped until other memory is named, as first touches of pages cost time."""
+        """Return the staged bytes. They stay mapped until a job names other memory: first touches of pages are slow."""
         if place.size == 0:
             return memoryview(b"")
         file = place.fd if place.path is None else os.open(place.path, os.O_RDWR | os.O_CLOEXEC)
@@ -130,7 +130,7 @@ class WriterProcess:
             if self._mapped[0] != key:
                 self._mapped = (None, memoryview(b""))
                 gc.collect()  # free the old pages first
-                os.posix_fallocate(file, 0, status.st_size)  # a full tmpfs is an error here, a SIGBUS later
+                os.posix_fallocate(file, 0, status.st_size)  # a full tmpfs raises here, and would be a SIGBUS later
                 flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
                 self._mapped = (key, memoryview(mmap.mmap(file, status.st_size, flags)))
         finally:
@@ -144,7 +144,7 @@ class WriterProcess:
 
 
 class _Progress:
-    """Reports how many bytes are written, at most a few times a second."""
+    """Reporter of the number of bytes written, at most once per `REPORT_SECONDS`."""
 
     def __init__(self, job: int, say: Any) -> None:
         self.bytes = 0
@@ -179,8 +179,9 @@ def _listen(lines: BinaryIO, jobs: queue.Queue[dict[str, Any] | None]) -> None:
 def be_nice() -> None:
     """Give the trainer priority over this process.
 
-    A session of its own is a group of its own to the scheduler, which then weighs groups (sched(7), autogroup): the
-    nice value of a process counts only within its group. So the group gets it too, if this process leads its session.
+    The scheduler treats each session as a group and weighs groups against each other (sched(7), autogroup): the nice
+    value of a process counts only within its group. So the group gets the nice value too, if this process leads its
+    session.
     """
     os.nice(NICE)
     if os.getsid(0) == os.getpid():
