@@ -1,4 +1,4 @@
-"""Pluggy hooks of gangline-health: health checks, simulator, command `health`. Does not import torch."""
+"""Pluggy hooks of gangline-health: health checks, failure simulator, command `health`. Does not import torch."""
 
 from __future__ import annotations
 

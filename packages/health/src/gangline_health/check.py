@@ -1,4 +1,4 @@
-"""Check `health=monitors`: runs monitors, answers verdicts by playbooks; drops a monitor that raises on all ranks."""
+"""Health check `health=monitors`: runs monitors and answers verdicts by playbooks. Removes a monitor that raises."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class WatchCheck(HealthCheck):
-    """Health check that runs the monitors turned on in the configuration, in a fixed order."""
+    """Health check that runs the monitors that the configuration enables, in a fixed order."""
 
     def __init__(self, config: WatchedHealth, run: Run) -> None:
         self.config, self.run_dir = config, run.job.dir
@@ -50,8 +50,8 @@ class WatchCheck(HealthCheck):
             self._add(RepeatedMonitor(run.job.dir, every))
         if config.machine.on:
             self._add(MachineMonitor(config.machine, run.job.dir or "."))
-        self.failed: dict[str, str] = {}  # monitor -> its exception on this rank, until `observe` reports it
-        self.silent: set[str] = set()  # monitors that raised on this rank, and wait until all ranks remove them
+        self.failed: dict[str, str] = {}  # monitor name -> its exception on this rank, until `observe` reports it
+        self.silent: set[str] = set()  # names of monitors that raised on this rank and are no longer called
         self.rank, self.step = 0, 0
 
     def _add(self, monitor: Monitor) -> None:
@@ -77,7 +77,7 @@ class WatchCheck(HealthCheck):
         yield from self._ask_all(lambda monitor: monitor.before_run())
 
     def describe_start(self) -> str:
-        """Return the note at the start of a run; what each monitor watches for is in the verdict's details."""
+        """Return the text of the note at the start of a run: the monitors, and what they cannot watch here."""
         unknown = "".join(
             f"; unknown: {text}" for monitor in self.monitors.values() if (text := monitor.explain_unknown())
         )
@@ -114,14 +114,14 @@ class WatchCheck(HealthCheck):
         self.failed = {}
 
     def respond(self, agreed: Agreed, record: StepRecord | None) -> Response | None:
-        for failure in agreed.select("check-failed"):  # all ranks drop it here, so collectives and state stay equal
+        for failure in agreed.select("check-failed"):  # removed on all ranks at once: equal collectives and state
             self.monitors.pop(str(failure.details.get("monitor")), None)
         steps = [int(verdict.details["step"]) for verdict in agreed.verdicts if "step" in verdict.details]
         now = max(steps, default=0) if record is None else record.step
         return playbooks.respond(self.config.playbooks, self.config.budget, agreed, now)
 
     def _ask_all(self, ask: Callable[[Monitor], Iterable[Verdict]]) -> list[Verdict]:
-        """Return the verdicts of all monitors. One that raises returns none here, and is not called again."""
+        """Return the verdicts of all monitors. A monitor that raises returns no verdicts and is not called again."""
         verdicts: list[Verdict] = []
         for name, monitor in self.monitors.items():
             if name in self.silent:

@@ -41,35 +41,43 @@ ActionWord = Annotated[str, OneOf(ACTIONS)]
 class NumbersOptions:
     """Options of the monitor of loss and gradient norm, which judges a step before its update is applied."""
 
-    on: bool = True  # monitor of loss and gradient norm: spikes, divergence, not finite, zero gradients
-    window: Annotated[int, Ge(16)] = 128  # number of past steps from which the noise is estimated
-    warmup: Annotated[int, Ge(8)] = 32  # warm-up: number of steps in the window before the monitor reports anything
-    spike: Annotated[float, Gt(3)] = 8.0  # threshold of a loss spike, in robust standard deviations above recent steps
-    gradient_spike: Annotated[float, Gt(3)] = 10.0  # threshold of a gradient spike, in deviations of log gradient norm
-    divergence: Annotated[float, Gt(3)] = 8.0  # threshold of divergence: deviations of the loss above its minimum
-    zero_steps: PositiveInt = 10  # number of steps in a row with zero gradients before a warning
+    on: bool = True  # monitor of loss and gradient norm: spikes, divergence, NaN or inf, zero gradients
+    window: Annotated[int, Ge(16)] = 128  # window of the noise estimate: number of past steps without a spike
+    # warm-up: number of steps in the window before spikes and divergence are reported
+    warmup: Annotated[int, Ge(8)] = 32
+    # loss-spike threshold, in robust standard deviations above the median loss of recent steps
+    spike: Annotated[float, Gt(3)] = 8.0
+    # gradient-spike threshold, in robust standard deviations of the log gradient norm above its recent median
+    gradient_spike: Annotated[float, Gt(3)] = 10.0
+    # divergence threshold, in robust standard deviations of the recent median loss above its lowest value
+    divergence: Annotated[float, Gt(3)] = 8.0
+    zero_steps: PositiveInt = 10  # number of consecutive steps with zero gradients before a warning
 
 
 @dataclass
 class CorruptionOptions:
-    """Options of the monitor of silent data corruption: comparisons that must agree to the last bit."""
+    """Options of the monitor of silent data corruption: compares values that must be bitwise equal."""
 
-    on: bool = True  # monitor of silent data corruption (SDC): comparison of the weights of replicas
-    every: PositiveInt = 100  # steps between two comparisons of replicas
-    gradients: bool = True  # comparison of the gradients of replicas too, before their update is applied
-    checkpoints: bool = True  # comparison of weights read with checksums of the save, for saves due by checkpoint.every
-    recompute_every: PositiveInt | None = None  # step interval of recomputing a step to compare its bits; null: never
+    on: bool = True  # monitor of silent data corruption (SDC): compares checksums of the weights of replicas
+    every: PositiveInt = 100  # step interval between two comparisons of replicas
+    gradients: bool = True  # comparison of the gradients of replicas in addition to their weights
+    # comparison of restored weights with their checksums at the save; only for saves due by checkpoint.every
+    checkpoints: bool = True
+    # step interval at which a step is computed twice to compare its bits; null: never
+    recompute_every: PositiveInt | None = None
 
 
 @dataclass
 class RankLossesOptions:
-    """Options of the monitor of ranks whose own loss differs from the other ranks' losses."""
+    """Options of the monitor of ranks whose own loss differs from the losses of the other ranks."""
 
-    on: bool = True  # monitor of ranks whose loss differs from the other ranks' losses
-    window: Annotated[int, Ge(32)] = 64  # number of steps from which chance differences between ranks are estimated
-    lasting: Annotated[float, Gt(1)] = 2.0  # threshold of a lasting difference, in deviations from the median rank
-    spike: Annotated[float, Gt(3)] = 20.0  # threshold of the loss of one step, in deviations from the median rank
-    again: PositiveInt = 500  # steps before a rank is reported again
+    on: bool = True  # monitor of ranks whose own loss differs from the losses of the other ranks
+    window: Annotated[int, Ge(32)] = 64  # window of the estimate of chance differences between ranks, in steps
+    # threshold of a lasting loss difference from the median rank, in robust standard deviations
+    lasting: Annotated[float, Gt(1)] = 2.0
+    # threshold of the loss difference from the median rank in one step, in robust standard deviations
+    spike: Annotated[float, Gt(3)] = 20.0
+    again: PositiveInt = 500  # minimum number of steps between two rank-loss reports of the same rank
 
 
 @dataclass
@@ -81,38 +89,40 @@ class SavesOptions:
 
 @dataclass
 class RepeatedOptions:
-    """Options of the monitor of starts that fail at the same step as the starts before."""
+    """Options of the monitor of starts that fail repeatedly at the same step."""
 
-    on: bool = True  # monitor of starts that fail repeatedly at one step
+    on: bool = True  # monitor of starts that fail repeatedly at the same step
 
 
 @dataclass
 class MachineOptions:
-    """Options of the machine monitor, which runs each probe in a thread of its own."""
+    """Options of the machine monitor, which runs each probe in a separate thread."""
 
     on: bool = True  # monitor of the machine: GPUs, memory, disk, file descriptors, clock
-    seconds: PositiveFloat = 60.0  # seconds between two probes
-    deadline: PositiveFloat = 10.0  # seconds after which a probe without an answer counts as unknown
-    memory: Share = 0.02  # minimum share of the machine's memory that is free; a warning below
-    disk: Share = 0.02  # minimum share of free space on the disk of the run directory; a warning below
-    descriptors: Share = 0.9  # maximum share of this process's file descriptors in use; a warning above
-    skew_seconds: PositiveFloat = 1.0  # maximum clock skew from the median of all ranks, in seconds; a warning above
+    seconds: PositiveFloat = 60.0  # interval between two runs of a machine probe, in seconds
+    deadline: PositiveFloat = 10.0  # timeout of a machine probe in seconds; then its result is unknown
+    memory: Share = 0.02  # minimum share of the machine's memory that is available, 0 to 1; less: a warning
+    disk: Share = 0.02  # minimum share of the run directory's disk that is free, 0 to 1; less: a warning
+    descriptors: Share = 0.9  # maximum share of a rank's file descriptors that are open, 0 to 1; more: a warning
+    skew_seconds: PositiveFloat = 1.0  # maximum clock skew of a rank from the median rank, in seconds; more: a warning
 
 
 @dataclass
 class Playbook:
-    """Answer to one kind of verdict: one action after the other, while the run makes no progress."""
+    """Answer to one kind of verdict: actions, each taken if the run made no progress after the previous action."""
 
-    actions: list[ActionWord] = field(default_factory=lambda: ["warn"])  # actions in order; the last one repeats
-    patience: PositiveInt = 1  # verdicts in a row before the first action; until then their own suggestions count
-    # minimum steps from the checkpoint (roll_back, restart, exclude) to the first bad step, if one is that old
+    actions: list[ActionWord] = field(default_factory=lambda: ["warn"])  # actions in order; the last action repeats
+    # consecutive steps with this verdict before the playbook acts; until then, the verdict's suggested action
+    patience: PositiveInt = 1
+    # minimum distance of the restored checkpoint from the first bad step, in steps, if possible
     back: NonNegativeInt = 0
-    skip: bool = True  # skipping of the samples read since the checkpoint (roll_back); false: they are read again
-    rate: Annotated[float, Gt(0), Le(1)] = 1.0  # factor of the learning rate after lower_rate, roll_back, restart
-    rate_steps: NonNegativeInt = 0  # number of steps at the reduced learning rate
+    # after roll_back: skipping of the samples read since the checkpoint; false: these samples are read again
+    skip: bool = True
+    rate: Annotated[float, Gt(0), Le(1)] = 1.0  # learning-rate factor after lower_rate, roll_back or restart
+    rate_steps: NonNegativeInt = 0  # number of steps for which the learning rate is multiplied by `rate`
 
     def list_ineffective(self, usual: Playbook) -> Iterator[tuple[str, str]]:
-        """Yield (option, why) for each option that differs from `usual` and has no effect."""
+        """Yield (option, reason) for each option that differs from its value in `usual` and has no effect."""
         returns = {"roll_back", "restart", "exclude"} & set(self.actions)
         slows = {"roll_back", "restart", "lower_rate"} & set(self.actions)
         needs = "actions has none of roll_back, restart, "
@@ -128,7 +138,7 @@ class Playbook:
 
 @dataclass
 class Playbooks:
-    """Playbooks by kind of verdict."""
+    """Playbook of each kind of verdict."""
 
     not_finite: Playbook = field(default_factory=lambda: Playbook(["roll_back", "roll_back", "stop"], patience=3))
     loss_spike: Playbook = field(
@@ -160,10 +170,10 @@ class Playbooks:
 
 @dataclass
 class Budget:
-    """Limit on returns to a checkpoint without progress; only steps that were never done before renew it."""
+    """Limit on rollbacks and restarts without progress; only steps beyond all earlier orders renew the budget."""
 
-    orders: PositiveInt = 6  # number of rollbacks and restarts of any kind without progress before the run stops
-    progress: PositiveInt = 200  # number of steps past the furthest order after which the budget is renewed
+    orders: PositiveInt = 6  # maximum number of rollbacks and restarts without progress; the next order stops the run
+    progress: PositiveInt = 200  # number of steps past the furthest rollback or restart that renew the budget
 
 
 @dataclass
@@ -178,15 +188,15 @@ class WatchedHealth(HealthConfig):
     machine: MachineOptions = field(default_factory=MachineOptions)
     saves: SavesOptions = field(default_factory=SavesOptions)
     repeated: RepeatedOptions = field(default_factory=RepeatedOptions)
-    # shell command (JSON on stdin) or URL (POST) for alerts: warnings, orders, failures; empty: none
+    # shell command (JSON on stdin) or URL (POST) for alerts: warnings, orders, failures; empty: no alerts
     alert: Annotated[str, RunsCode(data=is_url)] = ""
-    metrics_port: Annotated[int, Ge(0), Le(65535)] = 0  # port of the OpenMetrics (Prometheus) server; 0: no server
+    metrics_port: Annotated[int, Ge(0), Le(65535)] = 0  # TCP port of the OpenMetrics (Prometheus) server; 0: no server
     metrics_host: str = "127.0.0.1"  # address that the metrics server listens on; 0.0.0.0: all interfaces
     playbooks: Playbooks = field(default_factory=Playbooks)
     budget: Budget = field(default_factory=Budget)
 
     def check(self, run: Run) -> list[Problem]:
-        """Return problems: a playbook without an action, a window that cannot be filled, an invalid alert target."""
+        """Return problems: invalid playbooks or windows, a missing library, an invalid or secret alert target."""
         problems = []
         for kind, playbook in self.playbooks.iterate_by_kind():
             place = f"health.monitors.playbooks.{kind.replace('-', '_')}"
@@ -257,7 +267,7 @@ class WatchedHealth(HealthConfig):
         return record_comms(comms)
 
     def list_notices(self, run: Run) -> list[str]:
-        """Return notices on playbooks: options without effect, no checkpoint to return to, or only ones too recent."""
+        """Return notices on playbooks: options without effect, and missing or too recent checkpoints to return to."""
         return [*self._report_ineffective(run), *self._report_no_checkpoint(run)]
 
     def _report_ineffective(self, run: Run) -> list[str]:

@@ -1,8 +1,8 @@
 """Probe of GPU defects by NVML. Torch-free.
 
-It reports uncorrected ECC errors since the driver was loaded, rows that wait to be remapped or could not be (Meta's GCM
-drains a node for either), a clock held down by heat or power brake, and a temperature at the slowdown threshold. Since
-the last probe, it also reports Xid events and errors or losses of NVLinks.
+It reports uncorrected ECC errors since the driver was loaded, memory rows whose remapping is pending or failed (Meta's
+GCM drains a node for either), a clock throttled by heat or power brake, a temperature at the slowdown threshold, and a
+slow clock of a busy GPU. It also reports Xid events, NVLink errors and lost NVLinks since the last probe.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from gangline_health.probes import Finding
 
-# Xids that a program causes by itself (NVIDIA, "XID Errors": 13, 31, 43, 45, 68, 69): not a defect of the machine
+# Xids that a faulty program can cause (NVIDIA, "XID Errors": 13, 31, 43, 45, 68, 69), so they prove no GPU defect
 OF_PROGRAMS = frozenset({13, 31, 43, 45, 68, 69})
 XIDS = {
     48: "uncorrectable ECC error", 63: "row remapping", 64: "row remapping failed", 74: "NVLink error",
@@ -25,29 +25,29 @@ XIDS = {
 }  # fmt: skip
 COUNTERS = {"CRC": "NVML_NVLINK_ERROR_DL_CRC_FLIT", "replay": "NVML_NVLINK_ERROR_DL_REPLAY",
             "recovery": "NVML_NVLINK_ERROR_DL_RECOVERY"}  # fmt: skip
-SLOW_CLOCK = 0.5  # share of the highest clock below which a busy GPU is slow
-BUSY = 90  # percent of utilization
-MOST_EVENTS = 64  # events read per probe
+SLOW_CLOCK = 0.5  # minimum SM clock of a busy GPU, as a share of its maximum clock
+BUSY = 90  # minimum utilization of a busy GPU, in percent
+MOST_EVENTS = 64  # maximum number of Xid events read per probe
 
 
 def has_gpus(devices: str = "/dev") -> bool:
-    """Return whether this machine has an NVIDIA GPU, also under WSL, by its device files."""
+    """Return whether this machine has an NVIDIA GPU, by its device files, also under WSL."""
     return any(Path(devices).glob("nvidia[0-9]*")) or Path(devices, "dxg").exists()
 
 
 class Gpus:
-    """Probe of all GPUs of this machine. It stores earlier counters, so that it reports only new NVLink errors."""
+    """Probe of all GPUs of this machine. It stores the error counters of NVLinks, so it reports only new errors."""
 
     def __init__(self, nvml: Any = None) -> None:
         self._nvml = nvml
         self._count: int | None = None
         self._handles: dict[int, Any] = {}
-        self._events: Any = None  # NVML event set; None if the driver has no events
+        self._events: Any = None  # NVML event set; None if the driver does not support events
         self._counted: dict[tuple[int, int, str], int] = {}
-        self._active: set[tuple[int, int]] = set()  # (GPU, link) of links that were up
+        self._active: set[tuple[int, int]] = set()  # (GPU, link) of NVLinks that were up in an earlier probe
 
     def __call__(self) -> list[Finding]:
-        """Return the defects found. A GPU that does not answer is a defect, and hides no defect of another GPU.
+        """Return the defects of all GPUs. A GPU that does not answer is a defect; the other GPUs are still probed.
 
         Raises NVML's error if NVML cannot be initialized, and ImportError without nvidia-ml-py.
         """
@@ -56,12 +56,12 @@ class Gpus:
         findings: list[Finding] = []
         for number in range(self._count):
             try:
-                findings.extend(self._find_defects(number))  # findings before an error are kept
+                findings.extend(self._find_defects(number))  # defects found before an error are kept
             except self._nvml.NVMLError as error:
                 lost = isinstance(error, self._nvml.NVMLError_GpuIsLost)
                 what = "is lost: it has fallen off the bus" if lost else f"does not answer ({error})"
                 findings.append(Finding(f"GPU {number} does not answer", f"GPU {number} {what}"))
-        return [*findings, *self._read_xids()]  # NVML returns an event once: no call that may raise comes after this
+        return [*findings, *self._read_xids()]  # NVML returns an event once, so no call after this may raise
 
     def _begin(self) -> int:
         """Initialize NVML and return the number of GPUs."""
@@ -116,12 +116,12 @@ class Gpus:
             yield "slow clock", f"is busy at {clock} MHz of {highest}"
 
     def _find_link_errors(self, number: int, handle: Any) -> Iterator[Finding]:
-        """Yield the new errors of each NVLink since the last probe, and each NVLink that was lost."""
+        """Yield the new errors of each NVLink since the last probe, and each NVLink that is no longer up."""
         nvml = self._nvml
         for link in range(nvml.NVML_NVLINK_MAX_LINKS):
             state = self._query(nvml.nvmlDeviceGetNvLinkState, handle, link)
             if state is None:
-                return  # this GPU has no more links
+                return  # this GPU has no more NVLinks
             if state:
                 self._active.add((number, link))
             elif (number, link) in self._active:
@@ -142,7 +142,7 @@ class Gpus:
         for _ in range(MOST_EVENTS if self._events is not None else 0):
             try:
                 event = nvml.nvmlEventSetWait_v2(self._events, 0)
-            except nvml.NVMLError:  # no event is left, or events are no longer available
+            except nvml.NVMLError:  # no event is left, or the driver no longer reports events
                 return
             xid = int(event.eventData)
             if xid not in OF_PROGRAMS:
@@ -154,7 +154,7 @@ class Gpus:
                 )
 
     def _query(self, call: Callable[..., Any], *arguments: object) -> Any:
-        """Return the result of an NVML call; None if this GPU does not support it, lacks the part or denies access."""
+        """Return the result of an NVML call; None if the GPU does not support the call or denies access."""
         nvml = self._nvml
         try:
             return call(*arguments)

@@ -1,7 +1,7 @@
 """Playbooks: pure functions that turn verdicts into one order, within a budget that only progress renews. Torch-free.
 
-The budget is counted from the lines of attempts.jsonl, which neither a rollback nor a restart undoes. A run makes
-progress when it gets past the furthest step at which an order was given.
+The used budget is counted from the lines of attempts.jsonl, which no rollback or restart removes. A run makes progress
+when it trains past the furthest step at which an order was given.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ RETURNS = ("roll_back", "restart")
 
 
 def count_used(lines: Iterable[Attempt], progress: int, now: int) -> int:
-    """Return how many of these orders, oldest first, came without `progress` steps of progress up to step `now`."""
+    """Return the number of orders without `progress` steps of progress, up to step `now`. lines: oldest order first."""
     count, furthest = 0, None
     for line in lines:
         if furthest is not None and line.step - furthest >= progress:
@@ -32,11 +32,11 @@ def count_used(lines: Iterable[Attempt], progress: int, now: int) -> int:
 
 
 def respond(playbooks: Playbooks, budget: Budget, agreed: Agreed, now: int) -> Response | None:
-    """Return the strongest order of the playbooks, which answers every kind that a playbook had an order for; or None.
+    """Return one order that joins the orders of all playbooks for the agreed verdicts; None without an order.
 
-    A return or restart beyond the budget becomes STOP.
+    A rollback or restart beyond the budget becomes STOP.
 
-    now  step that is judged, or about to begin
+    now  step that is judged, or that is about to begin
     """
     orders = [
         order
@@ -57,9 +57,9 @@ def respond(playbooks: Playbooks, budget: Budget, agreed: Agreed, now: int) -> R
 
 
 def join_orders(orders: Sequence[Response]) -> Response:
-    """Return the strongest order, extended by the other orders: earliest return, lowest rate, every exclusion.
+    """Return the strongest order, with the earliest checkpoint, lowest rate and all exclusions of all orders.
 
-    If one order skips all samples read since the checkpoint, the result does: reading them again repeats a bad batch.
+    If any order skips all samples read since the checkpoint, the result does too: they may contain a bad batch.
     """
     strongest = max(orders, key=lambda order: order.action)
     kinds = tuple(dict.fromkeys(kind for order in (strongest, *orders) for kind in order.kinds))
@@ -79,7 +79,7 @@ def join_orders(orders: Sequence[Response]) -> Response:
 
 
 def answer(kind: str, playbook: Playbook, budget: Budget, agreed: Agreed, now: int) -> Response | None:
-    """Return the order of one playbook; None while it is patient: then the verdict's own suggestion counts."""
+    """Return the order of one playbook; None within its patience: then the verdict's suggested action counts."""
     verdicts = agreed.select(kind)
     if max(int(verdict.details.get("row", 1)) for verdict in verdicts) < playbook.patience:
         return None
@@ -92,13 +92,13 @@ def answer(kind: str, playbook: Playbook, budget: Budget, agreed: Agreed, now: i
         return does
     returns = [line for line in lines[len(lines) - before :] if line.order in RETURNS]
     starts = [id.step for line in returns if (id := CheckpointId.parse(line.start or "")) is not None]
-    return replace(does, before_step=max(1, min([does.before_step, *starts])))  # older than checkpoints tried
+    return replace(does, before_step=max(1, min([does.before_step, *starts])))  # older than every checkpoint tried
 
 
 def choose_action(actions: Sequence[str], found: Sequence[Verdict]) -> str:
-    """Return the first of these actions that is possible; `exclude` needs a verdict that names the cause for sure.
+    """Return the first action that is possible; `exclude` needs a verdict with a certain cause (detail `exclude`).
 
-    If only `exclude` is left, it becomes a rollback, or a stop if no verdict says how far to go back.
+    If no action is possible, returns a rollback, or a stop if no verdict has the first bad step (detail `first`).
     """
     for action in actions:
         if action != "exclude" or name_causes(found):
@@ -107,14 +107,14 @@ def choose_action(actions: Sequence[str], found: Sequence[Verdict]) -> str:
 
 
 def name_causes(found: Sequence[Verdict]) -> tuple[str, ...]:
-    """Return the nodes that verdicts name as the cause, also by one of their ranks ("rank 3")."""
+    """Return the nodes that verdicts name as certain cause, by name or by one of their ranks ("rank 3")."""
     return tuple(dict.fromkeys(str(v.details["exclude"]) for v in found if v.details.get("exclude")))
 
 
 def make_order(kind: str, action: str, playbook: Playbook, found: Sequence[Verdict], now: int) -> Response:
-    """Return the order for an action's name. A start from a checkpoint uses one made before the first bad step."""
+    """Return the order for the name of an action. A rollback or restart uses a checkpoint before the first bad step."""
     kinds, rate, rate_steps = (kind,), playbook.rate, playbook.rate_steps
-    if action == "lower_rate":  # a step is still skipped if a verdict suggests so
+    if action == "lower_rate":  # the step is skipped too if a verdict suggests that
         suggested = max(Action.WARN, *(verdict.suggestion for verdict in found))
         return Response(suggested, kinds, rate=rate, rate_steps=rate_steps)
     if action not in ("roll_back", "restart", "exclude"):
@@ -128,7 +128,7 @@ def make_order(kind: str, action: str, playbook: Playbook, found: Sequence[Verdi
         exclude=name_causes(found) if action == "exclude" else (),
     )
     steps = [int(verdict.details["first"]) for verdict in found if "first" in verdict.details]
-    if not steps and action != "roll_back":  # a slow machine has damaged no state
+    if not steps and action != "roll_back":  # no state is damaged, such as by a slow machine: any checkpoint is good
         return does
     first = max(1, min(steps, default=now))
     return replace(does, before_step=max(1, first - playbook.back), else_before=first)

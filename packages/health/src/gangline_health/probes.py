@@ -1,7 +1,7 @@
-"""Probes of a machine: memory, disk, file descriptors. A probe may be slow, hang or be impossible.
+"""Probes of a machine: memory, disk, file descriptors. A probe may be slow, hang or fail.
 
-A probe is a function that returns the defects it finds. It runs in a thread of its own, so that training never waits
-for a driver. A probe that raises, or has no answer within its deadline, is unknown.
+A probe is a function that returns the defects it finds. It runs in a separate thread, so that training never waits for
+a driver. If a probe raises, or does not return within its deadline, its result is unknown.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Finding:
-    """Defect found by a probe. `key` names its subject (a GPU, a link, a kind) and stays while the numbers change."""
+    """Defect found by a probe. `key` identifies the defect (GPU, link, kind) while numbers in `text` change."""
 
     key: str
     text: str
@@ -28,7 +28,7 @@ UNASKED = "not asked yet"
 
 
 class Probe:
-    """Probe with its latest findings; `findings` is None while they are unknown, and `why` is the reason."""
+    """Probe with its latest result: `findings`, or None if the result is unknown, with the reason in `why`."""
 
     def __init__(self, name: str, ask: Callable[[], Findings], every: float, deadline: float) -> None:
         self.name, self.ask, self.every, self.deadline = name, ask, every, deadline
@@ -39,7 +39,7 @@ class Probe:
         self._answer: tuple[Findings | None, str] | None = None
 
     def poll(self) -> None:
-        """Take an answer that has come, and start the probe again when it is due. Returns at once."""
+        """Update `findings` if the probe has returned, and start the probe again when it is due. Returns at once."""
         now = time.monotonic()
         if self._answer is not None:
             (self.findings, self.why), self._answer, self._thread = self._answer, None, None
@@ -52,12 +52,12 @@ class Probe:
     def _work(self) -> None:
         try:
             self._answer = self.ask(), ""
-        except Exception as error:  # no driver, no module, no permission
+        except Exception as error:  # such as a missing driver, module or permission
             self._answer = None, f"{type(error).__name__}: {error}"
 
 
 def check_memory(least: float) -> Findings:
-    """Return a finding if less than the share `least` of the machine's memory is available."""
+    """Return a finding if the available share of the machine's memory is below `least`, else []."""
     with open("/proc/meminfo") as file:
         kilobytes = {line.split(":")[0]: int(line.split()[1]) for line in file if line.split()[1].isdigit()}
     free = kilobytes["MemAvailable"] / kilobytes["MemTotal"]
@@ -65,7 +65,7 @@ def check_memory(least: float) -> Findings:
 
 
 def check_disk(path: str, least: float) -> Findings:
-    """Return a finding if less than the share `least` of the disk under `path` is free."""
+    """Return a finding if the free share of the disk that holds `path` is below `least`, else []."""
     usage = shutil.disk_usage(path)
     free = usage.free / usage.total
     text = f"{free:.1%} of the disk under {path} is left, {usage.free / 2**30:.1f} GiB"
@@ -73,7 +73,7 @@ def check_disk(path: str, least: float) -> Findings:
 
 
 def check_descriptors(most: float) -> Findings:
-    """Return a finding if more than the share `most` of this process's file descriptors are open."""
+    """Return a finding if the open share of this process's file descriptors is above `most`, else []."""
     limit, count = resource.getrlimit(resource.RLIMIT_NOFILE)[0], len(os.listdir("/proc/self/fd"))
     text = f"{count} of {limit} file descriptors are open"
     return [Finding("descriptors", text)] if count > most * limit else []

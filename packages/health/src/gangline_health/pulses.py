@@ -1,4 +1,4 @@
-"""Reader of the pulses of ranks from outside, also of a rank that was stopped or killed. Torch-free."""
+"""Reader of the pulses of ranks from another process, also if a rank was stopped or killed. Torch-free."""
 
 from __future__ import annotations
 
@@ -14,51 +14,52 @@ from gangline.pulse import layout
 from gangline.pulse.layout import OPERATIONS, PHASES
 from gangline.pulse.memory import list_pulses, parse_owner
 
-TRIES = 10_000
+TRIES = 10_000  # maximum number of reads to get a consistent head
 
 
 @dataclass(frozen=True)
 class Collective:
-    """Collective in a rank's record.
+    """Collective, or exchange between some ranks, in the pulse of a rank.
 
-    sequence  number of collectives of this group that the rank had begun, with this one; for a transfer between some
-              ranks (`peers`, indices along the axis; empty: unknown) the number of collectives before it
+    sequence  number of collectives of the group that the rank had begun, this collective included; for an exchange,
+              the number of collectives begun before it
+    peers     of an exchange: indices of the other ranks along the axis; empty: unknown
     """
 
     axis: str
-    ranks: tuple[int, ...] | None  # None: too many to store
+    ranks: tuple[int, ...] | None  # ranks of the group; None: too many to store
     operation: str
     sequence: int
     bytes: int
-    began: float  # seconds on the machine's monotonic clock
-    done: float  # 0: not finished, or not yet waited for
+    began: float  # begin, in seconds on the machine's monotonic clock
+    done: float  # end, in seconds on the same clock; 0: not finished, or not yet waited for
     peers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Seen:
-    """Content of a pulse at one moment. Times are seconds on the machine's monotonic clock."""
+    """Snapshot of the pulse of a rank. Times are seconds on the machine's monotonic clock."""
 
     rank: int
     world: int
     generation: int
     pid: int
     alive: bool  # True while the process that wrote the pulse exists
-    beat: int  # changes with every phase and collective
-    step: int  # step under way
+    beat: int  # counter that changes with every phase and collective
+    step: int  # current step
     phase: str
-    under: str  # during a wait in a collective: the phase that contains it
+    under: str  # while the rank waits in a collective: the phase that contains the wait
     since: float
-    waits: Collective | None  # collective that the rank waits in
-    begun: dict[tuple[str, tuple[int, ...] | None], int] = field(default_factory=dict)  # collectives begun, by group
-    recent: tuple[Collective, ...] = ()  # oldest first
-    spent: dict[str, float] = field(default_factory=dict)  # seconds in each phase since the start
-    lasted: dict[str, list[int]] = field(default_factory=dict)  # histogram by phase, see `layout.find_column`
-    member: str = ""  # callback or health check that was called and has not returned: "health/monitors"
+    waits: Collective | None  # collective in which the rank waits; None: it does not wait
+    begun: dict[tuple[str, tuple[int, ...] | None], int] = field(default_factory=dict)  # group -> collectives begun
+    recent: tuple[Collective, ...] = ()  # newest collectives, oldest first
+    spent: dict[str, float] = field(default_factory=dict)  # phase -> seconds since the start
+    lasted: dict[str, list[int]] = field(default_factory=dict)  # phase -> durations, see `layout.find_column`
+    member: str = ""  # callback or health check that is running, such as "health/monitors"; "": none
 
 
 class PulseReader:
-    """Memory-mapped pulse of one rank. Raises OSError if the file is gone, ValueError if it has another layout."""
+    """Memory-mapped pulse of one rank. Raises OSError if the file is missing, ValueError if it has another layout."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -71,24 +72,24 @@ class PulseReader:
 
     @property
     def owner(self) -> int:
-        """Process id of the launcher that started the rank and watches it."""
+        """Process id of the launcher that started the rank and monitors it."""
         return parse_owner(self.path)
 
     def is_current(self) -> bool:
-        """Return whether the file is still the one mapped: a restarted rank makes another."""
+        """Return whether the path is still the mapped file: a restarted rank creates a new file."""
         try:
             return self.path.stat().st_ino == self.inode
         except OSError:
             return False
 
     def read_beat(self) -> int:
-        """Return the beat, which changes with every phase and every collective."""
+        """Return the beat, a counter that changes with every phase and every collective."""
         return self._words[layout.BEAT]
 
     def read(self) -> Seen:
-        """Return the content of the pulse at one moment."""
+        """Return a consistent snapshot of the pulse."""
         words, row = self._words, [0] * layout.ROW_WORDS
-        for _ in range(TRIES):  # until head and its row are of one moment; all other words only grow
+        for _ in range(TRIES):  # until the head and its row are consistent; all other words only grow
             head = words[: layout.HEAD].tolist()
             if head[layout.ROW]:
                 start = layout.RECORD + layout.ROW_WORDS * ((head[layout.ROW] - 1) % layout.RECORDS)
@@ -128,10 +129,10 @@ class PulseReader:
 
 
 def find(run_dir: str | Path) -> list[Path]:
-    """Return the pulse files of the ranks of a run's newest start on this machine, by rank.
+    """Return the pulse files of the newest start of a run on this machine, sorted by rank.
 
-    Pulses of a dead launcher are left out, and of ranks that a launcher lost when the run was divided differently: a
-    caller that took these for ranks would wait for dead processes.
+    Pulses of a dead launcher are left out, and pulses of earlier starts, which a launcher leaves behind if the run now
+    has fewer ranks on this machine: a caller would wait for dead processes.
     """
     started = {file: _read_generation(file) for file in list_pulses(run_dir)}
     newest = max(started.values(), default=0)
@@ -139,7 +140,7 @@ def find(run_dir: str | Path) -> list[Path]:
 
 
 def open_readers(run_dir: str | Path) -> list[PulseReader]:
-    """Return a reader of each pulse that `find` returns, except one that is being made or has just gone."""
+    """Return a reader of each pulse that `find` returns, without pulses that are incomplete or were just removed."""
     readers = []
     for path in find(run_dir):
         with suppress(OSError, ValueError):
@@ -148,7 +149,7 @@ def open_readers(run_dir: str | Path) -> list[PulseReader]:
 
 
 def _read_generation(file: Path) -> int:
-    """Return the generation (start of the ranks) of a pulse; -1 if it is gone or not yet complete."""
+    """Return the generation (start of the ranks) of a pulse; -1 if its file is missing or incomplete."""
     with suppress(OSError), file.open("rb", buffering=0) as stream:
         words = os.pread(stream.fileno(), 8, 8 * layout.GENERATION)
         if len(words) == 8:

@@ -1,7 +1,7 @@
-"""Robust statistics of a series, for limits that one outlier does not move. Torch-free.
+"""Robust statistics of a series, for thresholds that an outlier does not change. Torch-free.
 
-The centre is the median of the last values. The deviation comes from the median absolute difference of neighbours: so
-a series that falls, as a loss does at first, has no wider limits than a flat one.
+The centre is the median of the last values. The standard deviation is estimated from the median absolute difference of
+consecutive values, so a trend, such as the falling loss of early training, does not increase it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Sequence
 from itertools import pairwise
 
-NORMAL = 1.4826  # times the median absolute deviation: the standard deviation of a normal distribution
+NORMAL = 1.4826  # standard deviation of a normal distribution over its median absolute deviation
 RECENT = 16  # number of values whose median is the centre
 
 
@@ -21,10 +21,10 @@ def compute_centre(values: Sequence[float]) -> float:
 
 
 def compute_deviation(values: Sequence[float]) -> float:
-    """Return the robust standard deviation of the noise in two or more values, without their trend."""
+    """Return the robust standard deviation of the noise in a series of at least two values, without its trend."""
     return NORMAL * statistics.median(abs(b - a) for a, b in pairwise(values)) / math.sqrt(2)
 
 
 def compute_largest_rise(values: Sequence[float]) -> float:
-    """Return the largest rise from one value to the next, ignoring rises from 0 (a batch without valid tokens)."""
+    """Return the largest rise between consecutive values, without rises from 0 (a batch without valid tokens)."""
     return max((b - a for a, b in pairwise(values) if a), default=0.0)

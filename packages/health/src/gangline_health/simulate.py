@@ -1,7 +1,7 @@
 """Discrete-event simulation of a long job: faults, saves, detection, restarts, spares, repairs. Torch-free.
 
-The state changes only at events, so the simulation jumps from one to the next: a fault (drawn from the exponential
-distribution of all nodes together), the end of a recovery, a node that comes back from repair.
+The state changes only at events, so the simulation jumps from event to event: a fault (drawn from the exponential
+distribution for all nodes together), the end of a recovery, a node that returns from repair.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gangline_health.ledger.spans import KINDS
 
 @dataclass
 class EventSimulation(SimulatorConfig):
-    """Simulator of the faults of all nodes together, drawn from the exponential distribution."""
+    """Simulator of a job's faults, drawn from the exponential distribution for all nodes together."""
 
 
 PART = Part(
@@ -35,17 +35,17 @@ def build(config: EventSimulation) -> FailureSimulator:
 
 
 class EventSimulator(FailureSimulator):
-    """Simulator in which faults come while the job trains or recovers, but not while it waits for nodes."""
+    """Simulator in which faults occur while the job trains or recovers, but not while it waits for nodes."""
 
     def simulate(self, job: SimulatedJob) -> SimulatedTime:
         draw = random.Random(job.seed)
         mean, wall, every = job.reliability.mtbf_seconds, job.days * 86400.0, job.every
         seconds = dict.fromkeys(KINDS, 0.0)
-        repairs: list[float] = []  # times at which nodes come back
+        repairs: list[float] = []  # heap of the times at which nodes return from repair
         now, spares, fewest, faults = 0.0, job.spares, job.spares, 0
 
         def spend(kind: str, length: float) -> float:
-            """Add `length` seconds, at most what is left of the job's time, to a kind; return what was added."""
+            """Add `length` seconds, at most the rest of the job's time, to a kind of time; return the seconds added."""
             nonlocal now
             length = min(length, wall - now)
             seconds[kind] += length
@@ -54,7 +54,7 @@ class EventSimulator(FailureSimulator):
 
         recovering = False
         while now < wall:
-            fault = draw.expovariate(1.0 / mean)  # seconds from now
+            fault = draw.expovariate(1.0 / mean)  # seconds from now to the next fault
             if recovering:
                 recovery = job.detection_seconds + job.restart_seconds
                 detected = spend("detection", min(fault, job.detection_seconds))
@@ -65,7 +65,7 @@ class EventSimulator(FailureSimulator):
                 stretches, rest = divmod(min(fault, time_left), every + job.save_seconds)
                 spend("compute", stretches * every)
                 spend("checkpoint_stall", stretches * job.save_seconds)
-                spend("lost_work" if fault < time_left else "compute", rest)  # the end of the job loses no work
+                spend("lost_work" if fault < time_left else "compute", rest)  # work at the end of the job is not lost
             if now >= wall:
                 break
             faults, recovering = faults + 1, True

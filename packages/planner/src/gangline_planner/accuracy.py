@@ -1,4 +1,4 @@
-"""Error of predicted step times on published runs that the cluster files were not fitted on."""
+"""Error of predicted step times on published runs, by cross-validation of the cluster files."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ FILE = Path(__file__).parent / "accuracy.json"  # written by benchmarks/planner_
 
 @cache
 def load_accuracy() -> Mapping[str, float]:
-    """Return the errors of predicted step times on published runs; each table was predicted by a fit on the others.
+    """Return the errors of predicted step times on published runs; a fit on the other tables predicted each table.
 
-    Keys: `rows`, `tables`, the spread of errors (`median`, `ninetieth`, `bias`), and their drift over GPUs (`slope`,
-    `slope_low`, `slope_high`).
+    Keys: `rows` (number of runs), `tables`, the distribution of errors (`median`, `ninetieth`, `bias`), and the drift
+    of errors over the number of GPUs (`slope`, `slope_low`, `slope_high`).
     """
     stats: Mapping[str, float] = json.loads(FILE.read_text(encoding="utf-8"))
     return stats
 
 
 def describe_expected_error() -> str:
-    """Return the error of a predicted step time to expect, as a line for people."""
+    """Return a line of text on the expected error of a predicted step time."""
     stats = load_accuracy()
     side = "short" if stats["bias"] < 0 else "long"
     return (

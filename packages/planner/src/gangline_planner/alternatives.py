@@ -1,4 +1,4 @@
-"""Alternatives of a run: the layouts that its overrides leave open (axes, folds, microbatches, recomputation)."""
+"""Alternatives of a run: all layouts that its overrides leave unset (axes, folds, microbatches, recomputation)."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from gangline.mesh import AXES, DATA_AXES, Mesh
 from gangline.model.compose import compose_model
 from gangline_planner.assumed import Planned
 
-LARGEST = 8  # largest microbatch to try if the overrides leave it open, in sequences
+LARGEST = 8  # maximum microbatch size to try if the overrides leave it unset, in sequences
 
 
 class LaidOut(NamedTuple):
-    """Run on a mesh; `case` is the case whose model it has."""
+    """Alternative of a run: its layout and its mesh. case: plan input whose model the run has."""
 
     case: Planned
     run: Run
@@ -26,9 +26,9 @@ class LaidOut(NamedTuple):
 
 
 def lay_out_alternatives(case: Planned) -> Iterator[list[LaidOut]]:
-    """Yield alternatives whose batch divides over the mesh.
+    """Yield lists of alternatives whose global batch is divisible over the mesh.
 
-    Each list holds runs that differ only in what is recomputed, least recomputation first.
+    The alternatives of a list differ only in recomputation, least recomputation first.
     """
     size, world = case.run.batch.global_size, case.world
     for one, parallel, bases in iterate_alternatives(case):
@@ -40,7 +40,7 @@ def lay_out_alternatives(case: Planned) -> Iterator[list[LaidOut]]:
 
 
 def build_mesh(parallel: ParallelConfig, world: int) -> Mesh:
-    """Return the mesh of a layout, from its options if they name all axes."""
+    """Return the mesh of a layout: from its options if they set all axes, else from `parallel.size_axes`."""
     sizes = tuple((axis, getattr(parallel, axis, None)) for axis in AXES)
     named = all(size is not None for _, size in sizes)
     return _intern_mesh(sizes if named else tuple(parallel.size_axes(world).items()))
@@ -48,14 +48,14 @@ def build_mesh(parallel: ParallelConfig, world: int) -> Mesh:
 
 @cache
 def _intern_mesh(sizes: tuple[tuple[str, int], ...]) -> Mesh:
-    """Return the mesh of these sizes, one object for all layouts that share them."""
+    """Return the mesh of the axis sizes; layouts with equal sizes share one object."""
     return Mesh.of(dict(sizes))
 
 
 def iterate_alternatives(case: Planned) -> Iterator[tuple[Planned, ParallelConfig, list[list[Run]]]]:
-    """Yield (case with the model, layout, runs by microbatch and by recomputation) for what the overrides leave open.
+    """Yield (case, layout, runs[microbatch size][recomputation]) for all layouts that the overrides leave unset.
 
-    Sizes of folds vary too. Options that the user set stay.
+    case: `case`, or a copy whose edits have other options, such as sizes of folds. Options that the user set are fixed.
     """
     run = case.run
     option_names = {get_option_name(word) for word in case.words}
@@ -71,7 +71,7 @@ def iterate_alternatives(case: Planned) -> Iterator[tuple[Planned, ParallelConfi
 
 
 def _iterate_edits(case: Planned, typed: set[str]) -> Iterator[Planned]:
-    """Yield the case, and a case for each other way in which its edits may divide the model over ranks."""
+    """Yield the case, and a copy for each other layout of its edits, which shard the model over ranks."""
     groups = list(case.run.edits)
     for options in product(*(config.iterate_layouts(case.run, case.world) for config in case.run.edits.values())):
         edits = dict(zip(groups, options, strict=True))
@@ -92,14 +92,14 @@ def _list_micro_sizes(run: Run, typed: set[str]) -> list[int | None]:
 
 
 def list_changes(before: PartConfig, after: PartConfig) -> list[str]:
-    """Return the names of the options that differ."""
+    """Return the names of the options that differ between two configurations of the same class."""
     if before is after:
         return []
     return [item.name for item in fields(after) if getattr(before, item.name) != getattr(after, item.name)]
 
 
 def list_overrides(before: Run, after: Run) -> tuple[str, ...]:
-    """Return the overrides to add to those of `before` for the run `after`."""
+    """Return the overrides that turn the run `before` into the run `after`."""
     overrides = [
         f"parallel.{name}={getattr(after.parallel, name)}" for name in list_changes(before.parallel, after.parallel)
     ]
@@ -113,5 +113,5 @@ def list_overrides(before: Run, after: Run) -> tuple[str, ...]:
 
 
 def get_option_name(word: str) -> str:
-    """Return the name of the option that an override sets."""
+    """Return the name of the option that an override sets, such as "parallel.tp"."""
     return word.lstrip("+").partition("=")[0]

@@ -1,4 +1,4 @@
-"""Completion of overrides to a run that can be planned: what a plan needs beyond them is assumed, and reported."""
+"""Completion of overrides to a run that can be planned: missing options are assumed and reported."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from gangline.plan import Plan
 from gangline.plugin.registry import installed
 from gangline_basics.cluster.file import Cluster
 
-LENGTH = 8192  # tokens per sequence: Llama 3's (arXiv 2407.21783, table 4)
-STEP = 2**22  # tokens per step: Llama 2's (arXiv 2307.09288, section 2.2), and Llama 3's at first
-SHARERS = 8  # maximum ranks per sequence of a step: Llama 3 405B trains on 2,048 sequences per step with 16,384 GPUs
+LENGTH = 8192  # tokens per sequence, as Llama 3 (arXiv 2407.21783, table 4)
+STEP = 2**22  # tokens per step, as Llama 2 (arXiv 2307.09288, section 2.2), and early steps of Llama 3
+SHARERS = 8  # maximum ranks per sequence of a step: Llama 3 405B has 16,384 GPUs for 2,048 sequences per step
 PRECISION = "bf16"
 
 
 @dataclass(frozen=True)
 class Planned:
-    """Run with its model. assumed: overrides that were added to the user's `words`."""
+    """Run to plan, with its model. words: overrides of the user; assumed: overrides that were added to `words`."""
 
     run: Run
     words: tuple[str, ...]
@@ -39,10 +39,10 @@ class Planned:
 
 
 def complete_words(words: Sequence[str]) -> Planned:
-    """Return the run of `words`, with precision, sequence length, batch and strategy assumed if they are not named.
+    """Return the run of the overrides `words`; precision, sequence length, batch and strategy are assumed if unset.
 
-    A recipe or another run names all of them. Raises UserError for overrides that make no run. The layout is not
-    checked.
+    Nothing is assumed with a recipe or another run (`from`, `resume`), which sets all of these options. The layout is
+    not checked. Raises UserError for invalid overrides.
     """
     names = {word.lstrip("+").partition("=")[0] for word in words}
     complete = bool(names & {"recipe", "from", "resume"})
@@ -65,9 +65,9 @@ def complete_words(words: Sequence[str]) -> Planned:
 
 
 def choose_batch_sizes(batch: BatchSection, names: Set[str], world: int) -> BatchSection:
-    """Return `batch` with the sizes of a published pre-training for sizes that `names` leaves out.
+    """Return `batch` with sizes of published pre-training runs for the options that are not in `names`.
 
-    A microbatch is assumed only with a sequence length or a global batch: otherwise `train` finds its own.
+    A microbatch size is assumed only with a sequence length or a global batch size; otherwise `train` finds it.
     """
     length = "batch.sequence_length" not in names
     sequences = names.isdisjoint({"batch.global_size", "batch.ramp"})
@@ -86,10 +86,10 @@ def choose_batch_sizes(batch: BatchSection, names: Set[str], world: int) -> Batc
 
 
 def choose_strategy(words: Sequence[str]) -> tuple[str, ...]:
-    """Return `parallel=NAME` if the overrides name no strategy and the default one does not fit them, else ().
+    """Return (`parallel=NAME`,) if the overrides name no strategy and the default strategy does not fit, else ().
 
-    The default does not fit if it lacks options that they set, or has no room for the ranks. Of the installed
-    strategies that fit, the one with most layouts is chosen; of equals the first.
+    The default does not fit if it lacks an option that the overrides set, or does not support the number of ranks. Of
+    the installed strategies that fit, the strategy with most layouts is chosen; of equals, the first.
     """
     names = {word: word.lstrip("+").partition("=")[0].split(".") for word in words}
     options = {name[1] for name in names.values() if name[0] == "parallel" and len(name) > 1}
@@ -113,7 +113,7 @@ def _has_room(config: ParallelConfig, options: set[str], world: int) -> bool:
 
 
 def check_run(run: Run) -> UserError | None:
-    """Return why this run is impossible, by its parts and its layout; None if it is possible."""
+    """Return why this run is impossible, by the checks of its parts and its layout; None if it is possible."""
     try:
         problems = [problem for part in (run.model, *run.edits.values()) for problem in part.check(run)]
         problems += run.parallel.check(run) or find_layout_problems(run)
@@ -123,7 +123,7 @@ def check_run(run: Run) -> UserError | None:
 
 
 def explain(case: Planned, run: Run, cluster: Cluster) -> Explained:
-    """Return the explanation of a run by its strategy. Raises UserError for a strategy that does not explain itself."""
+    """Return the explanation of a run by its parallel strategy. Raises UserError if the strategy has no `explain`."""
     mesh = Mesh.of(run.parallel.size_axes(case.world))
     explanation = run.parallel.explain(run, mesh, case.model, cluster.topology)
     if explanation is None:
@@ -136,5 +136,5 @@ def explain(case: Planned, run: Run, cluster: Cluster) -> Explained:
 
 
 def get_kernels(run: Run) -> Kernels:
-    """Return how operations between matmuls run: in fused kernels if the blocks are compiled."""
+    """Return how operations between matmuls run: "fused" if blocks are compiled, else "apart"."""
     return "fused" if run.job.compile else "apart"

@@ -1,4 +1,4 @@
-"""Lower bounds on the step time of layouts, by which most layouts are skipped."""
+"""Lower bounds on the step time of layouts, so that a search can skip most layouts."""
 
 from __future__ import annotations
 
@@ -21,39 +21,40 @@ from gangline_planner.price.sharing import Cores
 from gangline_planner.price.step import StageTime, compute_jitter
 from gangline_planner.price.transfers import compute_transfer_seconds
 
-SPLIT = 0.9  # safety factor of the pipeline-fill time, for uneven stages
+SPLIT = 0.9  # safety factor of pipeline-fill times and exposed transfers, because stages are uneven
 
 
 @dataclass(frozen=True)
 class Alternative:
-    """Layout that the overrides leave open.
+    """Layout that the overrides leave unset, with its bounds.
 
-    least   lower bound on the seconds of its step
-    floor   lower bound for a layout that recomputes more, and may hide more of its transfers behind that
-    bytes   lower bound on the bytes of its fullest rank
+    least   lower bound on the step time, in seconds
+    floor   lower bound on the step time, in seconds, of this layout with any more recomputation, which may hide more
+            transfers
+    bytes   lower bound on the memory of the fullest rank, in bytes
     """
 
     least: float
     floor: float
     bytes: int
-    first: Run  # run of the overrides
-    case: Planned  # case whose model it has
+    first: Run  # run of the overrides alone
+    case: Planned  # plan input with the model of this layout
     base: Run
     parallel: ParallelConfig
 
     @property
     def run(self) -> Run:
-        """Run with this layout."""
+        """Complete run with this layout."""
         return replace(self.base, parallel=self.parallel)
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Overrides to type for this layout."""
+        """Overrides to add to the command for this layout."""
         return list_overrides(self.first, self.run)
 
 
 def sort_by_bound(case: Planned, cluster: Cluster) -> list[Alternative]:
-    """Return the alternatives, lowest bound on the step time first."""
+    """Return all alternatives, sorted by their lower bound on the step time."""
     seconds = LeastSeconds(case, cluster)
     every = (laid_out for same in lay_out_alternatives(case) for laid_out in same)
     return sorted(
@@ -62,10 +63,10 @@ def sort_by_bound(case: Planned, cluster: Cluster) -> list[Alternative]:
 
 
 def iterate_by_bound(case: Planned, cluster: Cluster) -> Iterator[Alternative]:
-    """Yield the alternatives, lowest bound on the step time first.
+    """Yield all alternatives, sorted by their lower bound on the step time.
 
-    An alternative that recomputes is bounded only when its turn may have come: without its transfers that overlap
-    computation it takes at least as long as the one that recomputes least.
+    The bound of an alternative with more recomputation is computed only when the yielded bounds reach `floor` of the
+    alternative with least recomputation, because its bound cannot be below.
     """
     seconds, number = LeastSeconds(case, cluster), count()
     waiting: list[tuple[float, int, Alternative | list[tuple[int, LaidOut]]]] = []
@@ -87,16 +88,16 @@ def iterate_by_bound(case: Planned, cluster: Cluster) -> Iterator[Alternative]:
 
 
 class LeastSeconds:
-    """Calculator of lower bounds on the seconds of a step; work that layouts share is priced once."""
+    """Calculator of lower bounds on the step time of layouts; it caches the time of work that layouts share."""
 
     def __init__(self, case: Planned, cluster: Cluster) -> None:
         self.case, self.cluster = case, cluster
-        # by the identity of `work` and of `beside`; the bounds are stored to keep these alive
+        # caches by the `id` of `work` and of `beside`; the bounds are stored so that these objects stay alive
         self._known: dict[int, tuple[LayoutBounds, StageTime, float]] = {}
         self._sent: dict[int, tuple[LayoutBounds, list[tuple[When, float]]]] = {}
 
     def bound_alternative(self, laid_out: LaidOut) -> Alternative | None:
-        """Return the layout with its bounds; None if it is impossible."""
+        """Return the layout with its lower bounds; None if the layout is impossible."""
         case, run, parallel, mesh = laid_out
         bounds = parallel.compute_bounds(run, mesh, case.model, self.cluster.topology)
         if bounds is None:
@@ -111,7 +112,7 @@ class LeastSeconds:
     def _bound_without_jitter(
         self, run: Run, mesh: Mesh, bounds: LayoutBounds, model: tuple[Node, Plan]
     ) -> tuple[float, float]:
-        """Return bounds in seconds without jitter: (without transfers that overlap computation, with them)."""
+        """Return bounds in seconds without jitter: (without transfers that may overlap, with these transfers)."""
         if bounds.work is None:
             work = self._bound_by_peak(run, mesh, model) / (1 - bounds.idle)
             return work, work
@@ -124,15 +125,15 @@ class LeastSeconds:
         _, time, waits = self._known[id(bounds.work)]
         m, ranks = bounds.microbatches, mesh.size("pp")
         busy = (time.all + waits) * m / ranks
-        # the gradient of the last microbatch returns to the first stage after all microbatches were at the last one
+        # the gradient of the last microbatch reaches the first stage after the last stage has run all microbatches
         back = time.all - time.weights if bounds.splits_backward else time.all
         chain = (back + waits) * (1 + (m - 1) / bounds.stages)
-        first = time.forward * (ranks - 1) / bounds.stages  # until the last rank begins
+        first = time.forward * (ranks - 1) / bounds.stages  # seconds until the last pipeline rank begins
         least = max(busy / (1 - bounds.idle), busy + SPLIT * first, SPLIT * chain) + self.cluster["host.seconds"]
         return least, least + (SPLIT * self._bound_exposed_transfers(bounds, time, ranks) if bounds.beside else 0.0)
 
     def _bound_exposed_transfers(self, bounds: LayoutBounds, time: StageTime, ranks: int) -> float:
-        """Return the seconds of transfers that no computation can hide: `measure_exposed` never hides more."""
+        """Return a lower bound on the seconds of exposed transfers; `measure_exposed` never counts fewer."""
         forward, backward, m = time.forward / ranks, (time.all - time.forward) / ranks, bounds.microbatches
         turn = min(m, ranks) if bounds.stages > ranks else 1
         room = {"F": forward * m, "B": backward * m, "end": backward * turn, "update": forward * turn}
@@ -147,4 +148,4 @@ class LeastSeconds:
     def _bound_by_peak(self, run: Run, mesh: Mesh, model: tuple[Node, Plan]) -> float:
         rates, length = Rates.of(self.cluster, run.precision.get_product_format()), run.batch.sequence_length
         work = count_flops_per_token(model[0], length, model[1]) * length * run.batch.global_size
-        return work / mesh.world / max(rates.narrow, rates.wide, rates.attention * 2)  # attention counted as not causal
+        return work / mesh.world / max(rates.narrow, rates.wide, rates.attention * 2)  # attention counts as not causal

@@ -1,4 +1,4 @@
-"""Choice of the layout to plan: that of the overrides, or if it is impossible or too large the best they leave open."""
+"""Choice of the layout to plan: the layout of the overrides, or if it does not fit, the fastest that they allow."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from gangline_planner.bounds import Alternative, iterate_by_bound
 from gangline_planner.forecast import Forecast, forecast
 from gangline_planner.price.step import Pieces
 
-NEAR = 0.05  # share of a step: smaller differences between plans are within their error
+NEAR = 0.05  # share of the step time: smaller differences between plans are within the error of a plan
 
 
 def choose_plan(case: Planned, cluster: Cluster, tokens: float | None) -> tuple[Forecast, tuple[str, ...]]:
-    """Return (the plan, overrides that were assumed or chosen). Raises UserError if no layout is possible.
+    """Return (plan, overrides that were assumed or chosen). Raises UserError if no layout is possible.
 
-    What is left open is chosen such that no layout is faster by more than `NEAR`; `search` finds the fastest.
+    If the layout of the overrides does not fit, unset options are chosen such that no layout is faster by more than
+    `NEAR`; `search` finds the fastest.
     """
     problem = check_run(case.run)
     plan = None if problem else forecast(explain(case, case.run, cluster), cluster, tokens)
@@ -40,8 +41,8 @@ def choose_plan(case: Planned, cluster: Cluster, tokens: float | None) -> tuple[
 def pause_gc() -> Iterator[None]:
     """Pause the garbage collector within the context.
 
-    Layouts have no reference cycles, and the search for cycles takes a fifth of the time: it visits all live objects
-    again and again.
+    Layouts have no reference cycles, and the collector takes a fifth of the time of a search, because it visits all
+    live objects again and again.
     """
     running = gc.isenabled()
     gc.disable()
@@ -56,15 +57,15 @@ def pause_gc() -> Iterator[None]:
 def find_fastest(
     case: Planned, cluster: Cluster, tokens: float | None = None, within: float = 0.0
 ) -> tuple[Forecast | None, tuple[str, ...]]:
-    """Return (plan of the fastest layout that fits, its overrides), of those left open; (None, ()) if none fits.
+    """Return (plan, overrides) of the fastest layout that fits and that the overrides allow; (None, ()) if none fits.
 
-    within  share of its step time by which another layout may be faster, where finding that one would take long
+    within  tolerance of the search: share of the step time by which another layout may be faster than the result
     """
     best: Forecast | None = None
     words: tuple[str, ...] = ()
     for other in iterate_by_bound(case, cluster):
         if best is not None and other.least >= best.step.seconds / (1 + within):
-            break  # the bound of each that follows is above this step time
+            break  # the bounds of all further alternatives are above this step time
         if other.bytes > cluster["memory.bytes"]:
             continue
         beaten = Beaten([best] if best is not None else [], limit=cluster["memory.bytes"])
@@ -76,11 +77,11 @@ def find_fastest(
 
 
 class Beaten:
-    """Test of whether a layout's lower bound, known before its timeline, is above the plans of other layouts.
+    """Test whether a layout is useless by its lower bound on the step time, before its timeline is computed.
 
-    plans   plans to compare with
-    memory  whether such a plan must take no more memory, too
-    limit   bytes beyond which a layout is useless
+    plans   a layout is useless if one of these plans is at least as fast as its lower bound
+    memory  True: that plan must also take at most as much memory
+    limit   a layout is useless if its fullest rank needs more bytes
     """
 
     def __init__(self, plans: Sequence[Forecast], memory: bool = False, limit: float = inf) -> None:
@@ -96,9 +97,9 @@ class Beaten:
 def plan_alternative(
     other: Alternative, cluster: Cluster, tokens: float | None = None, beaten: Beaten | None = None
 ) -> Forecast | None:
-    """Return the plan of an alternative; None if it does not divide, or is beaten.
+    """Return the plan of an alternative; None if the layout does not divide the model, or if `beaten` is True for it.
 
-    `check_run` is not called: it takes longer, so only the best alternative is checked.
+    `check_run` is not called, because it takes longer: callers check only the best alternatives.
     """
     try:
         explanation = explain(other.case, other.run, cluster)
@@ -111,6 +112,6 @@ def plan_alternative(
 
 
 def merge_words(case: Planned, words: Sequence[str]) -> tuple[str, ...]:
-    """Return the assumed overrides that were not chosen differently, and the chosen overrides."""
+    """Return the assumed overrides whose option is not in `words`, and then `words`, the chosen overrides."""
     names = {get_option_name(word) for word in words}
     return (*(word for word in case.assumed if get_option_name(word) not in names), *words)

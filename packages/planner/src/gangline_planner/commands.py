@@ -1,4 +1,4 @@
-"""Command `gangline plan`: its subcommands and their flags."""
+"""Command `gangline plan` with its subcommands and their flags."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EXAMPLE = "gangline plan parallel=3d model=llama3-405b launch.processes=16384 cl
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command `gangline plan`: one of its subcommands, or the plan of a run. Raises UserError."""
+    """Run `gangline plan`: a subcommand, or the plan of a run. Return the exit code. Raises UserError."""
     if argv and argv[0] in VERBS:
         runs = {"search": _search, "compare": _compare, "table": _print_table, "calibrate": _calibrate}
         return run_verb("plan", VERBS, runs, argv)
@@ -31,7 +31,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _make_flags(verb: str, text: str, argument: str, more: str = "") -> Flags:
-    """Return the flags of a subcommand whose report may be printed as JSON."""
+    """Return the flags of a subcommand: its positional argument, and --json for its report."""
     flags = Flags(f"plan {verb}".strip(), text, more)
     flags.add_argument("words", nargs="*", metavar=argument.partition(":")[0], help=argument.partition(": ")[2])
     flags.add_argument("--json", action="store_true", help="the report as JSON")
@@ -99,7 +99,7 @@ def _plan(argv: Sequence[str]) -> int:
         cluster = cluster.replace_numbers({"price.hour": Quantity(options.price, "--price")})
     if options.mtbf:
         for name in ("storage.bandwidth", "restart.seconds"):
-            cluster[name]  # raises UserError, which says what is missing
+            cluster[name]  # raises UserError if the cluster file lacks the number
         hours = Quantity(options.mtbf * case.world, f"--mtbf {options.mtbf:g} of the whole run")
         cluster = cluster.replace_numbers({"failure.hours": hours})
     plan, assumed = choose_plan(case, cluster, options.tokens)
@@ -180,7 +180,7 @@ def _compare(argv: Sequence[str]) -> int:
 
 
 def parse_cluster(words: Sequence[str]) -> tuple[Cluster, list[str]]:
-    """Return (the cluster that `cluster=` names, the other overrides). Raises UserError unless one is named."""
+    """Return (cluster of the override `cluster=`, other overrides). Raises UserError unless there is one `cluster=`."""
     names = [word.removeprefix("cluster=") for word in words if word.startswith("cluster=")]
     if len(names) != 1:
         raise UserError(

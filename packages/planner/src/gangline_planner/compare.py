@@ -1,4 +1,4 @@
-"""Command `gangline plan compare`: a plan next to what the run measured, term by term, with the largest difference."""
+"""Command `gangline plan compare`: compares the plan of a run with its measurements, term by term."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from gangline_planner.assumed import Planned, explain
 from gangline_planner.forecast import Forecast, forecast
 from gangline_planner.page import format_unknown_costs
 
-WARM = 2  # first steps of a run, which are slower than all others: allocators, compilers, caches
+WARM = 2  # number of first steps to ignore: warm-up of allocators, compilers and caches
 WAITS = ("tp", "cp", "fold", "dp", "pp", "bubble", "jitter")
 
 
 @dataclass(frozen=True)
 class Term:
-    """Seconds of a step (or bytes of a rank) as planned and as measured."""
+    """Part of the step time, in seconds, or memory of a rank, in bytes: planned and measured."""
 
     name: str
     planned: float
@@ -37,7 +37,7 @@ class Term:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Plan and measurements. terms: parts of a step's time, not all of it; memory: bytes, None if not recorded."""
+    """Plan of a run and its measurements. terms: some parts of the step time; memory: None if it was not recorded."""
 
     plan: Forecast
     steps: int
@@ -47,7 +47,7 @@ class Comparison:
 
     @property
     def worst(self) -> Term | None:
-        """Term with the largest difference; None without terms."""
+        """Term with the largest difference between plan and measurement; None without terms."""
         return max(self.terms, key=lambda term: abs(term.apart), default=None)
 
     def to_dict(self) -> dict[str, Any]:
@@ -61,9 +61,9 @@ class Comparison:
 
 
 def compare(path: str, cluster: Cluster) -> Comparison:
-    """Return a run's plan next to its measurements.
+    """Return the comparison of a run's plan with its measurements. path: run directory.
 
-    Raises UserError if the path is no run directory, or if the run has no steps after its first ones.
+    Raises UserError if the path is not a run directory, or if the run has no steps after its first `WARM` steps.
     """
     directory = RunDirectory.open(path)
     report = make_notes("gangline plan compare")
@@ -96,7 +96,7 @@ def compare(path: str, cluster: Cluster) -> Comparison:
 
 
 def _list_terms(kinds: Mapping[str, float], steps: Sequence[dict[str, Any]]) -> list[Term]:
-    """Return terms by the phases of all ranks, with waits apart; if these are not recorded, by rank 0's phases."""
+    """Return terms from the mean phases of all ranks, with waits apart; if not recorded, from the phases of rank 0."""
     waits = sum(kinds[kind] for kind in WAITS)
     passes = kinds["compute"] + kinds["recompute"]
     parted = [one["rank_phases"] for one in steps if one.get("rank_phases")]
@@ -113,7 +113,7 @@ def _list_terms(kinds: Mapping[str, float], steps: Sequence[dict[str, Any]]) -> 
 
 
 def format_comparison(found: Comparison) -> str:
-    """Return the complete report."""
+    """Return the comparison as a text report."""
     lines = [f"{found.steps} steps of {found.plan.world} ranks beside a plan for {found.plan.cluster.name}"]
     lines += format_unknown_costs(found.plan)
     lines.append(f"  {'':18} {'planned':>11} {'measured':>11}")

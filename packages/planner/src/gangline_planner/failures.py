@@ -1,4 +1,4 @@
-"""Simulation of the goodput that failures leave, event by event, by an installed part of group `simulator`."""
+"""Simulation of the goodput of a run with failures, by an installed part of the group `simulator`."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from gangline.explain.reliability import DAY, GROUP, SimulatedJob, build_simulat
 from gangline.plugin.registry import installed
 from gangline_planner.forecast import Forecast
 
-DAYS = 30.0  # length of a course if the number of tokens is unknown
-COURSES = 5
-REPAIR = DAY  # seconds to repair a node; there are enough spares that hardly ever all are in repair
-MOST = 1e5  # maximum number of failures to simulate
+DAYS = 30.0  # simulated days if the number of tokens is unknown
+COURSES = 5  # number of simulations, each with its own seed
+REPAIR = DAY  # seconds to repair a node; there are so many spares that hardly ever all nodes are in repair
+MOST = 1e5  # maximum number of failures to simulate, over all courses
 
 
 @dataclass(frozen=True)
 class SimulatedGoodput:
-    """Means over some simulated courses of the job.
+    """Means over simulated courses of a job.
 
-    by     the part that simulated it
-    days   length of each course
+    by     the simulator, as an override
+    days   simulated days of each course
+    spares number of spare nodes
     """
 
     by: str
@@ -29,7 +30,7 @@ class SimulatedGoodput:
     goodput: float
     failures: float
     spares: int
-    shares: dict[str, float]  # fractions of the time, by the simulator's kinds
+    shares: dict[str, float]  # kind of time -> share of the simulated time
 
     def to_dict(self) -> dict[str, object]:
         return {
@@ -42,7 +43,7 @@ class SimulatedGoodput:
 
 
 def simulate_goodput(plan: Forecast) -> SimulatedGoodput | None:
-    """Return the simulated goodput of a run; None without a simulator, or if failures are unknown or too many."""
+    """Return the simulated goodput of a run; None without a simulator, or with an unknown or too high failure rate."""
     offers, reliability = installed().get_offers(GROUP), plan.reliability
     if not offers or reliability is None or plan.save_every is None:
         return None
@@ -51,7 +52,7 @@ def simulate_goodput(plan: Forecast) -> SimulatedGoodput | None:
         return None
     name = min(offers)
     plays = build_simulator(name)
-    repaired = REPAIR / reliability.mtbf_seconds  # mean number of nodes in repair
+    repaired = REPAIR / reliability.mtbf_seconds  # mean number of nodes in repair at a time
     nodes = ceil(plan.world / plan.explained.topology.gpus_per_node)
     job = SimulatedJob(
         nodes=nodes,
@@ -59,7 +60,7 @@ def simulate_goodput(plan: Forecast) -> SimulatedGoodput | None:
         faults_per_node_day=DAY / reliability.mtbf_seconds / nodes,
         save_seconds=reliability.save_seconds,
         checkpoint_seconds=plan.save_every,
-        detection_seconds=0.0,  # the cluster file counts recovery from the failure on
+        detection_seconds=0.0,  # `restart.seconds` of the cluster file includes detection
         restart_seconds=reliability.recovery_seconds,
         repair_seconds=REPAIR,
         spares=ceil(repaired + 3 * sqrt(repaired)),
@@ -77,7 +78,7 @@ def simulate_goodput(plan: Forecast) -> SimulatedGoodput | None:
 
 
 def format_goodput(found: SimulatedGoodput) -> str:
-    """Return the result as one line."""
+    """Return the simulated goodput as a line of text."""
     shares = sorted(((share, kind) for kind, share in found.shares.items() if share >= 5e-5), reverse=True)
     breakdown = ", ".join(f"{kind.replace('_', ' ')} {share:.2%}" for share, kind in shares)
     return (

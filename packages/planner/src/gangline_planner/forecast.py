@@ -1,4 +1,4 @@
-"""Plan of a run on a cluster: its memory, time, cost and losses."""
+"""Plan of a run on a cluster: memory, step time, cost, and losses to failures."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from gangline.explain.reliability import DAY, Reliability
 from gangline_basics.cluster.file import Cluster
 from gangline_planner.price.step import Pieces, StepTime, compute_step_time
 
-STATE = ("master weights", "optimizer state", "callbacks")  # kinds of a rank's memory in a checkpoint, without weights
-LEAST = 1e-3  # share of the time in progress, below which a run has no number of days
+STATE = ("master weights", "optimizer state", "callbacks")  # kinds of memory in a checkpoint; else weights
+LEAST = 1e-3  # minimum goodput for which `days` is computed
 
 
 @dataclass(frozen=True)
 class Forecast:
     """Plan of a run: everything that `gangline plan` prints.
 
-    A property is None if the cluster file lacks the numbers for it, or if the layout does not fit, so that nothing is
-    trained, saved or paid for.
+    A property is None if the cluster file lacks the numbers for it. Cost, goodput and saves are also None if the layout
+    does not fit into memory.
     """
 
     explained: Explained
@@ -35,7 +35,7 @@ class Forecast:
 
     @property
     def memory(self) -> int:
-        """Bytes on the fullest rank."""
+        """Memory of the fullest rank, in bytes."""
         return self.explained.ranks[self.explained.fullest].memory
 
     @property
@@ -48,17 +48,17 @@ class Forecast:
 
     @property
     def mfu(self) -> float:
-        """Model FLOPs utilisation: model operations, with attention as if not causal, over the peak in 16 bits."""
+        """Model FLOPs utilization (MFU): model FLOPs, with attention as if not causal, over the 16-bit peak."""
         return self.explained.token_flops * self.tokens_per_second / (self.world * self.cluster["peak.bf16"])
 
     @property
     def save_every(self) -> float | None:
-        """Seconds of training between two saves that lose the least time (Young and Daly)."""
+        """Optimal seconds of training between two saves, by Young and Daly."""
         return self.reliability.compute_young_daly() if self.reliability and self.fits else None
 
     @property
     def goodput(self) -> float | None:
-        """Expected share of the time in steps not undone, with saves at `save_every`; 0 if failures leave none."""
+        """Expected share of time in steps that are not lost, saving each `save_every`; 0 if failures leave no time."""
         if self.reliability is None or self.save_every is None:
             return None
         try:
@@ -75,7 +75,7 @@ class Forecast:
 
     @property
     def tokens_per_day(self) -> float | None:
-        """Tokens per day, reduced by failures if their rate is known."""
+        """Tokens per day, reduced by the goodput if the failure rate is known."""
         if not self.fits:
             return None
         goodput = self.goodput
@@ -83,7 +83,7 @@ class Forecast:
 
     @property
     def days(self) -> float | None:
-        """Days of wall time for all tokens; None also if failures leave hardly any progress."""
+        """Days of wall time for all tokens; None also if the goodput is below `LEAST`."""
         each = self.tokens_per_day
         if self.tokens is None or each is None or each < LEAST * self.tokens_per_second * DAY:
             return None
@@ -100,16 +100,16 @@ class Forecast:
 
     @property
     def electricity_dollars(self) -> float | None:
-        """Dollars for energy alone, which the price of a rented accelerator already includes."""
+        """Dollars for electricity alone; the price of a rented accelerator already includes it."""
         price = self.cluster.get("price.kwh")
         return None if price is None or self.megawatt_hours is None else self.megawatt_hours * 1000 * price
 
     def plan_tokens(self, tokens: float | None) -> Forecast:
-        """Return the plan for this number of tokens."""
+        """Return the same plan for `tokens` tokens in total."""
         return replace(self, tokens=tokens)
 
     def plan_budget(self, budget: float) -> Forecast:
-        """Return the plan for as many tokens as `budget` dollars buy; its `tokens` is None if the layout does not fit.
+        """Return the plan for the tokens that `budget` dollars buy; its `tokens` is None if the layout does not fit.
 
         Raises UserError if the price is unknown.
         """
@@ -131,7 +131,7 @@ class Forecast:
         return self.days * 24 * self.world * (watts + (self.cluster.get("watts.rest") or 0.0)) / 1e6
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the complete plan as plain data."""
+        """Return the complete plan as values for JSON."""
         fullest = self.explained.ranks[self.explained.fullest]
         return {
             "cluster": self.cluster.name,
@@ -167,7 +167,7 @@ class Forecast:
 def forecast(
     explained: Explained, cluster: Cluster, tokens: float | None = None, pieces: Pieces | None = None
 ) -> Forecast:
-    """Return the plan of a run. Raises UserError if the cluster file lacks a number that the step time needs."""
+    """Return the plan of an explained run. Raises UserError if the cluster file lacks a number for the step time."""
     step = compute_step_time(explained, cluster, pieces)
     return Forecast(explained, cluster, step, _compute_reliability(explained, cluster), tokens)
 

@@ -1,4 +1,4 @@
-"""Report of a plan as text."""
+"""Text report of a plan."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from gangline_planner.forecast import Forecast
 from gangline_planner.pictures.terminal import draw_memory_bars, draw_step_bar, draw_timeline
 
 GB = 1e9
-NAMED = 3  # maximum number of nodes without a cost in one line
+NAMED = 3  # maximum number of model nodes without a known cost to list in a line
 FAILURES = ("failure.hours", "storage.bandwidth", "restart.seconds")
 
 
 def format_plan(plan: Forecast, run: Run, assumed: Sequence[str]) -> str:
-    """Return the report of a plan. assumed: overrides that the user did not type."""
+    """Return the text report of a plan. assumed: overrides that were added to the overrides of the user."""
     return "\n".join(
         [
             *_format_head(plan, run, assumed),
@@ -33,7 +33,7 @@ def format_plan(plan: Forecast, run: Run, assumed: Sequence[str]) -> str:
 
 
 def format_budget(plan: Forecast, budget: float) -> str:
-    """Return a line on the tokens that a budget buys; `plan` is the plan for these tokens."""
+    """Return a line on the tokens that `budget` dollars buy; `plan` is the plan for these tokens."""
     days = "never: failures leave no time to train" if plan.days is None else f"{plan.days:.4g} days"
     return f"{budget:,.0f} US dollars buy {format_number(plan.tokens or 0.0)} tokens, {days}"
 
@@ -58,7 +58,7 @@ def _format_head(plan: Forecast, run: Run, assumed: Sequence[str]) -> Iterable[s
 
 
 def format_unknown_costs(plan: Forecast) -> Iterable[str]:
-    """Yield a line if nodes of the model do not state their cost."""
+    """Yield a line if the cost of some nodes of the model is unknown."""
     if names := plan.explained.unknown:
         more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
         missing = "neither parameters nor operations are said, and no number here has them"
@@ -145,7 +145,7 @@ def _format_failures(plan: Forecast) -> Iterable[str]:
 
 
 def format_number(value: float) -> str:
-    """Return a number with three digits and a unit prefix."""
+    """Return a number as text with three significant digits and an SI prefix (k, M, G, T, P)."""
     for size, name in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             return f"{value / size:.3g} {name}"

@@ -1,4 +1,4 @@
-"""Command `gangline plan search`: layouts left open by the overrides, fastest first, and memory that others lack."""
+"""Command `gangline plan search`: lists the fastest layouts that the overrides allow, and layouts that do not fit."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from gangline_planner.pictures.terminal import draw_points
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SHOWN = 10
-DRAWN = 1.2  # multiple of the slowest step time of the front, beyond which no layout is drawn
-# options that change what a rank holds: if the user leaves them open, the search tries their other values
+SHOWN = 10  # maximum number of layouts in a list
+DRAWN = 1.2  # maximum step time to draw, as a multiple of the slowest step time of the Pareto front
+# options that change the memory of a rank: if the user leaves them unset, the search tries other values
 ROOM = (
     *(f"parallel.{name}" for name in ("tp", "pp", "cp", "dp_shard", "dp_replicate", "zero", "schedule", "chunks")),
     "batch.micro_size",
@@ -35,14 +35,14 @@ AXES = ("seconds of a step", "gigabytes of the fullest rank")
 
 @dataclass(frozen=True)
 class Candidate:
-    """Layout with its plan, and the overrides to add to the user's for it."""
+    """Layout with its plan. words: overrides to add to the overrides of the user for this layout."""
 
     plan: Forecast
     words: tuple[str, ...]
 
     @property
     def lacks(self) -> float:
-        """Bytes that it needs beyond an accelerator's memory; 0 if it fits."""
+        """Bytes by which the fullest rank exceeds the memory of an accelerator; 0 if the layout fits."""
         return max(0.0, self.plan.memory - self.plan.cluster["memory.bytes"])
 
     def to_dict(self) -> dict[str, Any]:
@@ -51,10 +51,12 @@ class Candidate:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """Layouts found. fit: fastest first; large: layouts that do not fit, least missing memory first.
+    """Result of a search for layouts.
 
-    every   all layouts that were priced in full and fit; those not in `fit` were not checked by `check_run`
-    others  number of further layouts, none of which can be among `fit`
+    fit     layouts that fit, fastest first
+    large   layouts that do not fit, least missing memory first
+    every   all layouts that fit and were planned; only layouts in `fit` are checked by `check_run`
+    others  number of further layouts, which were not planned because they cannot be faster than `fit`
     """
 
     fit: tuple[Candidate, ...]
@@ -64,13 +66,13 @@ class SearchResult:
 
     @property
     def drawn(self) -> list[Candidate]:
-        """Layouts of `every` that are not much slower than the fastest one and the front."""
+        """Layouts of `every` to draw: not much slower than the fastest layout and the Pareto front."""
         slowest = max((one.plan.step.seconds for one in (*self.fit[:1], *self.pareto)), default=0.0)
         return [one for one in self.every if one.plan.step.seconds <= DRAWN * slowest]
 
     @property
     def pareto(self) -> list[Candidate]:
-        """Layouts of `every` for which no other is faster with no more memory, fastest first."""
+        """Pareto front of `every` by step time and memory, fastest layout first."""
         front: list[Candidate] = []
         for one in sorted(self.every, key=lambda one: (one.plan.step.seconds, one.plan.memory)):
             if not front or one.plan.memory < front[-1].plan.memory:
@@ -80,14 +82,14 @@ class SearchResult:
 
 @pause_gc()
 def search(case: Planned, cluster: Cluster, shown: int = SHOWN) -> SearchResult:
-    """Return at most `shown` layouts that fit, all checked by `check_run`, and at most `shown` that do not fit.
+    """Return at most `shown` layouts that fit, all checked by `check_run`, and at most `shown` layouts that do not fit.
 
-    Alternatives come by their lower bound on the step time, so that no layout is planned that cannot be among the
-    first.
+    Alternatives are planned in the order of their lower bound on the step time, so that the search can stop early.
+    Raises UserError if no layout is possible.
     """
     fit: list[Candidate] = []
     large: list[Candidate] = []
-    crowded: list[Alternative] = []  # their memory does not fit even at its lower bound
+    crowded: list[Alternative] = []  # alternatives whose lower bound on memory does not fit
     alternatives, looked = sort_by_bound(case, cluster), 0
     for other in alternatives:
         if len(fit) >= shown and other.least >= fit[shown - 1].plan.step.seconds:
@@ -105,7 +107,7 @@ def search(case: Planned, cluster: Cluster, shown: int = SHOWN) -> SearchResult:
             large.append(candidate)
         else:
             place = bisect(fit, plan.step.seconds, key=lambda one: one.plan.step.seconds)
-            if place >= shown or check_run(other.run) is None:  # it takes longer, so only the first are checked
+            if place >= shown or check_run(other.run) is None:  # slow, so only the fastest are checked
                 fit.insert(place, candidate)
     for other in nsmallest(shown, crowded, key=lambda other: other.bytes):
         plan = plan_alternative(other, cluster)
@@ -118,7 +120,7 @@ def search(case: Planned, cluster: Cluster, shown: int = SHOWN) -> SearchResult:
 
 
 def explain_misfit(found: SearchResult, words: Sequence[str], case: Planned) -> UserError:
-    """Return an error that names the layout that lacks least memory, and how to fix that. found: no layout fits."""
+    """Return an error that no layout fits: it names the layout that lacks least memory, and how to reduce memory."""
     what, more = "no layout that the words leave open fits.", f"launch.processes={2 * case.world}"
     if not found.large:
         return UserError(what, "None of them divides the model and the batch.", f"Other sizes, such as  {more}")
@@ -139,7 +141,7 @@ def explain_misfit(found: SearchResult, words: Sequence[str], case: Planned) -> 
 
 
 def draw_layouts(found: SearchResult, cluster: Cluster) -> Figure:
-    """Return a figure of time against memory, of layouts that fit."""
+    """Return a figure of step time against memory of the layouts that fit."""
     from gangline_planner.pictures.front import draw_front
 
     every, front = ([(*get_point(one), " ".join(one.words)) for one in group] for group in (found.drawn, found.pareto))
@@ -147,12 +149,12 @@ def draw_layouts(found: SearchResult, cluster: Cluster) -> Figure:
 
 
 def get_point(one: Candidate) -> tuple[float, float]:
-    """Return (seconds of a step, gigabytes of its fullest rank)."""
+    """Return (seconds of a step, gigabytes of the fullest rank) of a layout."""
     return one.plan.step.seconds, one.plan.memory / 1e9
 
 
 def format_search(found: SearchResult, words: Sequence[str], case: Planned) -> str:
-    """Return the complete report; each row is a line that `train` takes."""
+    """Return the text report of a search; the row of each layout has its `train` command."""
     lines = [f"assumed: {' '.join(case.assumed)}"] if case.assumed else []
     lines += [line for one in (*found.fit, *found.large)[:1] for line in format_unknown_costs(one.plan)]
     lines += [f"{'s a step':>9} {'MFU':>6} {'GB':>7}"] if found.fit else ["no layout fits"]

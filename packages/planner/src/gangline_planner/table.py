@@ -1,4 +1,4 @@
-"""Command `gangline plan table`: days, money and energy by sizes of models and sizes of clusters."""
+"""Command `gangline plan table`: days, money and energy by model size and cluster size."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from gangline_planner.choose import NEAR, find_fastest
 from gangline_planner.forecast import Forecast
 from gangline_planner.page import format_number
 
-MODELS = {  # name in the table -> overrides
+MODELS = {  # model name in the table -> overrides
     "8B": "model=llama3-8b",
     "70B": "model=llama3-70b",
     "405B": "model=llama3-405b",
     "1T": "model=llama3-405b model.dim=24576 model.heads=192 model.ffn_dim=65536 model.layers=164",
 }
-# Llama 3 405B's, 16.8 M tokens a step (arXiv 2407.21783, table 4): one batch for all rows, up to the largest cluster
+# Batch of Llama 3 405B, 16.8 M tokens per step (arXiv 2407.21783, table 4): for all rows, up to the largest cluster.
 BATCH = "batch.sequence_length=8192 batch.global_size=2048"
-WORLDS = (8, 64, 512, 4096, 32768)
-TOKENS = 20  # trained on per parameter (Hoffmann et al., arXiv 2203.15556, table 3)
+WORLDS = (8, 64, 512, 4096, 32768)  # numbers of accelerators
+TOKENS = 20  # training tokens per parameter (Hoffmann et al., arXiv 2203.15556, table 3)
 HEAD = "| model | accelerators | tokens | layout | MFU | days | accelerator-hours | money | MWh | electricity |"
 
 
 @dataclass(frozen=True)
 class TableRow:
-    """Model on a number of accelerators. plan: None if no layout fits."""
+    """Row of the table: a model on `world` accelerators. plan: plan of its fastest layout; None if no layout fits."""
 
     model: str
     world: int
@@ -35,7 +35,7 @@ class TableRow:
 
     @property
     def text(self) -> str:
-        """Row of a Markdown table."""
+        """Row as Markdown."""
         plan = self.plan
         if plan is None:
             return f"| {self.model} | {self.world:,} | | no layout fits | | | | | | |"
@@ -57,9 +57,9 @@ class TableRow:
 
 
 def plan_row(model: str, world: int, cluster: Cluster) -> TableRow:
-    """Return the row with the fastest layout that fits."""
+    """Return the row of a model and a number of accelerators, with the fastest layout that fits."""
     case = complete_words(["parallel=3d", *MODELS[model].split(), *BATCH.split(), f"launch.processes={world}"])
-    case = replace(case, run=replace(case.run, batch=replace(case.run.batch, micro_size=1)))  # start of the search
+    case = replace(case, run=replace(case.run, batch=replace(case.run.batch, micro_size=1)))  # start of search
     plan, _ = find_fastest(case, cluster, within=NEAR)
     return TableRow(model, world, plan and plan.plan_tokens(TOKENS * plan.explained.parameters))
 
@@ -71,7 +71,7 @@ def iterate_rows(cluster: Cluster) -> Iterator[TableRow]:
 
 
 def list_assumptions(cluster: Cluster) -> list[str]:
-    """Return what the table assumes, and where its prices come from."""
+    """Return the assumptions of the table and the sources of its prices, as sentences."""
     assumptions = [
         f"On {cluster.name} ({cluster.about}); {TOKENS} tokens to a parameter (arXiv 2203.15556), 2,048 sequences of "
         f"8,192 tokens a step, in bf16; a layout that fits and than which none is faster by {NEAR:.0%}; failures "
@@ -84,6 +84,6 @@ def list_assumptions(cluster: Cluster) -> list[str]:
 
 
 def format_table(found: Iterator[TableRow], cluster: Cluster) -> str:
-    """Return the table as Markdown."""
+    """Return the table as Markdown, with its assumptions below."""
     line = "|" + " --- |" * (HEAD.count("|") - 1)
     return "\n".join([HEAD, line, *(row.text for row in found), "", "\n\n".join(list_assumptions(cluster))])

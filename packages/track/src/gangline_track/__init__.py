@@ -1,4 +1,4 @@
-"""Pluggy hooks of gangline-track: trackers for third-party services. Does not import torch."""
+"""Pluggy hooks of gangline-track: trackers for third-party tracking services. Does not import torch."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""Tracker that sends a run to a service from a thread of its own: no step waits for it, and a kill loses no step.
+"""Tracker that sends records to a service from a separate thread: no step waits for it, and a kill loses no step.
 
-The loop's thread puts records in a bounded queue and continues. The other thread opens the run at the service, asks for
-the newest step there, sends missing steps from metrics.jsonl up to where the run continues, and then new records. So a
-step is sent once: the next start sends what a kill took from the queue, and a step that is repeated, after a kill or a
-rollback, keeps the value it was first sent with. (A service's history cannot be rewritten; metrics.jsonl and
-TensorBoard show the branch that the run is on.)
+The thread of the training loop puts records into a bounded queue and continues. The tracker's thread opens the run at
+the service, reads the newest step there, sends missing steps from metrics.jsonl up to the step at which this start
+continues, and then sends new records. So each step is sent once: the next start sends the records that a kill left in
+the queue, and a step that is repeated after a kill or a rollback keeps the values that were sent first. (The history of
+a service cannot be rewritten; metrics.jsonl and TensorBoard show the current branch of the run.)
 
-An exception of the service is raised by the next call of the loop; core reports it once and leaves the tracker out.
+An exception of the service is raised by the next call of the loop; core reports it once and removes the tracker.
 """
 
 from __future__ import annotations
@@ -30,32 +30,32 @@ from gangline_track.config import Service
 if TYPE_CHECKING:
     from gangline.config import Run
 
-BATCH = 200  # maximum number of records sent together
-PAUSE = 5.0  # seconds to collect records: one call for several costs less than one for each
+BATCH = 200  # maximum number of records in one call of `Connection.send`
+PAUSE = 5.0  # seconds to collect records for one call, because a call per record costs more
 
 
 class TrackingFailed(RuntimeError):
-    """Failure of a service, which gets no more records; the run continues without it."""
+    """Failure of a tracking service, which gets no more records; the run continues without it."""
 
 
 class Connection(ABC):
-    """One run at a service. Its methods run on one thread, which is not the loop's; they may raise anything."""
+    """Run at a tracking service. All methods are called on the tracker's thread, and may raise any exception."""
 
     @abstractmethod
     def open(self, start: Start) -> int:
-        """Begin the run at the service, or continue it; return the newest step there, 0 without one."""
+        """Create the run at the service, or continue it; return the newest step of the run there, 0 without steps."""
 
     @abstractmethod
     def send(self, records: list[StepRecord]) -> None:
-        """Send steps in order, none of which the service has."""
+        """Send records of new steps to the service, oldest first."""
 
     @abstractmethod
     def close(self, summary: dict[str, Any], notes: list[str], pictures: list[Path]) -> None:
-        """End the run. notes: all lines of this start; pictures: PNG files of the run directory."""
+        """End the run at the service. notes: notes of this start; pictures: PNG files in the run directory."""
 
 
 class BackgroundTracker(Tracker):
-    """Tracker of a `Connection`, which `connect` makes on the other thread; `name` appears in messages."""
+    """Tracker that sends to a `Connection`, which `connect` creates on the tracker's thread. name: name in messages."""
 
     def __init__(self, name: str, config: Service, connect: Callable[[], Connection]) -> None:
         self.name, self.config, self.connect = name, config, connect
@@ -64,7 +64,7 @@ class BackgroundTracker(Tracker):
         self.missed = 0
         self.failure = ""
         self.thread: threading.Thread | None = None
-        self.until: float | None = None  # deadline of the end on the monotonic clock, once the end has begun
+        self.until: float | None = None  # deadline of `end` on the monotonic clock, set by `start_end`
 
     # --- on the loop's thread ----------------------------------------------------------------------------------------
 
@@ -78,7 +78,7 @@ class BackgroundTracker(Tracker):
         self._raise_failure()
         if record.step % self.config.every and record.validation_loss is None:
             return
-        if self.waiting.qsize() < self.config.queue:  # the last place is for the summary; only this thread puts
+        if self.waiting.qsize() < self.config.queue:  # the last slot is for the summary; only this thread puts
             self.waiting.put_nowait(record)
         else:
             self.missed += 1
@@ -89,13 +89,13 @@ class BackgroundTracker(Tracker):
         self.notes.append(text)
 
     def start_end(self, summary: dict[str, Any]) -> None:
-        """Put the summary into the queue without waiting, so that services end at once and not one after another."""
+        """Put the summary into the queue without waiting, so that all services end at the same time."""
         if self.until is None:
             self.until = time.monotonic() + self.config.deadline_seconds
             self.waiting.put_nowait(summary)
 
     def end(self, summary: dict[str, Any]) -> None:
-        """Wait for the service until the deadline, counted from `start_end` if called. Raises TrackingFailed."""
+        """Wait until the service has ended, for at most `deadline_seconds` since `start_end`. Raises TrackingFailed."""
         if self.thread is None:
             return
         self.start_end(summary)
@@ -131,7 +131,7 @@ class BackgroundTracker(Tracker):
                 with suppress(TrackingFailed):
                     earlier.end({"why": "error"})
             self._serve(start)
-        except BaseException as error:  # a service may raise anything, SystemExit included
+        except BaseException as error:  # a service may raise any exception, such as SystemExit
             first = str(error).strip().splitlines()
             self.failure = ": ".join([type(error).__name__, *first[:1]])
 
@@ -154,7 +154,7 @@ class BackgroundTracker(Tracker):
                 return
 
     def _make_up(self, connection: Connection, start: Start, newest: int) -> int:
-        """Send steps of metrics.jsonl after `newest`, up to where the run continues; return the newest step sent."""
+        """Send the steps of metrics.jsonl after `newest`, up to `start.first_step`; return the newest step sent."""
         path = Path(start.directory) / "metrics.jsonl"
         if newest >= start.first_step or not path.exists():
             return newest
@@ -170,7 +170,7 @@ class BackgroundTracker(Tracker):
         return missing[-1].step if missing else newest
 
     def _receive_records(self) -> tuple[list[StepRecord], dict[str, Any] | None]:
-        """Return new records, and the summary once the run has ended; wait for the first record, then a little."""
+        """Return (new records, summary or None if the run has not ended); wait for a first item, then up to `PAUSE`."""
         records: list[StepRecord] = []
         until: float | None = None
         while len(records) < BATCH:
@@ -186,28 +186,28 @@ class BackgroundTracker(Tracker):
         return records, None
 
 
-_LIVE: dict[tuple[str, str], BackgroundTracker] = {}  # trackers of this process that were begun and not ended
+_LIVE: dict[tuple[str, str], BackgroundTracker] = {}  # trackers of this process that have begun and not ended
 SENT_LATER = "metrics.jsonl has all, and the run's next start sends what is missing"
 
 
 def get_scalars(record: StepRecord) -> dict[str, float]:
-    """Return the measurements of a record that are single numbers."""
+    """Return {name: value} of the measurements in a step record that are single numbers."""
     return {name: to_float(value) for name, value in list_numbers(record).items() if not isinstance(value, list)}
 
 
 def get_lists(record: StepRecord) -> dict[str, list[float]]:
-    """Return the finite numbers of each measurement that is a list: a histogram takes no others."""
+    """Return {name: finite values} of the measurements that are lists; histograms accept only finite values."""
     lists = {name: map(to_float, value) for name, value in list_numbers(record).items() if isinstance(value, list)}
     return {name: [value for value in values if math.isfinite(value)] for name, values in lists.items()}
 
 
 def to_float(value: float | str) -> float:
-    """Return the value as a float; metrics.jsonl holds a number that is not finite as a string."""
+    """Return the value as a float; metrics.jsonl stores NaN and infinity as strings."""
     return float(value)
 
 
 def flatten_options(content: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested options by their full names."""
+    """Return nested options as {full name: value}, such as "batch.global_size"."""
     options: dict[str, Any] = {}
     for key, value in content.items():
         options |= flatten_options(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
@@ -215,7 +215,7 @@ def flatten_options(content: dict[str, Any], prefix: str = "") -> dict[str, Any]
 
 
 def build(config: Service, run: Run) -> BackgroundTracker:
-    """Return the tracker of a service. Its library is imported on the tracker's thread, because that takes seconds."""
+    """Return the tracker of a service. The tracker's thread imports the library of the service, which takes seconds."""
 
     def connect() -> Connection:
         connection: Connection = importlib.import_module(config.home).connect(config)

@@ -1,4 +1,4 @@
-"""Options of track=wandb, track=mlflow and track=trackio. Imports neither torch nor their libraries."""
+"""Options of track=wandb, track=mlflow and track=trackio. Imports neither torch nor the libraries of these services."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 @dataclass
 class Service(TrackConfig):
-    """Options of every service. Steps of the run never wait for the service: a queue and a thread are in between."""
+    """Options of every tracking service. A separate thread sends queued records, so no step waits for the service."""
 
-    module: ClassVar[str] = ""  # module of the service's library
-    extra: ClassVar[str] = ""  # extra of gangline-track
-    home: ClassVar[str] = ""  # module of its `Connection`
+    module: ClassVar[str] = ""  # module name of the service's library
+    extra: ClassVar[str] = ""  # extra of gangline-track that installs the library, and the name of the tracker
+    home: ClassVar[str] = ""  # module with the `connect` function of the service
 
-    project: str = "gangline"  # project at the service that holds the runs
-    every: PositiveInt = 1  # step interval between records sent; steps with a validation loss are always sent
-    queue: PositiveInt = 10_000  # maximum number of records waiting for a slow service; more are not sent
-    deadline_seconds: PositiveFloat = 30.0  # maximum seconds that the run's end waits for records still to send
+    project: str = "gangline"  # project name at the tracking service
+    every: PositiveInt = 1  # step interval between sent records; steps with a validation loss are always sent
+    queue: PositiveInt = 10_000  # maximum number of records queued for a slow service; further records are dropped
+    deadline_seconds: PositiveFloat = 30.0  # timeout for sending the remaining records when the run ends, in seconds
 
     def check(self, run: Run) -> list[Problem]:
         if find_spec(self.module) is None:
@@ -38,28 +38,29 @@ class Service(TrackConfig):
 
 @dataclass
 class Wandb(Service):
-    """Weights & Biases. Without a key or a network it continues offline, in the run directory, and reports that."""
+    """Weights & Biases. Without an API key or a network, tracking continues offline, in the run directory."""
 
     module: ClassVar[str] = "wandb"
     extra: ClassVar[str] = "wandb"
     home: ClassVar[str] = "gangline_track.to_wandb"
 
     mode: Literal["online", "offline", "disabled"] = "online"  # connection mode; offline: `wandb sync` uploads later
-    entity: str | None = None  # user or team that owns the run; null: default of the API key
-    group: str | None = None  # name of the group of runs at wandb; null: none
-    tags: list[str] = field(default_factory=list)  # tags to find the run by
-    connect_seconds: PositiveFloat = 60.0  # connection timeout in seconds; then the run continues offline
+    entity: str | None = None  # user or team that owns the wandb run; null: the API key's default
+    group: str | None = None  # name of the wandb group of the run; null: no group
+    tags: list[str] = field(default_factory=list)  # tags of the wandb run
+    connect_seconds: PositiveFloat = 60.0  # connection timeout in seconds; after it, tracking continues offline
 
 
 @dataclass
 class Mlflow(Service):
-    """MLflow: a tracking server, or a SQLite file."""
+    """MLflow, with a tracking server or a SQLite file."""
 
     module: ClassVar[str] = "mlflow"
     extra: ClassVar[str] = "mlflow"
     home: ClassVar[str] = "gangline_track.to_mlflow"
 
-    uri: str | None = None  # URI of the tracking server; null: MLFLOW_TRACKING_URI, else mlflow.db in the run directory
+    # URI of the MLflow tracking server; null: MLFLOW_TRACKING_URI, else mlflow.db in the run directory
+    uri: str | None = None
 
     def check(self, run: Run) -> list[Problem]:
         problems = super().check(run)
@@ -73,16 +74,16 @@ class Mlflow(Service):
 
 @dataclass
 class Trackio(Service):
-    """Trackio: a SQLite file on this machine, a Hugging Face Space, or a self-hosted server."""
+    """Trackio, with SQLite files on this machine, a Hugging Face Space, or a self-hosted server."""
 
     module: ClassVar[str] = "trackio"
     extra: ClassVar[str] = "trackio"
     home: ClassVar[str] = "gangline_track.to_trackio"
     file_options: ClassVar[tuple[str, ...]] = ("path",)
 
-    path: str | None = None  # folder of the SQLite files; null: TRACKIO_DIR, else where `trackio show` looks
-    space: str | None = None  # name of a Hugging Face Space, USER/NAME; null: data stays on this machine
-    server: str | None = None  # address of a self-hosted server; null: none
+    path: str | None = None  # directory of Trackio's SQLite files; null: TRACKIO_DIR, else Trackio's default
+    space: str | None = None  # Hugging Face Space that stores the data, USER/NAME; null: no Space
+    server: str | None = None  # URL of a self-hosted Trackio server; null: no server
 
     def check(self, run: Run) -> list[Problem]:
         problems = super().check(run)

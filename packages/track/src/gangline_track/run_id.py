@@ -1,4 +1,4 @@
-"""Id of this run at a service, in RUN_DIR/track/SERVICE.json, so that a start continues the run there."""
+"""Id of a run at a tracking service, stored in RUN_DIR/track/SERVICE.json, so that each start continues the run."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from gangline.storage.files import read_regular, write_whole
 
 
 class RunId:
-    """Id of the run at one place of a service; at another place it has another id."""
+    """Id of a run at a service. place: server address and project; at another place, the run has another id."""
 
     def __init__(self, run_dir: str | Path, service: str, place: str) -> None:
         self.path, self.place = Path(run_dir) / "track" / f"{service}.json", redact_secrets(place)
 
     def read(self) -> str | None:
-        """Return the id; None if the run has not been there, or if the file is damaged."""
+        """Return the stored id; None if no id is stored for this place, or if the file is damaged."""
         try:
             content = json.loads(read_regular(self.path))
             name, place = str(content["id"]), content["place"]
@@ -24,7 +24,7 @@ class RunId:
                 return None
         except (OSError, ValueError, KeyError, TypeError):
             return None
-        if place != self.place:  # an earlier version wrote the complete address
+        if place != self.place:  # an earlier version stored the address with its secrets
             self.write(name)
         return name
 
@@ -34,5 +34,5 @@ class RunId:
 
 
 def redact_secrets(place: str) -> str:
-    """Return a place without the user, password and query of its URL, where services have their secrets."""
+    """Return a place without user, password and query of its URL, which may contain secrets."""
     return re.sub(r"(://)[^/\s@]*@|\?\S*", r"\1", place)

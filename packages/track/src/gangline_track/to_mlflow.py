@@ -1,4 +1,4 @@
-"""MLflow tracker: one run of an experiment, by `MlflowClient`; the process's own active run stays as it is."""
+"""MLflow tracker: one run of an experiment, by `MlflowClient`; the active MLflow run of the process is not changed."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from gangline_track.background import Connection, flatten_options, get_scalars
 from gangline_track.config import Mlflow
 from gangline_track.run_id import RunId
 
-METRICS, PARAMS, LENGTH = 1000, 100, 500  # per call, and characters of a value: limits of every store
+METRICS, PARAMS, LENGTH = 1000, 100, 500  # maximum metrics and params per call, and characters of a value
 NOTE = "mlflow.note.content"  # tag that MLflow shows as the run's description
-STATUS = {"done": "FINISHED", "stop": "FAILED", "error": "FAILED"}  # any other reason is a signal: KILLED
+STATUS = {"done": "FINISHED", "stop": "FAILED", "error": "FAILED"}  # all other reasons are signals: KILLED
 
 
 class MlflowConnection(Connection):
-    """Run of MLflow, which has no histograms: a measurement that is a list is left out."""
+    """Run at MLflow. MLflow has no histograms, so measurements that are lists are not sent."""
 
     def __init__(self, config: Mlflow) -> None:
         self.config = config
 
     def open(self, start: Start) -> int:
-        logging.getLogger("mlflow").setLevel(logging.WARNING)  # it logs each table that it creates
+        logging.getLogger("mlflow").setLevel(logging.WARNING)  # MLflow logs each database table that it creates
         logging.getLogger("alembic").setLevel(logging.WARNING)
         uri = self.config.uri or os.environ.get("MLFLOW_TRACKING_URI") or make_local_uri(start.directory)
         self.client = MlflowClient(tracking_uri=uri)
@@ -50,7 +50,7 @@ class MlflowConnection(Connection):
         return max((point.step for point in self.client.get_metric_history(self.id, "loss")), default=0)
 
     def _goes_on(self) -> bool:
-        """Return whether the run exists, and mark it as running; for a deleted run, a new one begins."""
+        """Return whether the stored run exists and is not deleted; if so, mark it as running."""
         try:
             alive = self.id and self.client.get_run(self.id).info.lifecycle_stage == "active"
         except MlflowException as error:

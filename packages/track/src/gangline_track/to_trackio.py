@@ -1,4 +1,4 @@
-"""Trackio tracker. Trackio identifies a run by its name, so the name ends in a random suffix."""
+"""Trackio tracker. Trackio identifies a run by its name, so the name gets a random suffix."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gangline_track.run_id import RunId
 
 
 class TrackioConnection(Connection):
-    """Run of Trackio, on this machine unless a Space or a server is named."""
+    """Run at Trackio, stored on this machine unless a Space or a server is configured."""
 
     def __init__(self, config: Trackio) -> None:
         self.config = config
@@ -37,7 +37,7 @@ class TrackioConnection(Connection):
             auto_log_gpu=False,
         )
         run_id.write(self.run.name)
-        self.newest = self.run._next_step - 1  # read by Trackio as the run begins, and not public
+        self.newest = self.run._next_step - 1  # private: Trackio reads it when a run begins
         return max(self.newest, 0)
 
     def send(self, records: list[StepRecord]) -> None:

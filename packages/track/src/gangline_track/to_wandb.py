@@ -1,4 +1,4 @@
-"""Weights & Biases tracker: its step is the run's step, and the run keeps its id over all starts."""
+"""Weights & Biases tracker: the wandb step is the training step, and all starts of a run continue one wandb run."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from gangline_track.config import Wandb
 from gangline_track.run_id import RunId
 from gangline_track.wandb_file import find_newest_step
 
-LINES = 200  # maximum number of notes to keep
+LINES = 200  # maximum number of notes to send, the newest
 
 
 class WandbConnection(Connection):
-    """Run of wandb, with its files in RUN_DIR/wandb."""
+    """Run at Weights & Biases, with its local files in RUN_DIR/wandb."""
 
     def __init__(self, config: Wandb) -> None:
         self.config = config
-        self.last: int | None = None  # newest step that this start sent
+        self.last: int | None = None  # newest step that this start has sent
 
     def open(self, start: Start) -> int:
         run_id = RunId(start.directory, "wandb", f"{self.config.entity or ''}/{self.config.project}")
@@ -42,7 +42,7 @@ class WandbConnection(Connection):
             if mode != "online":
                 raise
             why = str(error).strip().splitlines()[0]
-            wandb.teardown()  # wandb holds the id of the run that it could not begin
+            wandb.teardown()  # wandb still holds the id of the run that it could not create
             self.run = self._begin(start, name, "offline")
         if why:
             later = f"wandb sync {Path(start.directory) / 'wandb'}/offline-run-*"
@@ -60,8 +60,8 @@ class WandbConnection(Connection):
             init_timeout=config.connect_seconds,
             finish_timeout=config.deadline_seconds,
             silent=True,
-            console="off",  # core stores the output
-            disable_git=True,  # provenance.json has it
+            console="off",  # core stores the console output
+            disable_git=True,  # provenance.json has the commit
             disable_code=True,
             x_disable_stats=True,  # the step record has these measurements
         )
@@ -90,22 +90,22 @@ class WandbConnection(Connection):
         if notes:
             self.run.notes = "\n".join(notes[-LINES:])
         self.run.summary.update({f"run/{name}": value for name, value in summary.items() if value is not None})
-        if pictures and self.last is not None:  # at the last step: a separate one would count as a step of the run
+        if pictures and self.last is not None:  # at the last step, because a new step would count as a training step
             self.run.log({f"pictures/{path.stem}": wandb.Image(str(path)) for path in pictures}, step=self.last)
         self.run.finish(exit_code=0 if summary.get("why") == "done" else 1)
 
 
 def explain_no_service(seconds: float) -> str:
-    """Return why a login fails, or "". A login with a key asks the service; a login without one asks no server."""
+    """Return why a login to wandb fails, or "". If an API key is set, first checks that the service is reachable."""
     if wandb.api.api_key and (why := explain_unreachable(wandb.setup().settings.base_url, seconds)):
         return why
     return "" if wandb.login(prompt=False) else "there is no key: wandb login, or WANDB_API_KEY"
 
 
 def explain_unreachable(url: str, seconds: float) -> str:
-    """Return why the service does not answer; "" if it does, or if a proxy is asked in its place.
+    """Return why no connection to the service is possible; "" if it is, or if a proxy is configured.
 
-    wandb itself may wait without end for a service whose machine refuses the connection.
+    wandb itself may wait forever for a service whose machine refuses the connection.
     """
     place = urlsplit(url)
     if getproxies() or place.hostname is None:

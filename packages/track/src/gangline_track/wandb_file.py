@@ -1,7 +1,7 @@
-"""Reader of run-ID.wandb, wandb's own record of a run: finds the steps that an earlier start left there.
+"""Reader of run-ID.wandb, wandb's local record of a run, to find the steps that an earlier start logged.
 
 The file has a header of 7 bytes, then the log format of LevelDB: blocks of 32 KiB with chunks of (checksum, length,
-kind). One or several chunks make a record, a message of wandb's protocol. A record that a kill tore is not returned.
+kind). One or several chunks form a record, a message of wandb's protocol. A record that a kill truncated is skipped.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4
 
 
 def read_messages(path: Path) -> Iterator[bytes]:
-    """Yield every complete record, in order."""
+    """Yield the bytes of every complete record, in order."""
     content = read_regular(path, sys.maxsize)
     at, parts = HEADER, b""
     while at + CHUNK.size <= len(content):
@@ -38,13 +38,13 @@ def read_messages(path: Path) -> Iterator[bytes]:
 
 
 def read_history(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
-    """Yield (step, {name: value as JSON}) for every step that was logged."""
-    protocol = import_module("wandb.proto.wandb_internal_pb2")  # made at run time: invisible to type checkers
+    """Yield (step, {name: value as JSON text}) for every logged step."""
+    protocol = import_module("wandb.proto.wandb_internal_pb2")  # generated at run time, so type checkers do not see it
     for message in read_messages(path):
         record = protocol.Record()
         try:
             record.ParseFromString(message)
-        except Exception:  # a torn end
+        except Exception:  # a truncated last record
             return
         if record.HasField("history"):
             items = {".".join(item.nested_key) or item.key: item.value_json for item in record.history.item}
@@ -52,6 +52,6 @@ def read_history(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
 
 
 def find_newest_step(run_dir: str | Path, name: str) -> int:
-    """Return the newest step of the run `name` over all of its starts in the run directory; 0 without one."""
+    """Return the newest step that any start of the run with id `name` logged in the run directory; 0 without steps."""
     files = Path(run_dir).glob(f"wandb/*run-*-{name}/run-{name}.wandb")
     return max((step for file in files for step, _ in read_history(file)), default=0)

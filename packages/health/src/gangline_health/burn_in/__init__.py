@@ -1,1 +1,1 @@
-"""Burn-in: measures machines before a run, and names bad ranks before step 1."""
+"""Burn-in: measures all ranks before the first step, and reports bad ranks."""

@@ -1,4 +1,4 @@
-"""Check `health=burn_in`: measures all ranks before the first step, and again at a start on other nodes."""
+"""Health check `health=burn_in`: measures all ranks before the first step, and again if a restart gets other nodes."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from gangline.runtime import Runtime
 
 LOGS, FILE = "logs", "burn-in.json"
-CLUSTER = "cluster.yaml"  # in the run directory
-SMALL_MESSAGE = 8  # bytes of the message whose time is the latency
+CLUSTER = "cluster.yaml"  # name of the cluster file in the run directory
+SMALL_MESSAGE = 8  # size in bytes of the message whose transfer time counts as the latency
 
 
 class BurnInCheck(HealthCheck):
-    """Health check that measures once, before the run; it observes no step."""
+    """Health check that measures all ranks once, before the first step; it does not observe steps."""
 
     def __init__(self, config: BurnInHealth, run: Run) -> None:
         self.config = config
@@ -50,10 +50,10 @@ class BurnInCheck(HealthCheck):
     def before_run(self) -> Iterable[Verdict]:
         answers = gather_json(self.world, self.device, [name_of_this_node(), read_measured_nodes(self.run_dir)])
         nodes = [node for node, _ in answers]
-        if answers[0][1] == nodes:  # rank 0 knows these nodes as measured, and a restart must be fast
+        if answers[0][1] == nodes:  # these nodes were measured and are good: skip it, so that a restart is fast
             return []
         rows = [RankRates.of(row) for row in gather_json(self.world, self.device, self._measure(nodes))]
-        if self.rank:  # rank 0 reports for all ranks
+        if self.rank:  # only rank 0 reports, for all ranks
             return []
         return self._judge(rows)
 
@@ -88,7 +88,7 @@ class BurnInCheck(HealthCheck):
         return verdicts
 
     def _measure(self, nodes: list[str]) -> dict[str, Any]:
-        """Return the measurements of this rank; all ranks make the same collective calls in the same order."""
+        """Return the measurements of this rank as a dict of `RankRates`. All ranks must call it together."""
         comm, device, options = self.world, self.device, self.config
         dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
         large, small = measure.LARGE[device.type]
@@ -130,7 +130,7 @@ class BurnInCheck(HealthCheck):
 def is_all_reduce_exact(comm: Comm, device: torch.device) -> bool:
     """Return whether an all-reduce of integers is exact.
 
-    It uses float64, which holds integers up to 2^53: float32 holds them up to 2^24, the sum over some 180 ranks.
+    Uses float64, which represents integers up to 2^53 exactly; float32 only up to 2^24, which about 180 ranks exceed.
     """
     own = torch.arange(1024, dtype=torch.float64, device=device)
     total = comm.all_reduce((own * (comm.index + 1)).contiguous())
@@ -138,14 +138,14 @@ def is_all_reduce_exact(comm: Comm, device: torch.device) -> bool:
 
 
 def get_memory_bytes(device: torch.device, ranks: int) -> float:
-    """Return the bytes of an accelerator's memory; for a CPU, this rank's share of the machine's memory."""
+    """Return the memory of the accelerator in bytes; on CPU, the machine's memory divided by its `ranks` ranks."""
     if device.type == "cuda":
         return float(torch.cuda.get_device_properties(device).total_memory)
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / max(1, ranks)
 
 
 def read_measured_nodes(run_dir: Path | None) -> list[str] | None:
-    """Return the node of each rank in a burn-in of this run directory without bad ranks; None without one."""
+    """Return the node of each rank in the last burn-in of this run; None without a burn-in that found no bad rank."""
     if run_dir is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Options of `health=burn_in`, measurements before a run. Torch-free."""
+"""Options of `health=burn_in`, which measures all ranks before a run. Torch-free."""
 
 from __future__ import annotations
 
@@ -11,25 +11,26 @@ from gangline import Part, Problem, UserError
 from gangline.config import HealthConfig, OneOf, PositiveFloat, PositiveInt, Run
 from gangline_basics.cluster.file import load_cluster
 
-Less = Annotated[float, Gt(0)]  # a share; `BurnInHealth.check` demands less than 1
+Less = Annotated[float, Gt(0)]  # a share; `BurnInHealth.check` refuses values of 1 or more
 
 
 @dataclass
 class BurnInHealth(HealthConfig):
-    """Burn-in: measures every rank before the first step, names slow or wrong ranks, writes a cluster file."""
+    """Burn-in: measures every rank before the first step, reports bad ranks and writes a cluster file."""
 
-    seconds: PositiveFloat = 0.5  # time of each measurement of a single rank, in seconds
-    repetitions: PositiveInt = 5  # number of repetitions of each transfer; the fastest counts
-    pairs: PositiveInt = 16  # most ranks with a test of every pair; above, of neighbours at growing distances
-    matmul: Less = 0.15  # threshold of slow matmuls, as a share below the median rank's rate
-    memory: Less = 0.25  # threshold of slow memory copies, as a share below the median rank's rate
-    link: Less = 0.3  # threshold of slow transfers to other ranks, as a share below the median rank's rate
-    shared: PositiveFloat = 3.0  # CPU multiplier of the thresholds matmul, memory and link: CPU ranks compete for cores
-    act: Annotated[str, OneOf(("stop", "warn"))] = "stop"  # action on a bad rank
-    base: str = "h100_ib"  # cluster file for numbers that are not measured
+    seconds: PositiveFloat = 0.5  # duration of each matmul and memory measurement, in seconds
+    repetitions: PositiveInt = 5  # number of repetitions of each measured transfer; the fastest repetition counts
+    # maximum number of ranks to test every pair of ranks; with more ranks: pairs at distances 1, 2, 4, ...
+    pairs: PositiveInt = 16
+    matmul: Less = 0.15  # maximum shortfall of a rank's matmul throughput from the median rank, as a share
+    memory: Less = 0.25  # maximum shortfall of a rank's memory bandwidth from the median rank, as a share
+    link: Less = 0.3  # maximum shortfall of the bandwidth between ranks from its median, as a share
+    shared: PositiveFloat = 3.0  # factor applied on CPU to matmul, memory and link, because ranks share cores
+    act: Annotated[str, OneOf(("stop", "warn"))] = "stop"  # action if a rank is bad
+    base: str = "h100_ib"  # base cluster, name or file: source of the numbers that burn-in does not measure
 
     def check(self, run: Run) -> list[Problem]:
-        """Return problems: a share that no rank can be below, or a cluster file that does not exist."""
+        """Return problems: a share of 1 or more, or an invalid cluster file in `base`."""
         problems = [
             Problem(
                 f"health.burn_in.{name}={getattr(self, name):g}: no rank can be slower by that share.",

@@ -1,6 +1,6 @@
-"""Evaluation of burn-in: bad ranks, slow links, and the machine as a cluster file. Torch-free, pure functions.
+"""Evaluation of burn-in: bad ranks, slow links, and a cluster file from the measurements. Torch-free, pure functions.
 
-A rank is compared with the median of all ranks, because machines of one job are of one kind.
+Each rank is compared with the median of all ranks, because the machines of a job have the same hardware.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ from gangline.explain.topology import Topology
 from gangline_basics.cluster.file import Cluster, Quantity
 from gangline_health.burn_in.config import BurnInHealth
 
-MOST_SHARE = 0.9  # a rank below a tenth of the median is bad on any machine
+MOST_SHARE = 0.9  # maximum tolerance: a rank below a tenth of the median is bad on any machine
 
 
 @dataclass(frozen=True)
 class RankRates:
-    """Measurements of one rank; rates in operations or bytes per second.
+    """Measurements of one rank. Rates are in operations (matmul, small_matmul) or bytes per second.
 
-    sent        rate to each peer, by the peer's rank
-    all_reduce  rate over all ranks; to_node, to_others: all-to-all inside the node and between nodes, 0 without a peer
-                there
-    wrong       names of computations with a wrong result
+    memory_bytes  memory of the rank's device; latency: seconds of a small message
+    sent          bandwidth to each peer, by the peer's rank
+    all_reduce    bandwidth of an all-reduce over all ranks
+    to_node, to_others  bandwidth of an all-to-all inside the node, and between nodes; 0 without a peer there
+    wrong         names of computations with a wrong result
     """
 
     rank: int
@@ -50,7 +51,7 @@ class RankRates:
 
 @dataclass(frozen=True)
 class BadRank:
-    """Bad rank, and all that speaks against it."""
+    """Bad rank, with the evidence against it."""
 
     rank: int
     node: str
@@ -58,7 +59,7 @@ class BadRank:
 
 
 def find_bad_ranks(rows: Sequence[RankRates], options: BurnInHealth, on_cpu: bool) -> list[BadRank]:
-    """Return the ranks far below the median of all ranks, and the ranks that computed wrongly."""
+    """Return the ranks whose rates are far below the median of all ranks, and the ranks with a wrong result."""
     against: dict[int, list[str]] = {row.rank: [f"computes wrongly: {what}" for what in row.wrong] for row in rows}
     for name, share, unit in (("matmul", options.matmul, "TFLOP/s"), ("memory", options.memory, "GB/s")):
         scale = 1e12 if name == "matmul" else 1e9
@@ -79,7 +80,7 @@ def find_bad_ranks(rows: Sequence[RankRates], options: BurnInHealth, on_cpu: boo
 
 
 def find_slow_links(rows: Sequence[RankRates], options: BurnInHealth, on_cpu: bool) -> list[str]:
-    """Return a line for each slow pair of ranks of which neither is slow with most other ranks."""
+    """Return a line of text for each slow pair of ranks, without pairs that include a bad rank."""
     bad = {one.rank for one in find_bad_ranks(rows, options, on_cpu)}
     links = []
     for tier in ("node", "cluster"):
@@ -101,7 +102,7 @@ def compute_tolerance(share: float, options: BurnInHealth, on_cpu: bool) -> floa
 
 
 def find_below(rates: dict[int, float], share: float) -> list[tuple[int, float, float]]:
-    """Return (rank, its rate, the median) for each rank that is below the median by more than a share of it."""
+    """Return (rank, its rate, median rate) for each rank with a rate below (1 - share) times the median."""
     if len(rates) < 2:
         return []
     middle = statistics.median(rates.values())
@@ -109,15 +110,15 @@ def find_below(rates: dict[int, float], share: float) -> list[tuple[int, float, 
 
 
 def select_sent(row: RankRates, rows: Sequence[RankRates], tier: str) -> dict[int, float]:
-    """Return the rate of a rank to each peer in its node (tier "node"), or to each peer elsewhere."""
+    """Return the bandwidth of a rank to each peer, by rank: peers on its node for tier "node", else on other nodes."""
     nodes = {other.rank: other.node for other in rows}
     return {int(peer): rate for peer, rate in row.sent.items() if (nodes[int(peer)] == row.node) == (tier == "node")}
 
 
 def build_cluster(rows: Sequence[RankRates], base: Cluster, about: str, when: str, small_size: int) -> Cluster:
-    """Return the machine as a cluster file: measured numbers, and those of `base` for the rest.
+    """Return the machine as a cluster file: measured numbers, and the numbers of `base` for the rest.
 
-    small_size: rows of the small matmul.
+    small_size  number of rows of the small square matmul
     """
     by = f"measured by burn-in, {when}, {about}"
     rate, small = (statistics.median(getattr(row, name) for row in rows) for name in ("matmul", "small_matmul"))
@@ -136,7 +137,7 @@ def build_cluster(rows: Sequence[RankRates], base: Cluster, about: str, when: st
         "matmul.efficiency": 1.0,
         "jitter.sigma": statistics.pstdev(row.matmul for row in rows) / rate if len(rows) > 1 else 0.0,
     }
-    if small < rate:  # t = (operations + half) / rate
+    if small < rate:  # a matmul takes (operations + half) / rate seconds
         measurements["matmul.half"] = (rate / small - 1) * 2 * small_size**3
     if both := inside or beyond:
         whole = [row.all_reduce for row in rows if row.all_reduce]

@@ -1,6 +1,6 @@
-"""Measurements of a machine: matmuls, memory, links. A rate is that of the fastest, least disturbed repetition.
+"""Measurements of matmuls, memory and links. Each rate is that of the fastest repetition, the least disturbed one.
 
-All ranks of a `Comm` measure links together, with equal calls in one order.
+All ranks of a `Comm` measure links together: they make the same calls in the same order.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ import torch
 
 from gangline.comm.base import Comm
 
-LARGE = {"cpu": (512, 128), "cuda": (8192, 2048)}  # rows of a square matmul, large and small
-COPIED = {"cpu": 32 << 20, "cuda": 1 << 30}  # bytes that are copied in memory
-SENT = {"cpu": 1 << 20, "cuda": 256 << 20}  # bytes that are sent
-_TERM = 2  # largest entry of the matrices of the exact matmul
+LARGE = {"cpu": (512, 128), "cuda": (8192, 2048)}  # rows of the large and the small square matmul
+COPIED = {"cpu": 32 << 20, "cuda": 1 << 30}  # size in bytes of the array that a memory copy reads
+SENT = {"cpu": 1 << 20, "cuda": 256 << 20}  # size in bytes of the array that a collective sends
+_TERM = 2  # maximum absolute value of the integers in the exact matmul
 
 
 def measure_fastest(device: torch.device, work: Callable[[], object], seconds: float, least: int = 3) -> float:
-    """Return the seconds of the fastest repetition of `work`, over about `seconds`, after an uncounted first one."""
+    """Return the seconds of the fastest repetition of `work`, repeated for about `seconds` after one warm-up call."""
     return min(measure_repetitions(device, work, seconds, least))
 
 
 def measure_repetitions(
     device: torch.device, work: Callable[[], object], seconds: float, least: int = 3
 ) -> list[float]:
-    """Return the seconds of each repetition of `work`, of at least `least`, after an uncounted first one."""
+    """Return the seconds of each repetition of `work`: at least `least` repetitions, after one warm-up call."""
     work()
     _synchronize(device)
     times: list[float] = []
@@ -40,20 +40,20 @@ def measure_repetitions(
 
 
 def measure_matmul(device: torch.device, dtype: torch.dtype, size: int, seconds: float) -> float:
-    """Return the operations per second of a square matmul."""
+    """Return the operations per second of a matmul of two (size, size) matrices."""
     a = torch.ones(size, size, dtype=dtype, device=device)
     return 2 * size**3 / measure_fastest(device, lambda: torch.mm(a, a), seconds)
 
 
 def measure_memory_bandwidth(device: torch.device, seconds: float) -> float:
-    """Return the bytes per second that a copy reads and writes."""
+    """Return the bytes per second that a memory copy reads and writes, in sum."""
     source = torch.ones(COPIED[device.type], dtype=torch.uint8, device=device)
     into = torch.empty_like(source)
     return 2 * source.numel() / measure_fastest(device, lambda: into.copy_(source), seconds)
 
 
 def is_matmul_exact(device: torch.device, dtype: torch.dtype, size: int = 256, seed: int = 0) -> bool:
-    """Return whether a matmul of small integers is exact: sums stay below 2^24, so that float32 holds them."""
+    """Return whether a matmul of small integers is exact: its sums stay below 2^24, so float32 holds them."""
     draw = torch.Generator().manual_seed(seed)
     a, b = (torch.randint(-_TERM, _TERM + 1, (size, size), generator=draw) for _ in range(2))
     expected = (a @ b).to(torch.float32).to(dtype)
@@ -62,7 +62,7 @@ def is_matmul_exact(device: torch.device, dtype: torch.dtype, size: int = 256, s
 
 
 def all_reduce(comm: Comm, device: torch.device, repetitions: int) -> float:
-    """Return the bytes per second that this rank sends in a ring all-reduce: 2 (n-1)/n of the array. 0 for one rank."""
+    """Return the bytes per second that this rank sends in a ring all-reduce, 2 (n-1)/n of the array; 0 for one rank."""
     if comm.size == 1:
         return 0.0
     x = torch.zeros(SENT[device.type] // 4, dtype=torch.float32, device=device)
@@ -71,9 +71,9 @@ def all_reduce(comm: Comm, device: torch.device, repetitions: int) -> float:
 
 
 def all_to_all(comm: Comm, device: torch.device, peers: Sequence[int], repetitions: int) -> float:
-    """Return the bytes per second that this rank sends evenly to `peers`; other ranks call it with their own peers.
+    """Return the bytes per second that this rank sends in an all-to-all, evenly to `peers`; 0 without peers.
 
-    0 for a rank without a peer.
+    All other ranks must call it too, each with its own peers.
     """
     share = SENT[device.type] // max(1, comm.size)
     splits = [share if peer in peers else 0 for peer in range(comm.size)]
@@ -85,7 +85,7 @@ def all_to_all(comm: Comm, device: torch.device, peers: Sequence[int], repetitio
 def measure_exchange(
     comm: Comm, device: torch.device, peer: int | None, repetitions: int, size: int | None = None
 ) -> float:
-    """Return the bytes per second to a peer, while as much comes back; 0.0 if `peer` is None: none in this round."""
+    """Return the bytes per second sent to `peer`, which sends as much back; 0.0 if `peer` is None."""
     send_buffer = torch.zeros(SENT[device.type] if size is None else size, dtype=torch.uint8, device=device)
     theirs = torch.empty_like(send_buffer)
     to = [] if peer is None else [(send_buffer, peer)]
@@ -95,7 +95,7 @@ def measure_exchange(
 
 
 def _measure_collective(comm: Comm, device: torch.device, work: Callable[[], object], repetitions: int) -> float:
-    """Return the seconds of the fastest repetition, about equal on all ranks, which wait for each other."""
+    """Return the seconds of the fastest repetition; about equal on all ranks, which wait for each other in `work`."""
     work()
     times = []
     for _ in range(repetitions):
@@ -109,10 +109,10 @@ def _measure_collective(comm: Comm, device: torch.device, work: Callable[[], obj
 
 
 def plan_rounds(size: int, most: int) -> list[list[int | None]]:
-    """Return the peer of each rank, by round (None: no peer).
+    """Return the peer of each rank in each round, [round][rank]; None: no peer in this round.
 
-    Up to `most` ranks, all pairs meet, each once (the circle method of tournaments). Beyond, each rank meets neighbours
-    at growing distances, so that every rank has as many rounds as `most` has bits.
+    For up to `most` ranks, every pair of ranks has one round (the circle method of round-robin tournaments). For more,
+    the peers of round r are at distance 2^r, and there are at most as many rounds as `most` has bits.
     """
     if size <= most:
         even = size + size % 2

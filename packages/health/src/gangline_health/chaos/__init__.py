@@ -1,1 +1,1 @@
-"""Fault injection (`health=chaos`), to see that a run detects and survives faults."""
+"""Fault injection (`health=chaos`), to test that a run detects and survives faults."""

@@ -1,4 +1,4 @@
-"""Check `health=chaos`: injects each planned fault on its rank, after writing it to events.jsonl."""
+"""Health check `health=chaos`: injects each scheduled fault on its rank, after logging the fault in events.jsonl."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from gangline.record import StepRecord
     from gangline.runtime import Runtime
 
-READS = "bad-restore"  # happens when a checkpoint is read, not at a step
+READS = "bad-restore"  # kind of fault that is injected when a checkpoint is read, not at a step
 FULL_BYTES = 1 << 12  # maximum size of a file while a disk is full
 
 
@@ -73,7 +73,7 @@ class ChaosCheck(HealthCheck):
                 if drawn:
                     self.begun = step
                 self._inject(fault, step)
-            return  # one fault at a time; the other ranks see in the next step that it is done
+            return  # one fault at a time; other ranks see in the next step that this fault was injected
 
     def _inject(self, fault: Fault, step: int) -> None:
         assert self.run_dir is not None
@@ -125,11 +125,11 @@ class ChaosCheck(HealthCheck):
     # --- numbers ------------------------------------------------------------------------------------------------------
 
     def _inject_bit_flip(self, step: int) -> None:
-        """Flip a bit of one weight on this rank."""
+        """Flip one bit of a weight of this rank, in memory."""
         flip([shard.local for shard in self.runtime.shards()])
 
     def _inject_gradient_flip(self, step: int) -> None:
-        """Flip a bit of the gradient of one weight on this rank, after gradients were summed over ranks."""
+        """Flip one bit of a gradient of this rank in the next step, after gradients were summed over ranks."""
 
         def step_and_flip(own: Step, microbatches: Sequence[Any]) -> Any:
             result = own(microbatches)
@@ -140,11 +140,11 @@ class ChaosCheck(HealthCheck):
         self._replace_next_step(step_and_flip)
 
     def _inject_miscompute(self, step: int) -> None:
-        """Change a number that this rank contributes to a sum over ranks: all get the same wrong sum."""
+        """Change a number that this rank contributes to a sum over ranks: all ranks get the same wrong sum."""
         state.now.miscompute = True
 
     def _inject_bad_restore(self, step: int) -> None:
-        """Flip a bit of a weight that was read from a checkpoint."""
+        """Flip one bit of a weight, just after the weights were read from a checkpoint."""
         flip([shard.local for shard in self.runtime.shards()])
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -156,7 +156,7 @@ class ChaosCheck(HealthCheck):
                 self._inject(fault, fault.step or 0)
 
     def _replace_next_step(self, instead: Callable[[Step, Sequence[Any]], Any]) -> None:
-        """Replace the next step of the runtime by a call of `instead`."""
+        """Replace the next call of `runtime.step` by instead(original step, microbatches)."""
         own = self.runtime.step
 
         def step(microbatches: Sequence[Any]) -> Any:
@@ -166,7 +166,7 @@ class ChaosCheck(HealthCheck):
         self.runtime.step = step  # type: ignore[method-assign]
 
     def _inject_bad_batch(self, step: int) -> None:
-        """Change the tokens of this rank's next batch, as if a shard were read from the wrong place."""
+        """Change the tokens of this rank's next batch, as if a data shard were read at a wrong offset."""
 
         def change_batch(batch: Any) -> Any:
             return replace(batch, tokens=batch.tokens.flip(-1), targets=batch.targets.max() - batch.targets)
@@ -176,7 +176,7 @@ class ChaosCheck(HealthCheck):
     # --- the machine --------------------------------------------------------------------------------------------------
 
     def _inject_disk_full(self, step: int) -> None:
-        """Stop this rank's files from growing, as a full disk would."""
+        """Make writes of this rank beyond `FULL_BYTES` per file fail, as on a full disk."""
         self.full_until = step + self.config.full_steps
         resource.setrlimit(resource.RLIMIT_FSIZE, (FULL_BYTES, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
 
@@ -189,7 +189,7 @@ class ChaosCheck(HealthCheck):
 
 @torch.no_grad()
 def flip(tensors: Sequence[torch.Tensor]) -> None:
-    """Flip the third-highest exponent bit of the first element of the first floating-point tensor that has any."""
+    """Flip the third-highest exponent bit of the first element of the first non-empty floating-point tensor."""
     flat = next(each for each in tensors if each.is_floating_point() and each.numel()).detach().view(-1)
     words = {2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()]
     bit = {2: 12, 4: 28, 8: 60}[flat.element_size()]

@@ -18,20 +18,20 @@ Kind = Annotated[str, OneOf(KINDS)]
 
 @dataclass
 class ChaosHealth(HealthConfig):
-    """Fault injection from a seed or a list; every fault is a line in events.jsonl."""
+    """Fault injection, at random from a seed or from a list; every injected fault is logged in events.jsonl."""
 
-    faults: NonNegativeInt = 0  # number of faults at random moments
-    seconds: PositiveFloat = 900.0  # window of the random faults, in seconds from the run's begin
-    seed: NonNegativeInt = 0  # seed of the kinds, moments and ranks of random faults
-    kinds: list[Kind] = field(default_factory=lambda: list(ANYWHERE))  # kinds of random faults
-    at: list[str] = field(default_factory=list)  # faults by step, each as kind@step or kind@step:rank
-    slow_seconds: PositiveFloat = 0.5  # delay of each step of a slow rank, in seconds
-    slow_steps: NonNegativeInt = 50  # number of steps that a rank is slow
-    full_steps: PositiveInt = 10  # number of steps that a disk is full
-    store_seconds: PositiveFloat = 2.0  # time that the store is unreachable, in seconds
+    faults: NonNegativeInt = 0  # number of random faults
+    seconds: PositiveFloat = 900.0  # time window of the random faults, in seconds from the first start of the run
+    seed: NonNegativeInt = 0  # seed of the kinds, times and ranks of random faults
+    kinds: list[Kind] = field(default_factory=lambda: list(ANYWHERE))  # kinds of fault to draw random faults from
+    at: list[str] = field(default_factory=list)  # faults at given steps, each as kind@step or kind@step:rank
+    slow_seconds: PositiveFloat = 0.5  # fault slow: delay of each step of the rank, in seconds
+    slow_steps: NonNegativeInt = 50  # fault slow: number of steps that are delayed
+    full_steps: PositiveInt = 10  # fault disk-full: number of steps during which writes fail
+    store_seconds: PositiveFloat = 2.0  # fault lost-store: duration of the outage of the store, in seconds
 
     def check(self, run: Run) -> list[Problem]:
-        """Return problems: no fault is configured, or a fault in `at` is malformed."""
+        """Return problems: no fault is configured, or an entry of `at` is malformed."""
         problems = []
         if not self.faults and not self.at:
             problems.append(

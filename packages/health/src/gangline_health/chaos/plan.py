@@ -1,6 +1,6 @@
-"""Schedule of faults: kind, time and rank of each, drawn from a seed or listed. Torch-free.
+"""Schedule of injected faults: kind, time and rank of each fault, drawn from a seed or listed. Torch-free.
 
-Faults that were injected are recorded in the run directory, so that a restarted run continues after them.
+Injected faults are recorded in the run directory, so that a restarted run does not inject them again.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ KINDS = (
     "kill", "kill-all", "kill-agent", "stop", "slow", "hang", "exception", "nan", "bit-flip", "gradient-flip",
     "miscompute", "bad-restore", "bad-batch", "disk-full", "lost-store",
 )  # fmt: skip
-# Kinds that a run survives by itself with equal losses: no kill of its launcher, no changed numbers.
+# Kinds of faults that a run survives by itself with unchanged losses: they do not kill the launcher or change numbers.
 ANYWHERE = ("kill", "stop", "slow", "hang", "exception")
-APART = 5  # minimum number of steps after a start before the next random fault
+APART = 5  # minimum number of steps from a start, or from a random fault, to the next random fault of the rank
 
 
 @dataclass(frozen=True)
 class Fault:
-    """Fault due at `step`, or at `second` since the run's begin; `rank` is taken modulo the number of ranks."""
+    """Fault due at `step`, or `second` seconds after the run began; `rank` is taken modulo the number of ranks."""
 
     number: int
     kind: str
@@ -32,12 +32,12 @@ class Fault:
     second: float | None = None
 
     def is_due(self, step: int, seconds: float) -> bool:
-        """Return whether the fault is due at the begin of step `step`, `seconds` after the run began."""
+        """Return whether the fault is due when step `step` begins, `seconds` after the run began."""
         return step >= self.step if self.step is not None else seconds >= (self.second or 0.0)
 
 
 def parse(words: str) -> tuple[str, int, int | None]:
-    """Return (kind, step, rank or None) of a fault such as "kill@100:1". Raises ValueError if it is malformed."""
+    """Return (kind, step, rank or None) of a fault written as "kill@100:1". Raises ValueError if it is malformed."""
     match = re.fullmatch(r"([a-z-]+)@(\d+)(?::(\d+))?", words)
     if match is None or match[1] not in KINDS:
         raise ValueError(f"{words!r} is no fault: write kind@step or kind@step:rank")
@@ -45,9 +45,9 @@ def parse(words: str) -> tuple[str, int, int | None]:
 
 
 def plan(faults: int, seconds: float, seed: int, kinds: list[str], at: list[str]) -> list[Fault]:
-    """Return all faults: the random ones by time, then the listed ones; equal for equal arguments, whatever the layout.
+    """Return all faults: random faults by time, then the faults listed in `at`. Equal arguments give equal faults.
 
-    A random rank is a large number, to be taken modulo the number of ranks: so it is valid for any world size.
+    A random rank is a large number, to be taken modulo the number of ranks, so it is valid for any world size.
     """
     draw = random.Random(f"gangline-chaos-{seed}")
     moments = sorted(draw.uniform(0.0, seconds) for _ in range(faults))
@@ -59,7 +59,7 @@ def plan(faults: int, seconds: float, seed: int, kinds: list[str], at: list[str]
 
 
 class FaultsDone:
-    """Record of injected faults as files in the run directory: each fault once, by the first process that claims it."""
+    """Record of injected faults, a file per fault in the run directory. The first process that claims it injects it."""
 
     def __init__(self, run_dir: str | Path) -> None:
         self.folder = Path(run_dir, "logs", "chaos")
@@ -79,7 +79,7 @@ class FaultsDone:
         return fault.number in self._made
 
     def claim(self, fault: Fault) -> bool:
-        """Return whether this process is the first to claim the fault; other ranks see the claim, also after a kill."""
+        """Claim the fault; return whether this process is the first to claim it. The claim outlives the process."""
         try:
             handle = os.open(self.folder / str(fault.number), os.O_CREAT | os.O_EXCL | os.O_WRONLY)
         except FileExistsError:

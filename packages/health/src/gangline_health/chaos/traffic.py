@@ -1,4 +1,4 @@
-"""Communicators and a store with injected faults; without an active fault they forward each call."""
+"""Wrappers of communicators and the store that inject faults; without an active fault they forward each call."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
     from gangline_health.chaos.config import ChaosHealth
 
 _STEP = ("forward_backward", "forward", "backward")
-LEAST = 64  # minimum number of elements of a tensor that may be a gradient
+LEAST = 64  # minimum number of elements of a tensor to change: smaller tensors are not gradients
 
 
 def break_comms(config: ChaosHealth, run: Run, comms: Comms) -> Comms:
-    """Return communicators and a store that apply this rank's faults."""
+    """Return `comms` wrapped, with communicators and a store that inject the active faults of this rank."""
     broken_comms = WrappedComms(comms, lambda comm: BrokenComm(comm, config.slow_seconds))
     broken_comms.store = BrokenStore(comms.store)
     return broken_comms
 
 
 class BrokenComm(Wrapped):
-    """Communicator that applies active faults before each collective of a step."""
+    """Communicator that injects active faults before a collective of the forward or backward pass."""
 
     def __init__(self, inner: Comm, slow_seconds: float) -> None:
         super().__init__(inner)
@@ -83,7 +83,7 @@ class BrokenComm(Wrapped):
 
 
 class BrokenStore:
-    """Store of the job that is unreachable until `state.now.store_until`."""
+    """Store of the job. Until `state.now.store_until`, each call raises ConnectionError."""
 
     def __init__(self, inner: Store) -> None:
         self._inner = inner

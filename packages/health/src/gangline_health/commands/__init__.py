@@ -1,6 +1,6 @@
-"""Command `gangline health`: where a run's time went, and what failures would cost. It imports no torch.
+"""Command `gangline health`: reports, live status, burn-in and failure simulation. Does not import torch.
 
-Each subcommand is a module that is imported when it is called.
+Each subcommand is a module of this package, imported when the subcommand is called.
 """
 
 from __future__ import annotations

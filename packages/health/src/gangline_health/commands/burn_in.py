@@ -1,4 +1,4 @@
-"""Command `gangline health burn-in [OVERRIDES]`: measures a job's machines by a small run of one step."""
+"""Command `gangline health burn-in [OVERRIDES]`: measures the machines of a job with a one-step run of a tiny model."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from gangline_basics.launch.nodes import parse_nodes
 if TYPE_CHECKING:
     from gangline.config import Run
 
-# A tiny model: its one step after the measurements shows that a complete step works. The commands of several nodes are
-# one run, so that nothing here may differ between nodes: the text is Python's own source.
+# A tiny model: its one step after the measurements shows that a complete step works. On several nodes, the command of
+# each node joins the same run, so these options must be equal on all nodes: the data is Python's own source.
 MODEL = (
     "model.dim=64", "model.layers=1", "model.heads=2", "model.kv_heads=2", "model.ffn_dim=128",
     "batch.sequence_length=32", "data=text", "data.path=null",
     "run.steps=1", "run.sample=0", "validate.every=null", "checkpoint=off", "track=[]", "parallel=ddp",
 )  # fmt: skip
-MOST_SAMPLES = 4096  # maximum global batch of the one step
+MOST_SAMPLES = 4096  # maximum global batch size of the step
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run the measurements and print them; the exit code is that of the run: 0, or 3 if a rank is bad."""
+    """Run burn-in and print its measurements; return the exit code of the run: 0, or 3 if a rank is bad."""
     flags = Flags(
         "health burn-in",
         "Measure products, memory and links of every rank, and name those far below the median (exit code 3).",
@@ -62,7 +62,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def compose_launch(words: Sequence[str]) -> Run:
-    """Return the run to launch. Raises UserError, also for nodes that would not find each other."""
+    """Return the run to launch. Raises UserError for invalid overrides or launch options, for resume and for from."""
     from gangline.config.compose import compose_one
 
     if earlier := next((word for word in words if word.startswith(("resume=", "from="))), ""):
@@ -74,7 +74,7 @@ def compose_launch(words: Sequence[str]) -> Run:
 
 
 def choose_global_size(run: Run) -> int:
-    """Return a global batch that divides over the ranks, also with fewer nodes than the maximum."""
+    """Return a global batch size that is divisible by the number of ranks, also with fewer nodes than the maximum."""
     from gangline.config.check import count_ranks
 
     worlds = [count_ranks(run)]
@@ -86,7 +86,7 @@ def choose_global_size(run: Run) -> int:
 
 
 def show(found: dict[str, Any], run_dir: Path, console: Console) -> None:
-    """Print a table of ranks, with the bad ones marked."""
+    """Print the measurements of each rank as a table that marks bad ranks, and the slow links."""
     bad = {one["rank"]: one["why"] for one in found["bad"]}
     table = Table(title=f"{len(found['ranks'])} ranks", title_justify="left")
     columns = ("rank", "node", "TFLOP/s", "memory GB/s", "all-reduce", "in the node", "to others GB/s", "")

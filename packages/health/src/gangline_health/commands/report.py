@@ -1,4 +1,4 @@
-"""Command `gangline health report RUN_DIR`: prints the ledger of a run as a table or JSON, and plots it."""
+"""Command `gangline health report RUN_DIR`: prints the time ledger of a run as tables or JSON, and plots it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gangline_health.ledger.report import Ledger, build_ledger
 
 
 def run(argv: Sequence[str]) -> int:
-    """Print the ledger of a run. Raises UserError if there is none, and if the figure cannot be written."""
+    """Print the time ledger of a run. Raises UserError if the run has no log, or if the figure cannot be written."""
     parser = argparse.ArgumentParser(
         prog="gangline health report", description="Where every second of a run went; the largest loss first."
     )
@@ -39,7 +39,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def show(of: Ledger, console: Console) -> None:
-    """Print the ledger as tables."""
+    """Print the ledger as tables: seconds by kind, faults, ETTR."""
     wall, summary = of.wall_seconds or 1.0, of.to_dict()
     account = Table(title=f"{of.run_dir}: {of.wall_seconds:.1f} s", title_justify="left")
     for column, side in (("where the time went", "left"), ("seconds", "right"), ("share", "right")):

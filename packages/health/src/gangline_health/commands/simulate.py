@@ -1,4 +1,4 @@
-"""Command `gangline health simulate`: what a job loses to failures, simulated, next to the closed forms."""
+"""Command `gangline health simulate`: simulates what a job loses to failures, and compares it with closed forms."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ OPTIONS = {
     "seed": (int, "of the first course"),
 }
 
-LARGEST = 1e12  # maximum of any option
-MOST_FAULTS = 1e7  # takes a minute or two
+LARGEST = 1e12  # maximum value of any numeric option
+MOST_FAULTS = 1e7  # maximum number of simulated faults: they take a minute or two
 
 
 def run(argv: Sequence[str]) -> int:
-    """Print the simulation. Raises UserError for an impossible job."""
+    """Simulate a job and print the result. Raises UserError for an impossible job, or for too many faults."""
     parser = argparse.ArgumentParser(
         prog="gangline health simulate", description="A job of N nodes over D days, with failures and repairs."
     )
@@ -77,7 +77,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def simulate_courses(job: SimulatedJob, courses: int, plays: FailureSimulator | None = None) -> dict[str, Any]:
-    """Return means over some simulated courses of a job, next to the closed forms."""
+    """Return means over `courses` simulations of a job, each with its own seed, next to the closed forms."""
     plays = plays or EventSimulator()
     every = [plays.simulate(replace(job, seed=job.seed + n)) for n in range(courses)]
     kinds = {kind: sum(one.seconds[kind] for one in every) / courses for kind in every[0].seconds}
@@ -89,8 +89,8 @@ def simulate_courses(job: SimulatedJob, courses: int, plays: FailureSimulator | 
         "seconds": kinds,
         "faults": sum(one.faults for one in every) / courses,
         "fewest_spares": min(one.fewest_spares for one in every),
-        "ettr": sum(one.ettr for one in every) / courses,  # over all time
-        "ettr_without_idle": kinds["compute"] / busy if busy else 0.0,  # as in `gangline health report`
+        "ettr": sum(one.ettr for one in every) / courses,  # over all time, idle time included
+        "ettr_without_idle": kinds["compute"] / busy if busy else 0.0,  # as `gangline health report` defines ETTR
         "closed_form": {
             "ettr": job.reliability.compute_ettr(job.every),
             "mtbf_seconds": job.reliability.mtbf_seconds,
@@ -100,7 +100,7 @@ def simulate_courses(job: SimulatedJob, courses: int, plays: FailureSimulator | 
 
 
 def format_simulation(found: dict[str, Any]) -> str:
-    """Return the lines to print, the largest share first."""
+    """Return the simulation as lines of text, the kind with the largest share of the time first."""
     job, closed, wall = found["job"], found["closed_form"], found["wall_seconds"]
     lines = [
         f"{job['nodes']} nodes, {job['days']:g} days, a save each {job['checkpoint_seconds']:.4g} s",

@@ -1,4 +1,4 @@
-"""Command `gangline health watch RUN_DIR`: live status of a run in the terminal."""
+"""Command `gangline health watch RUN_DIR`: shows the live status of a run in the terminal."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SHOWN = 16  # maximum number of ranks in the table
 
 
 def run(argv: Sequence[str]) -> int:
-    """Show the status until the run ends or Ctrl-C. Raises UserError if the path is no run directory."""
+    """Show the status of a run until it ends or Ctrl-C. Raises UserError if the path is not a directory."""
     parser = argparse.ArgumentParser(
         prog="gangline health watch", description="Loss, step, ranks, verdicts and the last checkpoint of a run."
     )
@@ -48,12 +48,12 @@ def run(argv: Sequence[str]) -> int:
 
 
 def render_page(status: Status) -> Group:
-    """Return all parts of the status report."""
+    """Return the complete status report: head, table of ranks, recent verdicts."""
     return Group(*render_head(status), *render_ranks(status), *render_verdicts(status))
 
 
 def render_head(status: Status) -> Iterable[Text]:
-    """Yield the lines about the run, its newest step, its loss and its checkpoint."""
+    """Yield the lines on the run's state, newest step, losses and last checkpoint."""
     of = f" of {status.steps}" if status.steps else ""
     record = status.record or {}
     yield escape_text(f"{status.name}: {status.state}, step {record.get('step', 0)}{of}, in {status.run_dir}", "bold")
@@ -78,7 +78,7 @@ def render_head(status: Status) -> Iterable[Text]:
 
 
 def render_ranks(status: Status) -> Iterable[Table]:
-    """Yield a table of the ranks on this machine, from their pulses."""
+    """Yield a table of the ranks on this machine, read from their pulses; nothing without ranks."""
     if not status.ranks:
         return
     title = f"{len(status.ranks)} of {status.ranks[0].world} ranks are on this machine"
@@ -105,12 +105,12 @@ def render_verdicts(status: Status) -> Iterable[Text]:
 
 
 def escape_text(text: str, style: str = "") -> Text:
-    """Return text from a run's files so that it can neither steer the terminal nor look like another line."""
+    """Return text of a run's files with control characters and newlines escaped, safe to print on a terminal."""
     return Text(escape_controls(text.replace("\n", "\\n")), style)
 
 
 def draw_bars(losses: Sequence[float]) -> str:
-    """Return the newest losses as bars, the highest loss as the highest bar; "x" for a loss that is not finite."""
+    """Return the newest losses as a bar chart in one line; the highest loss has the highest bar, "x" is NaN or inf."""
     newest_losses = list(losses)[-WIDTH:]
     finite = [loss for loss in newest_losses if math.isfinite(loss)]
     if not finite:

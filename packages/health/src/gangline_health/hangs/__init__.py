@@ -1,1 +1,1 @@
-"""Hang detection: finds hung ranks from outside, by their pulses."""
+"""Hang detection: finds hung ranks from another process, by the pulses of the ranks."""

@@ -18,17 +18,19 @@ if TYPE_CHECKING:
 
 @dataclass
 class HangsOptions:
-    """Hang detection by a process next to the ranks: names the hung rank, since when, and in which operation."""
+    """Hang detection by a process next to the ranks: reports the hung rank, its operation and since when it hangs."""
 
-    on: bool = True  # hang watcher, a process next to the ranks
-    act: Annotated[str, OneOf(("restart", "warn"))] = "restart"  # action on a hung rank; restart kills it
-    floor_seconds: Annotated[float, Ge(0.5)] = 2.0  # minimum hang limit of any phase, in seconds
-    quiet_seconds: PositiveFloat = 60.0  # minimum hang limit of saves, validation and callbacks, in seconds
-    factor: Annotated[float, Ge(1.5)] = 4.0  # hang limit of a phase, as a multiple of its 99th percentile
-    unlearned_seconds: PositiveFloat = 900.0  # hang limit of a phase seen too rarely (first step or save), in seconds
+    on: bool = True  # hang watcher: a process next to the ranks that detects hung ranks
+    # action on a hung rank; restart: kill it, and the launcher restarts the ranks
+    act: Annotated[str, OneOf(("restart", "warn"))] = "restart"
+    floor_seconds: Annotated[float, Ge(0.5)] = 2.0  # minimum hang timeout of any phase of a step, in seconds
+    quiet_seconds: PositiveFloat = 60.0  # minimum hang timeout of saves, validation and callbacks, in seconds
+    factor: Annotated[float, Ge(1.5)] = 4.0  # hang timeout of a phase, as a multiple of its duration's 99th percentile
+    # hang timeout of a phase with too few measured durations (the first step or save), in seconds
+    unlearned_seconds: PositiveFloat = 900.0
 
     def find_problems(self, run: Run) -> Iterator[Problem]:
-        """Yield a problem for each pair of limits in the wrong order; launch.timeout_seconds must be the longest."""
+        """Yield a problem for each pair of timeouts in the wrong order; launch.timeout_seconds must be the longest."""
         place, transfer = "health.monitors.hangs", run.launch.timeout_seconds
         order = ("floor_seconds", "quiet_seconds", "unlearned_seconds")
         for short, long in pairwise(order):

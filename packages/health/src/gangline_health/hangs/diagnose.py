@@ -1,7 +1,7 @@
-"""Diagnosis of a hang: finds in the pulses of all ranks the rank and operation that the others wait for. Torch-free.
+"""Diagnosis of a hang: finds in the pulses of all ranks the rank and operation that other ranks wait for. Torch-free.
 
-Pure functions. A rank that stands still is not to blame while it waits for a rank that has not begun the same
-collective; the rank that all wait for is. A rank that others wait for and that still advances is slow, not hung.
+Pure functions. A rank without progress is not to blame while it waits for a rank that has not begun the same
+collective; the rank that is waited for is to blame. If that rank still makes progress, it is slow, not hung.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from gangline_health.pulses import Collective, Seen
 
 @dataclass(frozen=True)
 class Watched:
-    """Rank as its watcher sees it."""
+    """State of a rank as observed by the hang watcher of its machine."""
 
     pulse: Seen
-    still: float  # seconds without a change of the pulse
-    limit: float  # seconds that the rank may stand still in its phase
-    state: str  # state of the main thread in /proc: R, S, D, T (stopped), Z; "" if the process is gone
+    still: float  # seconds since the pulse of the rank last changed
+    limit: float  # hang timeout of its phase: maximum seconds without a change of the pulse
+    state: str  # state of the main thread in /proc: R, S, D, T (stopped), Z; "" if the process has ended
     host: str = ""
 
     @property
@@ -40,8 +40,9 @@ class Watched:
 class Diagnosis:
     """Cause of a hang: the ranks to blame and their operation.
 
-    why  "stopped" (by a signal), "behind" (others wait for it in a collective), "alone" (no rank waits for it yet),
-         "mismatch" (ranks are in different operations), "transfer" (all are in the same operation, and it does not end)
+    why  "stopped": a signal stopped the rank; "behind": other ranks wait for it in a collective; "alone": no rank waits
+         for it yet; "mismatch": ranks began different operations; "transfer": all ranks began the same operation, which
+         does not end
     """
 
     ranks: tuple[int, ...]
@@ -51,9 +52,9 @@ class Diagnosis:
 
 
 def diagnose(ranks: Sequence[Watched]) -> Diagnosis | None:
-    """Return the cause of a hang; None while no rank is overdue, or the overdue ranks wait for a rank that advances.
+    """Return the cause of a hang; None if no rank is overdue, or if overdue ranks wait for a rank that makes progress.
 
-    None also if a process has ended: the launcher handles that.
+    Returns None also if the process of a rank has ended: the launcher handles that.
     """
     late = [one for one in ranks if one.overdue]
     if not late or not all(one.pulse.alive for one in ranks):  # the launcher handles a process that has ended
@@ -74,12 +75,12 @@ def _diagnose_transfer(late: list[Watched], ranks: Sequence[Watched]) -> Diagnos
         for rank in _find_awaited(one, by_rank):
             other = by_rank.get(rank)
             if other is None or not other.overdue:
-                return None  # it advances, or is not known yet
+                return None  # that rank makes progress, or its state is not known yet
             absent[rank] = other
     apart = _find_mismatch(late)
     if apart is not None:
         return apart
-    if absent:  # ranks wait for each other: name the one furthest behind
+    if absent:  # ranks wait for each other: blame the rank that began the fewest collectives
         first = min(absent.values(), key=lambda one: sum(one.pulse.begun.values()))
         return _name_culprits("mismatch", [first], ranks)
     one = min(late, key=lambda one: one.pulse.since)
@@ -91,7 +92,7 @@ def _diagnose_transfer(late: list[Watched], ranks: Sequence[Watched]) -> Diagnos
 
 
 def _find_awaited(one: Watched, by_rank: dict[int, Watched]) -> list[int]:
-    """Return the ranks that have not reached the operation in which this rank waits."""
+    """Return the ranks that have not begun the operation in which rank `one` waits."""
     waits = one.pulse.waits
     if waits is None or waits.ranks is None:
         return []
@@ -107,14 +108,14 @@ def _find_awaited(one: Watched, by_rank: dict[int, Watched]) -> list[int]:
 
 
 def _is_missing(one: Watched, ranks: Sequence[Watched]) -> bool:
-    """Return whether another rank waits in a collective that this rank has not begun."""
+    """Return whether another rank waits in a collective that rank `one` has not begun."""
     return any(
         one.rank in _find_awaited(other, {each.rank: each for each in ranks}) for other in ranks if other is not one
     )
 
 
 def _find_mismatch(late: Sequence[Watched]) -> Diagnosis | None:
-    """Return a diagnosis of the earliest collective for which ranks began different operations, naming the minority."""
+    """Return a diagnosis that blames the minority in the earliest collective with different operations; else None."""
     collectives: dict[tuple[str, tuple[int, ...], int], dict[int, Collective]] = {}
     for one in late:
         for each in one.pulse.recent:
@@ -137,7 +138,7 @@ def _name_culprits(why: str, culprits: list[Watched], ranks: Sequence[Watched]) 
     waits = first.pulse.waits
     operation = _find_first_missing(first, ranks) or (_describe_collective(waits) if waits else first.pulse.phase)
     where = f"in {_describe_collective(waits)}, part of {first.pulse.under}" if waits else f"in {first.pulse.phase}"
-    if first.pulse.member:  # a part that the user chose, "health/mine"
+    if first.pulse.member:  # a callback or health check that core has called, such as "health/mine"
         where += f", in what {first.pulse.member.replace('/', '=', 1)} does"
     how = "is stopped by a signal (state T)" if why == "stopped" else "stands still"
     host = f" on {first.host}" if first.host else ""
@@ -150,7 +151,7 @@ def _name_culprits(why: str, culprits: list[Watched], ranks: Sequence[Watched]) 
 
 
 def _find_first_missing(one: Watched, ranks: Sequence[Watched]) -> str:
-    """Return the first operation that other ranks have begun and this rank has not; "" if there is none."""
+    """Return the first operation that other ranks have begun and rank `one` has not; "" if there is none."""
     collectives = []
     for other in ranks:
         for each in (*other.pulse.recent, *([other.pulse.waits] if other.pulse.waits else ())):

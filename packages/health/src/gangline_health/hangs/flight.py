@@ -1,8 +1,8 @@
-"""Dumps of torch's Flight Recorder next to the report of a hang, if the recorder is turned on. Never required.
+"""Dumps of torch's Flight Recorder, written with the report of a hang if the recorder is enabled. Optional.
 
-TORCH_FR_BUFFER_SIZE or TORCH_NCCL_TRACE_BUFFER_SIZE sets how many collectives of a process torch records, with sizes
-and states. A thread of each rank writes the dump when the watcher sends a signal, also while the main thread is in a
-transfer that does not end.
+TORCH_FR_BUFFER_SIZE or TORCH_NCCL_TRACE_BUFFER_SIZE sets the number of collectives that torch records per process,
+with their sizes and states. A thread of each rank writes the dump when the hang watcher sends a signal, even while the
+main thread is stuck in a collective.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from gangline.storage.files import write_whole
 from gangline_health.hangs import processes
 from gangline_health.pulses import Seen
 
-ASKED_SECONDS = 2.0  # for all ranks of a machine together; a rank without a dump by then is left out
+ASKED_SECONDS = 2.0  # timeout for the dumps of all ranks of a machine; later dumps are not listed in the report
 VARIABLES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
-DUMPS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")  # NCCL's dump holds more, if torch has both
+DUMPS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")  # names in order of preference: the NCCL dump has more details
 
 
 def listen(run_dir: str, rank: int, environ: Mapping[str, str] = os.environ) -> bool:
-    """Make this rank write a dump on a signal, and return whether it will. Call it on the main thread."""
+    """Make this rank write a dump on signal `ANSWER`; return whether it will. Only works on the main thread."""
     dump = _find_dump() if any(environ.get(name, "0") not in ("", "0") for name in VARIABLES) else None
     if dump is None or ANSWER is None or threading.current_thread() is not threading.main_thread():
         return False
@@ -35,7 +35,7 @@ def listen(run_dir: str, rank: int, environ: Mapping[str, str] = os.environ) -> 
 
 
 def collect(run_dir: Path, ranks: Sequence[Seen], seconds: float = ASKED_SECONDS) -> list[Path]:
-    """Return the dumps that ranks of this machine write on a signal; a rank that cannot answer writes none."""
+    """Send a signal to the ranks of this machine, and return the dump files that they write in time."""
     pulses = [
         pulse for pulse in ranks if ANSWER is not None and _answers_signal(pulse) and processes.kill(pulse, ANSWER)
     ]
@@ -60,7 +60,7 @@ def _write(dump: Callable[[], bytes | str], place: Path) -> None:
 
 
 def _find_dump() -> Callable[[], bytes | str] | None:
-    """Return torch's private function that dumps the recorder, in whatever version; None if torch has none."""
+    """Return torch's private function that dumps the Flight Recorder; None if this version of torch has none."""
     import torch
 
     module = getattr(torch._C, "_distributed_c10d", None)

@@ -1,4 +1,4 @@
-"""Time limits of phases, learned from the durations that ranks measured. Torch-free."""
+"""Hang timeouts of phases, learned from the durations of the phases on all ranks of a machine. Torch-free."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from gangline.pulse.layout import PHASES, compute_upper
 from gangline_health.hangs.config import HangsOptions
 from gangline_health.pulses import Seen
 
-ENOUGH = 8  # occurrences of a phase, over all ranks of the machine, before it has a limit of its own
-NEVER = ("end",)  # phases in which other ranks do not wait for a rank
-# Phases that last as long as a disk, a callback or a validation set takes, and sometimes far longer.
+ENOUGH = 8  # minimum occurrences of a phase, over all ranks of the machine, to learn its timeout
+NEVER = ("end",)  # phases without a hang timeout, because no rank waits for a rank in them
+# Phases whose duration depends on a disk, a callback or a validation set, and sometimes is far longer than usual.
 QUIET = ("start", "build", "restore", "between", "callback", "validate", "save", "checkpoint", "recovery")
 
 
 def estimate_percentile(histogram: list[int], share: float) -> float:
-    """Return the seconds below which this share of the phases stayed; at most a quarter above the true value."""
+    """Return a percentile (`share`, 0 to 1) of the durations in a histogram, in seconds; at most a quarter too high."""
     total, running_sum = sum(histogram), 0
     for number, count in enumerate(histogram):
         running_sum += count
@@ -25,9 +25,9 @@ def estimate_percentile(histogram: list[int], share: float) -> float:
 
 
 def learn_limits(ranks: Iterable[Seen], options: HangsOptions) -> dict[str, float]:
-    """Return the hang limit in seconds of each phase that was seen often enough.
+    """Return the hang timeout in seconds of each phase with at least `ENOUGH` measured durations.
 
-    The ranks leave out their first steps, and count from zero at each start.
+    Histograms of ranks leave out the first steps of a start, and are empty when a start begins.
     """
     limits = {}
     every = list(ranks)
@@ -40,5 +40,5 @@ def learn_limits(ranks: Iterable[Seen], options: HangsOptions) -> dict[str, floa
 
 
 def get_limit(phase: str, known: dict[str, float], options: HangsOptions) -> float:
-    """Return the seconds that a rank may stay in a phase."""
+    """Return the hang timeout of a phase in seconds: the learned one, or `unlearned_seconds`; infinite for `NEVER`."""
     return float("inf") if phase in NEVER else known.get(phase, options.unlearned_seconds)

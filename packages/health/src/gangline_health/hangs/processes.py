@@ -1,4 +1,4 @@
-"""State of a rank's process from /proc, and the stacks of its threads. Torch-free."""
+"""State of a rank's process, read from /proc, and stack traces of its threads. Torch-free."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TICK = os.sysconf("SC_CLK_TCK")
 
 
 def read_state(pid: int) -> tuple[str, float]:
-    """Return (state of the main thread, CPU seconds of the process); ("", 0.0) if the process is gone."""
+    """Return (state of the main thread, CPU seconds of the process); ("", 0.0) if the process has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -28,7 +28,7 @@ def read_state(pid: int) -> tuple[str, float]:
 
 
 def collect_stacks(run_dir: Path, ranks: Sequence[Seen], seconds: float = 3.0) -> dict[int, str]:
-    """Return the thread stacks of each rank of this machine; for one that cannot answer, thread states from /proc."""
+    """Return stack traces of each rank, by rank; if a rank cannot write them, its thread states from /proc."""
     logs = {pulse.rank: _ask(run_dir, pulse) for pulse in ranks}
     stacks, deadline = {}, time.monotonic() + seconds
     for pulse in ranks:
@@ -45,7 +45,7 @@ def collect_stacks(run_dir: Path, ranks: Sequence[Seen], seconds: float = 3.0) -
 
 
 def kill(pulse: Seen, signum: int) -> bool:
-    """Send a signal to the process that wrote a pulse, not to a later one with its pid; return whether it was sent."""
+    """Send a signal to the process that wrote a pulse, unless its pid was reused; return whether it was sent."""
     if not pulse.alive:
         return False
     with contextlib.suppress(ProcessLookupError):
@@ -68,7 +68,7 @@ def _ask(run_dir: Path, pulse: Seen) -> tuple[Path | None, int]:
 
 
 def handles(pid: int, signum: int) -> bool:
-    """Return whether the process has a handler for the signal: without one the signal would end it."""
+    """Return whether the process has a handler for the signal: without a handler, the signal would end the process."""
     with contextlib.suppress(OSError, StopIteration):
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
         mask_line = next(line for line in lines if line.startswith("SigCgt:"))
@@ -84,7 +84,7 @@ def _read_since(log: Path, size: int) -> str:
 
 
 def _read_thread_states(pid: int) -> str:
-    """Return each thread's name, its state, and what it waits for in the kernel."""
+    """Return a line for each thread of a process: its name, kernel wait channel, system call and state."""
     lines = []
     with contextlib.suppress(OSError):
         for task in sorted(Path(f"/proc/{pid}/task").iterdir(), key=lambda path: int(path.name)):

@@ -1,6 +1,6 @@
-"""Summaries of ranks that machines exchange: one file per machine in the run directory, written on request.
+"""Summaries of ranks, exchanged between machines: one file per machine in the run directory, written on request.
 
-A machine requests summaries by writing its own, when one of its ranks is overdue; the others answer by writing theirs.
+When one of its ranks is overdue, a machine writes its summary; that requests the summaries of all other machines.
 Torch-free.
 """
 
@@ -20,15 +20,15 @@ from gangline.storage.files import open_own, read_regular
 from gangline_health.hangs.diagnose import Watched
 from gangline_health.pulses import Collective, Seen
 
-FRESH_SECONDS = 10.0  # age beyond which a summary is ignored
+FRESH_SECONDS = 10.0  # maximum age of a summary; an older one is ignored
 
 
 @functools.cache
 def identify_machine() -> str:
-    """Return 12 hex digits for the host, its boot, its processes and its shared memory.
+    """Return 12 hex digits that identify the host name, the boot, the pid namespace and the shared-memory mount.
 
-    The name of a host is not enough: containers and copied machines share it. Two watchers read the same pulses if they
-    see the same processes and the same shared memory.
+    The host name alone is not enough: containers and cloned machines share it. Two watchers read the same pulses if
+    they have the same pid namespace and the same shared memory.
     """
     identifiers = [os.uname().nodename]
     for what in (
@@ -46,7 +46,7 @@ def get_summary_path(run_dir: Path, machine: str) -> Path:
 
 
 def tell(run_dir: Path, machine: str, ranks: list[Watched]) -> None:
-    """Write this machine's summary, replacing the file in one step."""
+    """Write the summary of this machine, `ranks`, and replace its file atomically."""
     file = get_summary_path(run_dir, machine)
     draft = file.with_name(f"{file.name}.{os.getpid()}")
     with open_own(draft, "w") as stream:
@@ -55,7 +55,7 @@ def tell(run_dir: Path, machine: str, ranks: list[Watched]) -> None:
 
 
 def read_summaries(run_dir: Path, machine: str) -> list[Watched]:
-    """Return the ranks in the recent summaries of the other machines."""
+    """Return the ranks in the summaries of other machines that are younger than `FRESH_SECONDS`."""
     ranks: list[Watched] = []
     for file in sorted((run_dir / "logs").glob("pulse-*.json")):
         if file == get_summary_path(run_dir, machine):

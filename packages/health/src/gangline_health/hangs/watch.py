@@ -1,6 +1,6 @@
-"""Hang watcher: a process next to a machine's ranks that reads their pulses and names the rank the others wait for.
+"""Hang watcher: a process next to a machine's ranks that reads their pulses and reports the hung rank. Torch-free.
 
-It takes no part in the ranks' collectives, so that it still works when these hang. Torch-free.
+The watcher takes no part in collectives of the ranks, so it still works when a collective hangs.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from gangline_health.live.alerts import read_target, send
 from gangline_health.live.target import name_target
 from gangline_health.pulses import PulseReader, Seen, find
 
-INTERVAL = 0.2  # seconds between two looks
+INTERVAL = 0.2  # seconds between two reads of the pulses
 LEARN = 2.0  # seconds between two updates of the learned limits
-STARVED = 0.2  # share of a core: a runnable rank that gets less is not to blame
+STARVED = 0.2  # share of a CPU core: time of a runnable rank that gets less is counted only in part
 
 
 @dataclass
 class Standing:
-    """Pulse of one rank, and how long it has not moved. A restarted rank has another pulse."""
+    """Pulse of one rank, and the seconds since it last changed (`still`). A restarted rank has a new pulse."""
 
     reader: PulseReader
     pulse: Seen
@@ -43,7 +43,7 @@ class Standing:
     cpu: float = 0.0
 
     def look(self, passed: float) -> None:
-        """Update after `passed` seconds; time in which this process or the rank got no core does not count."""
+        """Update `still` after `passed` seconds, without time in which the watcher or the rank got no CPU core."""
         beat = self.reader.read_beat()
         state, cpu = processes.read_state(self.pulse.pid)
         seconds = min(passed, 2 * INTERVAL)
@@ -55,11 +55,11 @@ class Standing:
 
 @dataclass
 class Watcher:
-    """Watcher of the ranks of this machine, with the hangs it has reported."""
+    """Watcher of the ranks of this machine, with their learned timeouts and the hangs that it has reported."""
 
     run_dir: Path
     options: HangsOptions
-    alert: str = ""  # shell command or URL
+    alert: str = ""  # shell command or URL of alerts, "" for none
     host: str = field(default_factory=lambda: os.uname().nodename)
     machine: str = field(default_factory=summary.identify_machine)
     standing: dict[Path, Standing] = field(default_factory=dict)
@@ -68,7 +68,7 @@ class Watcher:
     found: set[tuple[int, tuple[int, ...]]] = field(default_factory=set)  # (generation, ranks) of reported hangs
 
     def look(self, passed: float) -> Diagnosis | None:
-        """Look once at every rank of this machine; return the diagnosis of a hang, or None."""
+        """Read the pulse of every rank of this machine once; return the diagnosis of a hang, or None."""
         self._meet()
         for one in self.standing.values():
             one.look(passed)
@@ -77,14 +77,14 @@ class Watcher:
             self.learn_at = now + LEARN
             self.known = learn_limits([one.reader.read() for one in self.standing.values()], self.options)
         if not any(one.still >= self.options.floor_seconds - 2 * INTERVAL for one in self.standing.values()):
-            self.found.clear()  # every rank moves again: its next hang is a new one
+            self.found.clear()  # every rank makes progress again: the next hang is a new hang
             if self._is_asked():
                 summary.tell(self.run_dir, self.machine, self.list_ranks())
             return None
         return self.judge()
 
     def judge(self) -> Diagnosis | None:
-        """Return the diagnosis over all known ranks, including those of other machines; None if there is no hang."""
+        """Return the diagnosis of a hang from all known ranks, also of other machines; None if there is no hang."""
         own = self.list_ranks()
         if not any(one.overdue for one in own):
             return None
@@ -99,14 +99,14 @@ class Watcher:
         return diagnose(own)
 
     def list_ranks(self) -> list[Watched]:
-        """Return every rank of this machine, with its limit in its present phase."""
+        """Return the state of every rank of this machine, with the hang timeout of its present phase."""
         ranks = []
         for one in self.standing.values():
             pulse = one.reader.read()
             may = get_limit(pulse.phase, self.known, self.options)
             if one.state == "T":
                 may = min(may, self.options.floor_seconds)
-            # earlier by as much as a look may be late
+            # shorter, because a read of the pulse may be late by this much
             ranks.append(Watched(pulse, one.still, max(may - 2 * INTERVAL, INTERVAL), one.state, self.host))
         return sorted(ranks, key=lambda one: one.rank)
 
@@ -120,7 +120,7 @@ class Watcher:
         return False
 
     def _meet(self) -> None:
-        """Update the list of ranks: open pulses of new or restarted ranks, close pulses of ranks that are gone."""
+        """Update `standing`: open the pulses of new or restarted ranks, close the pulses of ended ranks."""
         there = find(self.run_dir)
         for file, one in list(self.standing.items()):
             if file not in there or not one.reader.is_current():
@@ -136,9 +136,9 @@ class Watcher:
     # --- acting -------------------------------------------------------------------------------------------------------
 
     def act(self, diagnosis: Diagnosis) -> None:
-        """Report a hang, and kill the rank if `act` is restart, so that the launcher restarts the ranks.
+        """Report a hang once, and kill the hung rank if `options.act` is restart: then the launcher restarts the ranks.
 
-        The rank is killed even if the report fails; an alert delays that by its time limit at most.
+        The rank is killed even if the report fails; an alert delays the kill at most by the timeout of `send`.
         """
         own = self.list_ranks()
         culprits = [one for one in own if one.rank in diagnosis.ranks]
@@ -147,14 +147,14 @@ class Watcher:
             return
         self.found.add((generation, diagnosis.ranks))
         if not culprits:
-            return  # the watcher of their machine reports it
+            return  # the watcher on the machine of the hung rank reports the hang
         try:
             self._tell(diagnosis, own, culprits)
-        except Exception as error:  # such as a full disk
+        except Exception as error:  # such as an OSError on a full disk
             print(f"health: {diagnosis.evidence}; it could not be told: {type(error).__name__}: {error}", flush=True)
         if self.options.act == "restart":
             evidence = f"hang: {diagnosis.evidence}; it was killed"
-            # a stop signal or a dead network may hit any code, so the member is not to blame
+            # a stop signal or a network failure may hit any code, so the called member is not to blame
             member = culprits[0].pulse.member if diagnosis.why not in ("stopped", "transfer") else ""
             failure = RankFailure(diagnosis.ranks[0], "bug", 1, evidence, member=member)
             claim(self.run_dir / "logs", generation, failure)
@@ -162,7 +162,7 @@ class Watcher:
                 processes.kill(one.pulse, signal.SIGKILL)
 
     def _tell(self, diagnosis: Diagnosis, own: list[Watched], culprits: list[Watched]) -> None:
-        """Write a verdict to events.jsonl and all stacks to a file of their own, and send the alert."""
+        """Write a verdict to events.jsonl and a report with stack traces to logs/hang-*.json, and send the alert."""
         generation = max(one.pulse.generation for one in own)
         place = self.run_dir / "logs" / f"hang-{generation}-rank-{diagnosis.ranks[0]:05d}.json"
         where = ", ".join(f"rank {rank}" for rank in diagnosis.ranks)
@@ -182,7 +182,7 @@ class Watcher:
 
 
 def build_report(diagnosis: Diagnosis, ranks: list[Watched], stacks: dict[int, str]) -> dict:
-    """Return all that is known about a hang, as plain data for a JSON file."""
+    """Return the report of a hang for a JSON file: diagnosis, and state, collectives and stack traces of each rank."""
     return {
         "ranks": diagnosis.ranks,
         "why": diagnosis.why,
@@ -212,9 +212,9 @@ def build_report(diagnosis: Diagnosis, ranks: list[Watched], stacks: dict[int, s
 
 
 def lock_watch(run_dir: Path, machine: str) -> contextlib.AbstractContextManager[None]:
-    """Return a lock that allows one watcher for a machine and a run, whatever the number of agents; others wait for it.
+    """Return a lock that lets one watcher per machine and run work at a time; watchers of other agents wait for it.
 
-    If no file can be locked, the watcher of each agent runs, and each reports what it finds.
+    If the file system supports no locks, the watchers of all agents work at once, and each reports the hangs it finds.
     """
     return lock_file(run_dir / "logs" / f"watch-{machine}.lock", required=False, mode=0o666)
 

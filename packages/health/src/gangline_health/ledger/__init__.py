@@ -1,1 +1,1 @@
-"""Ledger of a run's time: each second in exactly one account."""
+"""Ledger of a run's time: each second counts to exactly one kind of time."""

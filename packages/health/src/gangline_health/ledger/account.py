@@ -1,10 +1,10 @@
-"""Accounting of a run's time: turns the starts of a run into spans, one for what each second was spent on. Torch-free.
+"""Accounting of a run's time: turns the starts of a run into spans of time, each of one kind. Torch-free.
 
-A step ends at its record's `time`, and holds data, forward and backward, and update. Its waits for other ranks are the
-mean over ranks (`rank_phases`); of these, a pipeline's bubble is at most what 1F1B needs, (p - 1) / (m + p - 1) of the
-passes (arXiv 2104.04473, section 2.2). Compilation is the time that the first step of a start takes beyond later steps.
-After the last sign of life of a killed start, the duration of one step is lost work, and the rest until the failure was
-noticed is detection.
+A step ends at its record's `time`, and consists of data, forward and backward, and optimizer. Its wait for other ranks
+is the mean over ranks (`rank_phases`). The part of the wait that counts as pipeline bubble is at most the bubble of
+1F1B, (p - 1) / (m + p - 1) of the passes (arXiv 2104.04473, section 2.2); the rest is exposed communication. The time
+that the first step of a start takes beyond later steps is compilation. After the last log line of a killed start, the
+duration of one step is lost work, and the rest until the failure was noticed is detection.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from itertools import pairwise
 from gangline_health.ledger.spans import Span
 from gangline_health.ledger.starts import Line, RanksStart, find_undone, parse_time
 
-BASE, STEP, PHASE = 0, 1, 2  # levels: a start, a step in it, a phase that rank 0 logged
+BASE, STEP, PHASE = 0, 1, 2  # levels of spans: a start, a step, a phase that rank 0 logged; the highest counts
 PHASES = {"save": "checkpoint_stall", "recovery": "recovery", "validate": "compute"}
-FAULTS = ("rank", "node", "joined", "order")  # reasons of launches that follow a start of the same job
-Bubble = Callable[[Line, Line], float]  # (start, step record) -> share of the passes that the schedule leaves empty
+FAULTS = ("rank", "node", "joined", "order")  # reasons of launches that continue the same job
+Bubble = Callable[[Line, Line], float]  # (event "start", step record) -> the bubble's share of the passes
 
 
 def generate_spans(starts: Sequence[RanksStart], bubble: Bubble = lambda start, record: 0.0) -> Iterator[Span]:
-    """Yield every span that the files of a run describe; spans overlap (see `flatten_spans`)."""
+    """Yield every span of time that the starts of a run describe; spans overlap (see `flatten_spans`)."""
     undone_ids = find_undone(starts)
     for before, each in pairwise((None, *starts)):
         assert each is not None
@@ -37,28 +37,28 @@ def generate_spans(starts: Sequence[RanksStart], bubble: Bubble = lambda start, 
 
 
 def continues_job(each: RanksStart) -> bool:
-    """Return whether a start replaces an earlier start of the same job."""
+    """Return whether a start is a restart within the same job."""
     return each.launch is not None and each.launch.get("why") in FAULTS
 
 
 def estimate_detection(each: RanksStart) -> float:
-    """Return when the end of the start before was noticed, in seconds since the epoch."""
+    """Return when the failure before this start was noticed, in seconds since the epoch; if unknown, when it began."""
     detection = (each.launch or {}).get("found")
     return parse_time({"time": detection}) if detection else each.begin
 
 
 def compute_step_seconds(each: RanksStart) -> float:
-    """Return the median seconds of a start's last 16 steps, 0 without a step."""
+    """Return the median step time of the last 16 steps of a start, in seconds; 0 without a step."""
     return statistics.median([record["step_seconds"] for record in each.steps[-16:]] or [0.0])
 
 
 def get_first_step_time(each: RanksStart) -> float:
-    """Return when the first step of a start began; without a step, the start's last sign of life."""
+    """Return when the first step of a start began, in seconds since the epoch; without a step, its last log line."""
     return each.steps[0]["time"] - _sum_phases(each.steps[0]) if each.steps else each.last
 
 
 def _split_restart(before: RanksStart | None, each: RanksStart) -> Iterator[Span]:
-    """Yield the spans from the last sign of life of a start to the launch of the next."""
+    """Yield the spans between the last log line of the start `before` and the launch of the next start."""
     if before is None:
         return
     if not before.ended:
@@ -66,13 +66,13 @@ def _split_restart(before: RanksStart | None, each: RanksStart) -> Iterator[Span
     if continues_job(each):
         detection = max(
             before.last, estimate_detection(each)
-        )  # ranks that lost a peer may write after the rank that knew why
+        )  # ranks that lost a peer may log after the failure was noticed
         yield Span(before.last, detection, "detection", BASE)
         yield Span(detection, each.begin, "recovery", BASE)
 
 
 def _generate_phase_spans(each: RanksStart, kind: str) -> Iterator[Span]:
-    """Yield a span for each phase; build and restore count as `kind`, an unfinished phase lasts to the start's end."""
+    """Yield a span for each logged phase, of `kind` if not in `PHASES`; an unfinished phase ends with the start."""
     begins: dict[str, float] = {}
     for line in each.events:
         if line["event"] != "phase":

@@ -1,6 +1,6 @@
-"""Correction of times in lines whose clock was set back: a run's seconds follow the monotonic clock. Torch-free.
+"""Correction of times in log lines after a wall clock was set back, by the monotonic clock. Torch-free.
 
-A clock that was set forward is not corrected but reported: a machine that slept looks alike.
+A wall clock that was set forward is not corrected but reported: a machine that slept looks the same.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from itertools import groupby, pairwise
 from operator import itemgetter
 from typing import Any
 
-STEP_SECONDS = 1.0  # more than a gradual clock adjustment ever makes between two lines
+STEP_SECONDS = 1.0  # minimum jump of a clock: gradual clock adjustments between two lines are smaller
 
 Line = dict[str, Any]
 
@@ -23,9 +23,9 @@ def parse_time(line: Line) -> float:
 
 
 def set_right(lines: Iterable[Line]) -> list[Line]:
-    """Return the lines in their order, with the times of a clock that was set back continued from before.
+    """Return the lines in their order; lines after a clock was set back get a later time, as if it was not.
 
-    A step record belongs to the machine that wrote the events of its generation.
+    A step record belongs to the machine that wrote the "start" event of its generation.
     """
     every = list(lines)
     for those in _group_by_machine(every):
@@ -35,9 +35,9 @@ def set_right(lines: Iterable[Line]) -> list[Line]:
 
 
 def sum_forward_jumps(lines: Iterable[Line]) -> float:
-    """Return the seconds by which clocks of machines advanced more than their monotonic clocks, reboots left out.
+    """Return the seconds by which wall clocks jumped ahead of monotonic clocks, summed over machines, without reboots.
 
-    The clock was set forward, or the machine slept. lines: as `set_right` returns them.
+    The wall clock was set forward, or the machine slept. lines: log lines as `set_right` returns them.
     """
     pairs = [pair for those in _group_by_machine(list(lines)) for pair in pairwise(line for _, line in those)]
     ticks = [
@@ -47,7 +47,7 @@ def sum_forward_jumps(lines: Iterable[Line]) -> float:
 
 
 def _group_by_machine(every: list[Line]) -> Iterator[list[tuple[int, Line]]]:
-    """Yield a list of (number, line) for each machine, of lines with both clocks, by generation and monotonic clock."""
+    """Yield for each machine its lines with both clocks, as (index, line), by generation and then monotonic clock."""
     machine = {line["generation"]: line["host"] for line in every if line.get("event") == "start" and "host" in line}
     keyed = [
         (str(line.get("host") or machine.get(line.get("generation"), "")), line.get("generation", 1), number)
@@ -60,7 +60,7 @@ def _group_by_machine(every: list[Line]) -> Iterator[list[tuple[int, Line]]]:
 
 
 def _find_early(lines: list[tuple[int, Line]]) -> Iterator[tuple[int, float]]:
-    """Yield (number, seconds too early) for each line whose time is too early."""
+    """Yield (index, seconds to add) for each line whose time is too early, because the clock was set back."""
     ahead, before = 0.0, None
     for number, line in lines:
         at, tick = parse_time(line), float(line["monotonic"])

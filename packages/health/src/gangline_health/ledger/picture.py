@@ -1,4 +1,4 @@
-"""Figure of a ledger: the run from left to right with its faults, and the seconds of each kind. Torch-free."""
+"""Figure of a ledger: a timeline of the run with its faults, and bars of the seconds by kind. Torch-free."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ COLOURS = dict(
     )
 )  # fmt: skip
 ROW = 0.27  # height of a bar in inches
-BINS = 700  # bins of the run, if a part is too short to draw
+BINS = 700  # number of bins of the timeline, used if a span is too short to draw
 
 
 def format_kind(kind: str) -> str:
-    """Return the name of a kind for people, without underscores."""
+    """Return the name of a kind of time with spaces instead of underscores."""
     return kind.replace("_", " ")
 
 
 @use_style()
 def draw_ledger(of: Ledger) -> Figure:
-    """Return a timeline with the faults below it, and bars of seconds, the largest first."""
+    """Return a figure: the timeline of the run with its faults below, and bars of seconds by kind, longest first."""
     wall = of.wall_seconds or 1.0
     about = f"{wall:.1f} s, {len(of.faults)} faults, {of.ettr:.1%} of the time in steps that stand"
     sums = {kind: sum_ for kind, sum_ in sorted(of.seconds.items(), key=lambda item: -item[1]) if sum_ > 0}
@@ -53,7 +53,7 @@ def draw_ledger(of: Ledger) -> Figure:
 
 
 def _lay_out(of: Ledger) -> list[tuple[float, float, str]]:
-    """Return (from, to, kind) as shares of the run: its parts, or for short parts the main kind of each bin."""
+    """Return (begin, end, kind) of each span, as shares of the run; if spans are too short, of bins by main kind."""
     wall = of.wall_seconds or 1.0
     if all((part.end - part.begin) / wall * BINS > 2 for part in of.parts):
         return [(part.begin / wall, part.end / wall, part.kind) for part in of.parts]

@@ -1,4 +1,4 @@
-"""Ledger for `gangline health report`: seconds by kind, faults, recovery, and the best save interval. Torch-free."""
+"""Ledger of `gangline health report`: seconds by kind, faults, recovery, and the best save interval. Torch-free."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from gangline_health.ledger.clock import sum_forward_jumps
 from gangline_health.ledger.spans import Span, flatten_spans, sum_seconds
 from gangline_health.ledger.starts import RanksStart, has_sense, parse_time, read
 
-STEPS = ("compute", "data_wait", "exposed_communication", "bubble")  # kinds of time in steps that were not undone
+STEPS = ("compute", "data_wait", "exposed_communication", "bubble")  # kinds of time that count as progress
 
 
 @dataclass(frozen=True)
 class Interruption:
-    """Interruption of the run.
+    """Interruption of a run: a failure or a rollback.
 
-    at                seconds from the run's begin to the last sign of life before the interruption
-    found             seconds from there until it was noticed
-    named             evidence, or the kinds of verdicts that led to a rollback
-    recovery_seconds  from then on until a step was done; None: no step was
+    at                seconds from the begin of the run to the last log line before the interruption
+    found             seconds from `at` until the interruption was noticed
+    named             evidence of the failure, or the kinds of verdicts that led to a rollback
+    recovery_seconds  seconds from when it was noticed until the next step was done; None: no further step
     """
 
-    kind: str  # "rank", "node", "killed", or "order" for a rollback
+    kind: str  # "rank" or "node": reason of the restart; "killed"; "order": a rollback
     at: float
     found: float
     named: str
@@ -41,14 +41,14 @@ class Interruption:
 
 @dataclass(frozen=True)
 class Ledger:
-    """Account of a run's time: `parts` tile [0, wall_seconds], in seconds since the run began."""
+    """Account of a run's time: the spans `parts` tile [0, wall_seconds], in seconds since the run began."""
 
     run_dir: str
     wall_seconds: float
     parts: list[Span]
     faults: list[Interruption]
-    saves: list[float]  # seconds that each save blocked training
-    clock_forward: float = 0.0  # seconds that a clock was set forward, or its machine slept
+    saves: list[float]  # seconds for which each save blocked training
+    clock_forward: float = 0.0  # seconds by which clocks were set forward, or machines slept
 
     @property
     def seconds(self) -> dict[str, float]:
@@ -56,13 +56,13 @@ class Ledger:
 
     @property
     def ettr(self) -> float:
-        """Effective training time ratio (arXiv 2410.21680, section 5): time in steps not undone over time not idle."""
+        """Effective training time ratio (arXiv 2410.21680, section 5): time in steps not undone, over time not idle."""
         busy_seconds = self.wall_seconds - self.seconds["idle"]
         return sum(self.seconds[kind] for kind in STEPS) / busy_seconds if busy_seconds else 0.0
 
     @property
     def mtbf_seconds(self) -> float | None:
-        """Mean time between faults, in seconds that were not idle; None without a fault."""
+        """Mean time between faults in seconds, without idle time; None without a fault."""
         return (self.wall_seconds - self.seconds["idle"]) / len(self.faults) if self.faults else None
 
     def compute_best_interval(self) -> dict[str, float] | None:
@@ -94,7 +94,7 @@ class Ledger:
 
 
 def build_ledger(run_dir: Path, report: Callable[[str], object] = warnings.warn) -> Ledger:
-    """Build the account of a run, also while it runs; `report` gets a line if steps are missing.
+    """Build the ledger of a run, also while it runs; `report` is called with a message if step records are missing.
 
     Raises UserError if the run directory holds no events and no metrics.
     """
@@ -118,7 +118,7 @@ def build_ledger(run_dir: Path, report: Callable[[str], object] = warnings.warn)
 
 
 def find_faults(starts: Sequence[RanksStart], begin: float) -> list[Interruption]:
-    """Return the starts that ended early, and the orders that rolled the run back."""
+    """Return the interruptions of a run: starts that failed or were killed, and orders that rolled the run back."""
     every: list[Interruption] = []
     for before, each in pairwise(starts):
         launch = each.launch or {}
@@ -146,10 +146,10 @@ def _compute_recovery(at: float, each: RanksStart) -> float | None:
 
 
 def _make_bubble(run_dir: Path) -> Bubble:
-    """Return the function for the share of the passes that 1F1B leaves empty, by each step's batch and its mesh."""
+    """Return a function that computes the share of the 1F1B bubble in the passes from a step's batch size and mesh."""
     try:
         batch = RunDirectory.open(str(run_dir)).run().batch
-    except (UserError, OSError, ValueError):  # a run of parts that are not installed here
+    except (UserError, OSError, ValueError):  # the run uses parts that are not installed on this machine
         return lambda start, record: 0.0
 
     def compute_share(start: dict[str, Any], record: dict[str, Any]) -> float:

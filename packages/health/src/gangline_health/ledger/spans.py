@@ -1,4 +1,4 @@
-"""Spans of time that overlap, and the rule by which a second counts to one span. Torch-free."""
+"""Overlapping spans of time, and the rule that assigns each second to one span. Torch-free."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KINDS = (
 
 @dataclass(frozen=True)
 class Span:
-    """Span from `begin` to `end`, in seconds since the epoch; of overlapping spans the highest `level` counts."""
+    """Span of time from `begin` to `end`, in seconds; where spans overlap, the span with the highest `level` counts."""
 
     begin: float
     end: float
@@ -26,13 +26,13 @@ class Span:
 def flatten_spans(spans: Iterable[Span], begin: float, end: float) -> list[Span]:
     """Return spans that tile [begin, end] without a gap; time that no span covers is idle.
 
-    Of two spans of one level, the one that began later counts.
+    Where spans of the highest level overlap, the span that began last counts.
     """
     cut = [Span(max(s.begin, begin), min(s.end, end), s.kind, s.level) for s in spans]
     order = sorted((s for s in cut if s.end > s.begin), key=lambda s: s.begin)
     edges = sorted({begin, end, *(s.begin for s in order), *(s.end for s in order)})
     parts: list[Span] = []
-    live: list[tuple[int, float, int, Span]] = []  # highest level first, then the latest begin
+    live: list[tuple[int, float, int, Span]] = []  # heap: highest level first, then the latest begin
     coming = 0
     for left, right in pairwise(edges):
         while coming < len(order) and order[coming].begin <= left:
@@ -50,7 +50,7 @@ def flatten_spans(spans: Iterable[Span], begin: float, end: float) -> list[Span]
 
 
 def sum_seconds(parts: Iterable[Span]) -> dict[str, float]:
-    """Return the seconds by kind, for every kind."""
+    """Return the seconds of each kind in `KINDS`, 0 for a kind without a span."""
     sums = dict.fromkeys(KINDS, 0.0)
     for part in parts:
         sums[part.kind] += part.end - part.begin

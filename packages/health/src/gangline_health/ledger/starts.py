@@ -1,4 +1,4 @@
-"""Starts of a run, read from its files: when each was launched, what it did, how it ended. Torch-free."""
+"""Starts of a run, read from its log files: launch, events, steps and exit of each start. Torch-free."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from gangline_health.ledger.clock import Line, parse_time, set_right
 
 @dataclass
 class RanksStart:
-    """Start of the ranks (a generation) with its lines of events.jsonl and its steps, oldest first."""
+    """Start of the ranks (a generation), with its lines of events.jsonl and its step records, oldest first."""
 
     generation: int
     launch: Line | None = None
-    events: list[Line] = field(default_factory=list)  # lines of global rank 0
+    events: list[Line] = field(default_factory=list)  # lines that global rank 0 wrote
     steps: list[Line] = field(default_factory=list)
     exit: Line | None = None
 
     @property
     def begin(self) -> float:
-        """Time of its launch or first line, in seconds since the epoch."""
+        """Time of the launch or of the first log line of this start, in seconds since the epoch."""
         return min(parse_time(line) for line in (self.launch, *self.events[:1], *self.steps[:1]) if line)
 
     @property
     def last(self) -> float:
-        """Time of the last sign of life of its ranks, in seconds since the epoch."""
+        """Time of the last log line or step record of this start, in seconds since the epoch."""
         return max(parse_time(line) for line in (self.launch, *self.events[-1:], *self.steps[-1:]) if line)
 
     @property
     def ended(self) -> str:
-        """Reason why its loop ended, "" if it was killed."""
+        """Reason why the training loop of this start ended; "" if the start was killed."""
         return next((str(line.get("why", "")) for line in self.events if line["event"] == "end"), "")
 
 
 def has_sense(line: Line) -> bool:
-    """Return whether a line has a valid time and generation: a crash of the machine may leave anything."""
+    """Return whether a line has a valid time and generation; a crash of the machine may leave damaged lines."""
     try:
         return math.isfinite(parse_time(line)) and int(line.get("generation", 1)) >= 0
     except (KeyError, TypeError, ValueError, OverflowError):
@@ -46,7 +46,7 @@ def has_sense(line: Line) -> bool:
 
 
 def read(run_dir: Path, events: Iterable[Line], report: Callable[[str], object]) -> list[RanksStart]:
-    """Read every start that left a line, oldest first. `report` gets a line if steps are missing."""
+    """Return every start of a run, oldest first; `report` is called with a message if step records are missing."""
     starts: dict[int, RanksStart] = {}
 
     def get_start(line: Line) -> RanksStart:
@@ -76,7 +76,7 @@ def _is_step(line: Line) -> bool:
 
 
 def find_undone(starts: Sequence[RanksStart]) -> set[int]:
-    """Return the `id` of each step record that was undone: its step came again later, or changed no weight."""
+    """Return the `id` of each step record that was undone: the step was repeated later, or its update was skipped."""
     undone_ids: set[int] = set()
     standing: list[Line] = []
     for each in starts:

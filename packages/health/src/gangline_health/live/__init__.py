@@ -1,1 +1,1 @@
-"""Live status of a run: terminal report, alerts, metrics. It imports no torch, and takes no part in a step."""
+"""Live status of a run: terminal report, alerts, metrics. Torch-free; runs outside of the ranks."""

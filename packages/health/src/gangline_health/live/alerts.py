@@ -1,7 +1,7 @@
-"""Alert sidecar: sends each verdict above a note, and orders and failures, to a command or a webhook. Torch-free.
+"""Alert sidecar: sends verdicts above a note, orders and failures to a shell command or a webhook. Torch-free.
 
-It reads events.jsonl next to the run, so that no step waits for an answer. On several machines one sidecar sends; if it
-is lost, another continues from where the first had come to.
+The sidecar is a process that reads events.jsonl, so no step waits for an answer. On several machines, one sidecar sends
+at a time; if that sidecar is lost, another one continues at its offset.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from gangline.storage.files import lock_handle, open_lock, read_regular, write_w
 from gangline_health.live.follow import Follower
 from gangline_health.live.target import is_url, name_target
 
-INTERVAL = 0.5  # seconds between two looks
-SECONDS = 10.0  # a command or a server that takes longer has failed
-LAST_SECONDS = 7.0  # for all alerts at the end of the job: less than a sidecar then has
-SLICE = 0.2  # seconds between two checks for the end of the job
-COMMAND = "GANGLINE_ALERT"  # environment variable that hands the command to its shell
-SENT_BY_THEMSELVES = ("alert", "watcher")  # writers that send their own alerts: the hang watcher before it kills
+INTERVAL = 0.5  # seconds between two reads of events.jsonl
+SECONDS = 10.0  # timeout of one alert in seconds
+LAST_SECONDS = 7.0  # timeout of all alerts at the end of the job, in seconds: shorter than the sidecar's grace period
+SLICE = 0.2  # seconds between two checks for the end of the job while an alert is being sent
+COMMAND = "GANGLINE_ALERT"  # environment variable that passes the alert command to the shell
+SENT_BY_THEMSELVES = ("alert", "watcher")  # writers that send their own alerts; the hang watcher does before it kills
 
 Line = dict[str, Any]
 
 
 def send(target: str, content: Line, seconds: float = SECONDS, until: Callable[[], float] = lambda: math.inf) -> str:
-    """Send JSON to a URL by POST, or else to a shell command on its input; return why that failed, or "".
+    """Send `content` as JSON to a URL by POST, or to a shell command on stdin; return why that failed, or "".
 
-    Raises nothing, and returns after about `seconds`, whatever the other side does. A command, and all that it has
-    started, is killed then, or at the time `until` of the monotonic clock, which may become earlier meanwhile.
+    Never raises, and returns after about `seconds` at the latest, or at until() on the monotonic clock if that is
+    earlier; until() may change while the alert is sent. Then the command is killed with all processes it started.
     """
     body = json.dumps(content).encode()
     seconds = min(seconds, until() - time.monotonic())
@@ -62,10 +62,10 @@ def send(target: str, content: Line, seconds: float = SECONDS, until: Callable[[
             why[0] = str(error.reason)
         except OSError as error:
             why[0] = error.strerror or str(error)
-        except Exception as error:  # the answer is no HTTP, or the URL is invalid
-            why[0] = type(error).__name__  # the message may hold the URL
+        except Exception as error:  # the answer is not HTTP, or the URL is invalid
+            why[0] = type(error).__name__  # not its message, which may contain the URL
 
-    # a socket's timeout never ends a connection to a server that sends a byte now and then
+    # a thread, because the timeout of a socket does not end a connection on which a byte arrives now and then
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     late = time.monotonic() + seconds + 1.0
@@ -88,7 +88,7 @@ def _run(command: str, body: bytes, seconds: float, until: Callable[[], float]) 
             "/bin/sh",
             "-c",
             f'eval "${COMMAND}"',
-        ],  # every user can read the arguments of a process, and the command may hold a secret
+        ],  # not as an argument, which every user can read: the command may contain a secret
         env={**os.environ, COMMAND: command},
         stdin=pipe,
         stdout=subprocess.DEVNULL,
@@ -100,16 +100,16 @@ def _run(command: str, body: bytes, seconds: float, until: Callable[[], float]) 
                 _, stderr = process.communicate(payload, timeout=min(SLICE, max(0.01, late - time.monotonic())))
                 break
             except subprocess.TimeoutExpired:
-                payload = None  # `communicate` still has it from the first call
+                payload = None  # `communicate` still holds the input of the first call
                 if time.monotonic() >= min(late, until()):
-                    os.killpg(process.pid, signal.SIGKILL)  # killing the shell alone would leave what it has started
+                    os.killpg(process.pid, signal.SIGKILL)  # killing only the shell would leave its child processes
                     raise
     lines = stderr.decode(errors="replace").strip().splitlines()
     return "" if process.returncode == 0 else f"exit code {process.returncode}{': ' + lines[-1] if lines else ''}"
 
 
 def is_worth_sending(line: Line) -> bool:
-    """Return whether to send a line: a verdict above a note, a return, restart or stop, a failure, a new launch."""
+    """Return whether a line is an alert: a warning or stronger verdict, a rollback, restart or stop, a failure."""
     match line.get("event"):
         case "verdict":
             return line.get("suggestion") not in (None, "note") and line.get("by") not in SENT_BY_THEMSELVES
@@ -123,9 +123,9 @@ def is_worth_sending(line: Line) -> bool:
 
 
 class Alerts:
-    """Sender of alerts: sends each line that is worth it once, and stores how far it has come.
+    """Sender of alerts: sends each line of events.jsonl that is an alert once, and stores its offset in the file.
 
-    since  time (seconds since the epoch) before which lines are not sent, if no sidecar has sent any yet
+    since  seconds since the epoch; while no offset is stored, earlier lines are not sent
     """
 
     def __init__(self, run_dir: Path, target: str, since: float = 0.0) -> None:
@@ -134,11 +134,11 @@ class Alerts:
         come_to = self._read_offset()
         self.since = since if come_to is None else 0.0
         self.follower = Follower(run_dir / "events.jsonl", come_to or 0)
-        self.failed = False  # True until an alert arrives again
+        self.failed = False  # True after a failed alert, until an alert succeeds
         self.until = math.inf  # deadline of the last alert, on the monotonic clock
 
     def look(self) -> None:
-        """Send new lines, and store the offset after each, so that a kill repeats one at most."""
+        """Send the alerts among new lines, and store the offset after each alert: after a kill, at most one repeats."""
         offset = self.follower.offset
         for line in self.follower.iterate():
             if is_worth_sending(line) and _parse_time(line) >= self.since:
@@ -151,7 +151,7 @@ class Alerts:
             self._remember()
 
     def _remember(self) -> None:
-        with suppress(OSError):  # a full disk: an alert that repeats is better than none
+        with suppress(OSError):  # on a full disk: a repeated alert is better than a missing alert
             write_whole(self.place, str(self.follower.offset))
 
     def _tell(self, why: str) -> None:
@@ -167,7 +167,7 @@ class Alerts:
 
 
 def _parse_time(line: Line) -> float:
-    """Return the time of a line in seconds since the epoch; infinity for a line without one."""
+    """Return the time of a line in seconds since the epoch; infinity for a line without a valid time."""
     try:
         return datetime.fromisoformat(line["time"]).timestamp()
     except (KeyError, TypeError, ValueError):
@@ -175,7 +175,7 @@ def _parse_time(line: Line) -> float:
 
 
 def main(run_dir: str, since: float) -> None:
-    """Run the alert sidecar. At the end of the job, it still sends what the end of the run wrote."""
+    """Run the alert sidecar until SIGTERM, then send the remaining alerts for at most `LAST_SECONDS`."""
     over, target = threading.Event(), read_target(run_dir)
     alerts: Alerts | None = None
 
@@ -194,9 +194,9 @@ def main(run_dir: str, since: float) -> None:
 
 
 def wait_for_lock(run_dir: Path, over: threading.Event) -> bool:
-    """Wait until no other machine of the job sends alerts; return False if the run ends before that.
+    """Wait until no other machine of the job sends alerts; return False if the job ends before that.
 
-    If no file can be locked, each machine sends all alerts, which is reported once.
+    If the file system supports no locks, returns True on each machine: each sends all alerts, and reports that.
     """
     try:
         lock = open_lock(run_dir / "logs" / "alert.lock")
@@ -213,7 +213,7 @@ def wait_for_lock(run_dir: Path, over: threading.Event) -> bool:
 
 
 def note(run_dir: Path, verdict: Verdict) -> None:
-    """Write a verdict to events.jsonl, and its evidence to the log."""
+    """Write a verdict to events.jsonl, and print its evidence."""
     events = Events(run_dir, by="alert")
     events.write("verdict", **verdict.to_dict())
     events.close()
@@ -221,6 +221,6 @@ def note(run_dir: Path, verdict: Verdict) -> None:
 
 
 def read_target(run_dir: str) -> str:
-    """Return `health.monitors.alert` with this process's environment: all users can read a process's command line."""
+    """Return `health.monitors.alert` of the run, read here because all users can read the arguments of a process."""
     target: str = getattr(RunDirectory.open(run_dir).run().health["monitors"], "alert", "")
     return target

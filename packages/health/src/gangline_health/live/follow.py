@@ -1,4 +1,4 @@
-"""Reader of new complete lines of a growing file, as JSON. Torch-free."""
+"""Reader of the new complete lines of a growing JSONL file. Torch-free."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from gangline.storage.files import open_regular
 
 
 class Follower:
-    """Reader that returns each complete line once; a line that is not a JSON object is skipped."""
+    """Reader that returns each complete line of a file once, from `offset` on; skips lines that are no JSON objects."""
 
     def __init__(self, path: Path, offset: int = 0) -> None:
         self.path, self.offset = path, offset
 
     def read_lines(self) -> list[dict[str, Any]]:
-        """Return the lines since the last call; all lines if the file is shorter than before."""
+        """Return the complete lines since the last call; all lines if the file became shorter."""
         return list(self.iterate())
 
     def iterate(self) -> Iterator[dict[str, Any]]:
-        """Yield the lines since the last call, one by one; `offset` is the end of the line yielded last."""
+        """Yield the complete lines since the last call; `offset` is the end of the line that was yielded last."""
         try:
             with open_regular(self.path, sys.maxsize) as file:
                 if file.seek(0, 2) < self.offset:

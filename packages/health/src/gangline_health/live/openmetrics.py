@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 
 from gangline_health.live.status import RunFollower, Status
 
-# field of the newest record -> (name of the metric, help)
+# field of the newest step record -> (name of the metric, help text)
 GAUGES = {
     "step": ("gangline_step", "steps done"),
     "loss": ("gangline_loss", "mean loss of the newest step, nats"),
@@ -30,7 +30,7 @@ GAUGES = {
 
 
 class RunCollector(Collector):
-    """Collect the metrics of one run. Each scrape reads the lines that the run wrote since the last scrape."""
+    """Collector of the metrics of one run. Each scrape reads the lines that the run wrote since the last scrape."""
 
     def __init__(self, run_dir: Path) -> None:
         self._follower, self._lock = RunFollower(run_dir), threading.Lock()
@@ -44,7 +44,7 @@ def _make_families(status: Status) -> Iterator[Metric]:
     def make_family(
         kind: Callable[..., Any], name: str, about: str, rows: Iterable[tuple[Any, ...]], *labels: str
     ) -> Any:
-        """Return a family with one sample a row: the values of its labels, then its number."""
+        """Return a metric family with one sample per row; a row is (values of the labels..., value of the sample)."""
         family = kind(name, about, labels=("run", *labels))
         for *values, number in rows:
             family.add_metric([status.name, *map(str, values)], number)
@@ -72,7 +72,7 @@ def _make_families(status: Status) -> Iterator[Metric]:
 
 
 def _parse_number(value: Any) -> float | None:
-    """Return a field of a record as a number, also "nan" and "inf"; None if it is missing or not a number."""
+    """Return the field of a record as a float, also from "nan" and "inf"; None if it is missing or not a number."""
     try:
         return None if value is None else float(value)
     except (TypeError, ValueError):

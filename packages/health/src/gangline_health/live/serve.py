@@ -28,9 +28,9 @@ class MetricsServer(ThreadingHTTPServer):
 
 
 class MetricsHandler(BaseHTTPRequestHandler):
-    """Handler that answers GET /metrics and / with OpenMetrics text, whatever `Accept` says, and 404 elsewhere.
+    """Handler that answers GET /metrics and / with OpenMetrics text for any `Accept` header, and other paths with 404.
 
-    The handler of prometheus_client answers every path, and repeats a version from `Accept` in its own header.
+    It replaces the handler of prometheus_client, which answers every path and copies a version from `Accept` back.
     """
 
     server: MetricsServer
@@ -48,11 +48,11 @@ class MetricsHandler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, format: str, *arguments: object) -> None:
-        """Skip logging: every request would be a line."""
+        """Skip logging: each request would be logged in a line."""
 
 
 def main(run_dir: str, host: str, port: int) -> None:
-    """Run the metrics sidecar. If the address is taken, write a verdict; the run continues without metrics."""
+    """Run the metrics sidecar. If it cannot listen on the address, write a verdict and return."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
         server = MetricsServer(Path(run_dir), host, port)

@@ -1,6 +1,6 @@
-"""Status of a run, from its files and the pulses of the ranks on this machine. Torch-free.
+"""Status of a run, read from its log files and from the pulses of the ranks on this machine. Torch-free.
 
-It reads what the run writes anyway, so that no step waits for a reader.
+It only reads files that the run writes in any case, so no step waits for a reader.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from gangline.run.ending import RunEnding, read_ending
 from gangline_health.live.follow import Follower
 from gangline_health.pulses import Seen, open_readers
 
-KEPT = 256  # newest steps whose loss is stored
-SAID = 8  # newest verdicts that are stored
+KEPT = 256  # maximum number of losses to keep, of the newest steps
+SAID = 8  # maximum number of verdicts to keep, the newest
 ROUTINE = ("watch",)
 
 Line = dict[str, Any]
@@ -31,22 +31,22 @@ class Status:
 
     run_dir: Path
     name: str = ""
-    steps: int | None = None  # number of steps that the run is to do
+    steps: int | None = None  # planned number of steps of the run
     record: Line | None = None  # record of the newest step
     losses: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
-    checkpoint: str | None = None  # newest complete checkpoint
+    checkpoint: str | None = None  # id of the newest complete checkpoint
     launches: int = 0
     why: str = ""  # reason of the newest launch
     verdicts: deque[Line] = field(default_factory=lambda: deque(maxlen=SAID))
-    counted: Counter[str] = field(default_factory=Counter)  # verdicts by kind
-    orders: Counter[str] = field(default_factory=Counter)  # orders by action
-    ranks: list[Seen] = field(default_factory=list)  # living ranks of this machine
+    counted: Counter[str] = field(default_factory=Counter)  # number of verdicts by kind
+    orders: Counter[str] = field(default_factory=Counter)  # number of orders by action
+    ranks: list[Seen] = field(default_factory=list)  # pulses of the ranks on this machine whose process exists
     ending: RunEnding | None = None
     now: float = 0.0
 
     @property
     def state(self) -> str:
-        """State in a word: "training", "starting", or how the run ended."""
+        """State of the run: "training", "starting", "no rank on this machine", or the reason why the run ended."""
         if self.ending is not None:
             return self.ending.reason
         if self.ranks:
@@ -55,13 +55,13 @@ class Status:
 
     @property
     def quiet_seconds(self) -> float | None:
-        """Seconds since the newest step ended; None without a step."""
+        """Seconds since the end of the newest step; None without a step."""
         at = self.record.get("time") if self.record else None
         return None if not isinstance(at, int | float) else max(0.0, self.now - at)
 
 
 class RunFollower:
-    """Follower of the files of a run. Raises UserError if the path is no run directory."""
+    """Reader of a run's log files that keeps its status up to date. Raises UserError if the path is not a directory."""
 
     def __init__(self, run_dir: Path) -> None:
         if not run_dir.is_dir():
@@ -72,13 +72,13 @@ class RunFollower:
         try:
             run = RunDirectory.open(str(run_dir)).run()
             self.status.name, self.status.steps = run.job.name, run.job.steps
-        except (UserError, OSError, ValueError):  # a run of parts that are not installed here
+        except (UserError, OSError, ValueError):  # the run uses parts that are not installed on this machine
             self.status.name = run_dir.name
         self._records = Follower(run_dir / "metrics.jsonl")
         self._events = Follower(run_dir / "events.jsonl")
 
     def look(self) -> Status:
-        """Read what is new, and return the status now."""
+        """Read the new lines of the log files and the pulses, and return the updated status."""
         status = self.status
         for record in self._records.read_lines():
             if isinstance(record.get("step"), int):
@@ -111,7 +111,7 @@ class RunFollower:
 
 
 def _parse_loss(record: Line) -> float:
-    """Return the loss of a record, also "nan" and "inf" as records have them; NaN if it is not a number."""
+    """Return the loss of a record as a float, also from "nan" and "inf"; NaN if it is missing or not a number."""
     try:
         return float(record["loss"])
     except (KeyError, TypeError, ValueError):

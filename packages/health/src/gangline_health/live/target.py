@@ -1,4 +1,4 @@
-"""Target of an alert: a webhook's URL or a command. A URL's path is often a key, so messages name only the host."""
+"""Target of an alert: URL of a webhook or shell command. The path of a URL is often secret: messages omit it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _WITH_PATH = re.compile(r"https?://(?:[^\s/@'\"]*@|[^\s/'\"]+[/?][^\s'\"]+)", re
 
 
 def is_url(target: object) -> bool:
-    """Return whether the target is a URL; otherwise it is a shell command."""
+    """Return whether the target is an http or https URL; otherwise it is a shell command."""
     return str(target).lower().startswith(URL)
 
 
 def name_target(target: str) -> str:
-    """Return the target for messages: scheme and host of a URL, or the first word of a command."""
+    """Return the target without secrets, for messages: scheme and host of a URL, or the first word of a command."""
     if not is_url(target):
         return (target.split() or [""])[0]
     try:
@@ -27,7 +27,7 @@ def name_target(target: str) -> str:
 
 
 def explain_malformed(target: str) -> str:
-    """Return why nothing can be posted to this URL; "" for a valid URL, and for a command."""
+    """Return why a POST to the target is impossible; "" for a valid URL and for a command."""
     if not is_url(target):
         scheme = _SCHEME.match(target)
         return f"{scheme[0]} is not supported, only http:// and https://" if scheme else ""
@@ -35,7 +35,7 @@ def explain_malformed(target: str) -> str:
         parts = urlsplit(target)
         if not parts.hostname:
             return "it names no host"
-        _ = parts.port  # raises if it is not a number
+        _ = parts.port  # raises ValueError if the port is not a number
     except ValueError as error:
         return str(error)
     if bad := re.search(r"[^\x21-\x7e]", target):
@@ -44,5 +44,5 @@ def explain_malformed(target: str) -> str:
 
 
 def tells_a_secret(target: str) -> bool:
-    """Return whether the target holds a webhook's path or a password: a reader could post as this run does."""
+    """Return whether the target contains a URL with a path, a query or a user: a reader could post to it too."""
     return _WITH_PATH.search(target) is not None

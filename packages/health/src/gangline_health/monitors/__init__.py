@@ -1,1 +1,1 @@
-"""Monitors of `health=monitors`: one module for each thing that is watched."""
+"""Monitors of `health=monitors`: one module per monitor, and helpers."""

@@ -1,4 +1,4 @@
-"""Checksums of tensors: sums of their words modulo 2^64, which a flipped bit changes (Fletcher's idea)."""
+"""Checksums of tensors: plain and position-weighted sums of their words modulo 2^64 (as Fletcher's checksum)."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
     from gangline.runtime import Runtime
     from gangline.shard import Shard
 
-CHUNK = 1 << 22  # words that are widened to 64 bits at once
+CHUNK = 1 << 22  # maximum number of words converted to 64 bits at once
 
-Piece = tuple[str, tuple[int, ...], torch.Tensor]  # (name, offset in the global array, this rank's box of it)
+Piece = tuple[str, tuple[int, ...], torch.Tensor]  # (array name, offset of the box in the array, this rank's box)
 
 
 def list_weights(runtime: Runtime) -> list[Piece]:
-    """Return the boxes of the model's weights that this rank holds."""
+    """Return the boxes of the weights that this rank holds, sorted by name and offset."""
     return _sort((shard.name, shard.offset, shard.local) for shard in runtime.shards())
 
 
 def list_gradients(runtime: Runtime) -> list[Piece]:
-    """Return the boxes of gradients that this rank holds, of trained parameters."""
+    """Return the boxes of gradients that this rank holds, sorted by name and offset."""
     pieces = [piece for parameter in runtime.parameters() for piece in parameter.pieces]
     return _sort((p.shard.name, p.shard.offset, p.tensor.grad) for p in pieces if p.tensor.grad is not None)
 
@@ -35,24 +35,24 @@ def _sort(pieces: Iterable[Piece]) -> list[Piece]:
 
 
 def hash_boxes(pieces: Sequence[Piece]) -> int:
-    """Return a hash of which boxes these are, 64 bits; 0 for an empty list."""
+    """Return a 64-bit hash of the names, offsets and shapes of boxes, not of their values; 0 for an empty list."""
     boxes = [(name, offset, tuple(box.shape)) for name, offset, box in pieces]
     digest = hashlib.blake2b(repr(boxes).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True) if boxes else 0
 
 
 def compute_fingerprint(pieces: Sequence[Piece]) -> tuple[int, int, int]:
-    """Return (hash of which boxes these are, sum of their words, sum weighted by position)."""
-    sums: dict[torch.device, torch.Tensor] = {}  # each box is summed on its own device
+    """Return (`hash_boxes` of the boxes, sum of the words of all boxes, sum of the words weighted by position)."""
+    sums: dict[torch.device, torch.Tensor] = {}  # device -> sums: each box is summed on its device
     for number, (_, _, box) in enumerate(pieces):
-        term = (2 * number + 1) * sum_words(box)  # an odd factor loses no bit modulo 2^64
+        term = (2 * number + 1) * sum_words(box)  # multiplying by an odd factor loses no bit modulo 2^64
         sums[box.device] = sums[box.device] + term if box.device in sums else term
     total = sum((each.cpu() for each in sums.values()), torch.zeros(2, dtype=torch.int64))
     return hash_boxes(pieces), int(total[0]), int(total[1])
 
 
 def sum_words(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the sum of a tensor's words, plain and weighted by position: (2,) int64 on its device."""
+    """Return [sum of a tensor's words, sum weighted by position modulo 2^64]: (2,) int64 on the tensor's device."""
     bits = view_words(tensor)
     sums = torch.zeros(2, dtype=torch.int64, device=tensor.device)
     for at in range(0, bits.numel(), CHUNK):
@@ -64,10 +64,10 @@ def sum_words(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def sum_arrays(runtime: Runtime, device: torch.device) -> tuple[list[str], torch.Tensor]:
-    """Return (the model's arrays, this rank's share of the checksum of each: (arrays,) int64).
+    """Return (names of the model's arrays, this rank's contribution to the checksum of each array: (arrays,) int64).
 
-    The sum over all ranks depends on the full array alone, not on its sharding: each word counts by its position in the
-    array, and only one holder of a box counts.
+    The sum over all ranks depends only on the full array, not on its sharding: each word is weighted by its position in
+    the full array, and only the primary holder of a box contributes.
     """
     checksums = {name: torch.zeros((), dtype=torch.int64) for name in sorted(runtime.registry) if is_of_model(name)}
     for shard in runtime.shards():
@@ -79,7 +79,7 @@ def sum_arrays(runtime: Runtime, device: torch.device) -> tuple[list[str], torch
 
 
 def _sum_placed(shard: Shard) -> torch.Tensor:
-    """Return the sum of a box's words, each times twice its position in the full array plus one: 0-d int64."""
+    """Return the sum of a box's words, each times 2 p + 1 for its position p in the full array: 0-d int64."""
     box, device = shard.local.detach(), shard.local.device
     if not box.dim():
         return view_words(box).to(torch.int64).sum()
@@ -101,6 +101,6 @@ def _sum_placed(shard: Shard) -> torch.Tensor:
 
 
 def view_words(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the bits of a tensor as integers, one for each element."""
+    """Return the bits of a tensor as one integer per element, 1-d; without a copy if the tensor is contiguous."""
     kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     return tensor.detach().contiguous().view(kinds[tensor.element_size()]).reshape(-1)

@@ -1,12 +1,12 @@
-"""Monitor of silent data corruption: compares checksums of values that must be equal to the last bit.
+"""Monitor of silent data corruption: compares checksums of values that must be bitwise equal:
 
-- Ranks that hold the same boxes of the weights: replicas take the same steps on the same gradients, so a flipped bit in
-  one of them, in memory or in a matmul, stays in its weights. Their gradients too, once they are summed over ranks.
-  Replicas that differ between synchronisations (`Runtime.differs`) are not compared with each other.
-  A rank outside the majority of its replicas is named; without a majority it is only known that they differ.
-  A rank is not compared if no other rank holds exactly its boxes, and that is reported.
-- The weights of a checkpoint, when they were saved and when they are read.
-- A step that is done twice (`gangline_health.monitors.recompute`), which needs no replica.
+- The weights of replicas, which are ranks that hold the same boxes of the weights, and their gradients after the sum
+  over ranks. Replicas apply the same updates, so a flipped bit in one replica, in memory or in a matmul, stays in its
+  weights. Replicas that differ between synchronisations (`Runtime.differs`) are not compared with each other.
+  A rank outside the majority of its replicas is to blame; without a majority, all replicas that differ are reported.
+  A rank whose boxes no other rank holds exactly is not compared, which is reported.
+- The weights of a checkpoint, at the save and after they are read.
+- Two computations of the same step (`gangline_health.monitors.recompute`), which need no replica.
 """
 
 from __future__ import annotations
@@ -32,32 +32,32 @@ NO_GRADIENT = (0, 0, 0)
 
 
 class Odd(NamedTuple):
-    """Comparison of a rank's bits with all replicas of its boxes."""
+    """Comparison of the bits of one rank with the bits of all replicas of its boxes."""
 
     replicas: int
-    alike: int  # number of replicas with its bits, itself included
-    outvoted: bool  # True if more than half of the replicas have the same other bits
+    alike: int  # number of replicas with the same bits, this rank included
+    outvoted: bool  # True if more than half of the replicas have the same bits, and this rank has other bits
 
 
 class CorruptionMonitor(Monitor):
-    """Monitor that compares checksums; between comparisons it knows only the last step at which all replicas agreed."""
+    """Monitor that compares checksums, and remembers the last step at which the weights of all replicas agreed."""
 
     name = "corruption"
 
     def __init__(self, options: CorruptionOptions, save_every: int | None = None) -> None:
         self.options, self.save_every = options, save_every
-        self.agreed: int | None = None  # last step at which replicas had equal weights; None: not known yet
-        self.odd: dict[int, dict[str, Odd]] = {}  # rank -> weights or gradients -> comparison, of odd ranks
+        self.agreed: int | None = None  # last step at which replicas had equal weights; None: not compared yet
+        self.odd: dict[int, dict[str, Odd]] = {}  # odd rank -> "weights" or "gradients" -> its comparison
         self.alone: list[int] | None = None  # ranks without a replica to compare with; None: not determined yet
         self.untold = False  # True until `alone` is reported
         self.rank, self.ranks, self.device = 0, 1, torch.device("cpu")
-        self.apart = 0  # this rank's index along the axes where replicas differ
-        self.gradient = NO_GRADIENT  # fingerprint of the step under way, if it is compared
-        self.saved: dict[str, Any] = {}  # {step, sums: {array: [dtype, checksum]}} of the newest step that is saved
-        self.stored: dict[str, Any] = {}  # as `saved`, of the checkpoint that the run continues from
-        self.read: tuple[list[str], torch.Tensor] | None = None  # this rank's share of the checksums after the read
-        self.damaged: list[str] = []  # arrays whose checksum after the load differs from the save
-        self.begun: int | None = None  # step of the checkpoint that was read, in the first step after it
+        self.apart = 0  # this rank's index along the axes `Runtime.differs`
+        self.gradient = NO_GRADIENT  # fingerprint of the gradients of this step, if they are compared
+        self.saved: dict[str, Any] = {}  # {step, sums: {array: [dtype, checksum]}} of the newest saved step
+        self.stored: dict[str, Any] = {}  # as `saved`, read from the checkpoint that the run continues from
+        self.read: tuple[list[str], torch.Tensor] | None = None  # array names, contribution to checksums after the read
+        self.damaged: list[str] = []  # names of arrays whose checksum after the read differs from that of the save
+        self.begun: int | None = None  # in the first step after a checkpoint was read: its step; else None
         self.recompute = RepeatedSteps(options.recompute_every)
 
     def describe(self) -> str:
@@ -85,7 +85,7 @@ class CorruptionMonitor(Monitor):
     def before_step(self, step: int) -> None:
         self.recompute.step = step
         self.gradient = NO_GRADIENT
-        if self.stored and self.read is None:  # the weights are still as they were read
+        if self.stored and self.read is None:  # no update was applied since the checkpoint was read
             self.read = sum_arrays(self.runtime, self.device)
 
     def before_update(self, step: int, loss: float, grad_norm: float) -> Iterable[Verdict]:
@@ -95,7 +95,7 @@ class CorruptionMonitor(Monitor):
 
     def collective(self, comm: Comm, step: int) -> None:
         self.odd, self.damaged = {}, []
-        if self.agreed is None:  # weights read from one checkpoint, or drawn from one seed, are equal
+        if self.agreed is None:  # replicas begin equal: they read one checkpoint, or draw from one seed
             self.agreed = step - 1
         self.begun = int(self.stored["step"]) if self.read is not None else None
         self._compare_read(comm)
@@ -125,7 +125,7 @@ class CorruptionMonitor(Monitor):
     # --- checkpoints --------------------------------------------------------------------------------------------------
 
     def _add_up(self, comm: Comm, step: int) -> None:
-        """Store the checksums of the full weights, for the checkpoint of a step that is saved."""
+        """Store the checksums of the full weights in `saved`, if this step is saved."""
         if not self.options.checkpoints or not self.save_every or step % self.save_every:
             return
         names, sums = sum_arrays(self.runtime, self.device)
@@ -136,9 +136,9 @@ class CorruptionMonitor(Monitor):
         }
 
     def _compare_read(self, comm: Comm) -> None:
-        """Compare the weights read from a checkpoint with those saved, in the first step after the read.
+        """Compare checksums of weights after the read of a checkpoint with the checksums at its save.
 
-        Arrays that the checkpoint lacks, or that have another dtype, are not compared.
+        Arrays that are missing in one of both, or whose dtypes differ, are not compared.
         """
         if self.read is None:
             return
@@ -165,7 +165,7 @@ class CorruptionMonitor(Monitor):
         yield from self.recompute.judge(record.step)
         for rank, odd in self.odd.items():
             first = (self.agreed or 0) + 1
-            if self.begun is not None:  # all ranks read equal weights, unless the read was damaged
+            if self.begun is not None:  # replicas read equal weights, unless the checkpoint or its read was damaged
                 first = self.begun + (0 if damaged else 1)
             details: dict[str, int | str] = {"step": record.step, "first": first, "row": 1, "rank": rank}
             details["proven"] = True
@@ -214,10 +214,11 @@ class CorruptionMonitor(Monitor):
 
 
 def find_odd_ranks(rows: Sequence[tuple[Any, ...]]) -> dict[int, Odd]:
-    """Return the ranks outside the majority of the ranks that hold the same boxes.
+    """Return the ranks whose bits differ from the majority of their replicas, with the comparison of each.
 
-    rows: by rank, (hash of its boxes, sums of their bits...). Without a majority all ranks of the group are returned,
-    and none is outvoted.
+    rows  for each rank (hash of its boxes, checksums of their bits...); ranks with the same hash are replicas
+
+    If replicas differ and no value has a majority, all of these replicas are returned, and none is outvoted.
     """
     groups: dict[Any, list[int]] = defaultdict(list)
     for rank, row in enumerate(rows):

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from gangline.runtime import Runtime
 
 
-CLOCKS = 1000  # steps from one comparison of clocks to the next
-PATIENCE = 2.0  # seconds that a start waits for first answers
+CLOCKS = 1000  # step interval between two comparisons of clocks
+PATIENCE = 2.0  # timeout of the first results of all probes at a start, in seconds
 
 
 class MachineMonitor(Monitor):
-    """Monitor that reports each finding once, and again if it comes back. Local rank 0 probes for its machine."""
+    """Monitor that reports each defect once, and again if it returns. Local rank 0 probes memory, disk and GPUs."""
 
     name = "machine"
 
@@ -46,15 +46,15 @@ class MachineMonitor(Monitor):
         self.rank = 0
         self.skew_limit = options.skew_seconds
         self.skew: float | None = (
-            None  # seconds by which this rank's clock is off the median of all; None: not compared now
+            None  # clock of this rank minus the median clock of all ranks, in seconds; None: not compared in this step
         )
-        self.asked_at: int | None = None  # step of the last comparison of clocks
+        self.asked_at: int | None = None  # step of the last comparison of clocks; None: not compared yet
 
     def attach(self, runtime: Runtime, comms: Comms, store: Store | None, device: torch.device) -> None:
         self.rank, self.device = comms.rank, device
 
     def collective(self, comm: Comm, step: int) -> None:
-        """Compare the clocks of all ranks, read together after a barrier."""
+        """Compare the clocks of all ranks, read just after a barrier, once in `CLOCKS` steps."""
         self.skew = None
         if comm.size == 1 or (self.asked_at is not None and step - self.asked_at < CLOCKS):
             return
@@ -70,7 +70,7 @@ class MachineMonitor(Monitor):
         return ", ".join(probe.name for probe in self.probes)
 
     def explain_unknown(self) -> str:
-        """Return the probes without findings, and why; waits a little for first answers."""
+        """Return the probes without a result, and why; waits up to `PATIENCE` seconds for their first results."""
         until = time.monotonic() + PATIENCE
         while any(probe.why == UNASKED for probe in self.probes) and time.monotonic() < until:
             for probe in self.probes:
@@ -89,7 +89,7 @@ class MachineMonitor(Monitor):
             known = probe.findings is not None
             probe.poll()
             details = {"step": record.step, "first": record.step, "row": 1, "host": host, "probe": probe.name}
-            details["exclude"] = f"rank {self.rank}"  # the launcher may have another name for the machine
+            details["exclude"] = f"rank {self.rank}"  # not the host name, which may differ from the launcher's
             if known and probe.findings is None:
                 evidence = f"{probe.name} is unknown from step {record.step} on: {probe.why}"
                 yield Verdict("probe-unknown", host, 1.0, evidence, Action.NOTE, details=details)

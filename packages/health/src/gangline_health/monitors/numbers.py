@@ -1,11 +1,11 @@
 """Monitor of loss and gradient norm: judges a step before its update is applied. Torch-free.
 
-A step is compared with the last steps that were no spikes, in robust standard deviations: of the loss, and of the
-logarithm of the gradient norm, whose tail is long. If batches differ much by themselves (few tokens, a mixture), the
-median says nothing about the tail: so the largest rise from one step to the next counts as well. Skipped steps do not
-count as history; only if single spikes came repeatedly in one window are such batches usual here. Optimizers that skip
-such steps judge in the same way (OLMo 2, arXiv 2501.00656, section 3); the answer to a lasting spike is PaLM's (arXiv
-2204.02311, section 5.1).
+A step is compared with recent steps without a spike, in robust standard deviations of the loss and of the logarithm of
+the gradient norm, whose distribution has a long tail. If batches vary a lot (few tokens, a data mixture), the median
+does not describe the tail, so a spike must also exceed twice the largest rise between consecutive steps. Spikes are not
+added to the window; but after several single spikes in one window, rises of their size count as usual. The optimizer
+of OLMo 2 skips steps by such a criterion (arXiv 2501.00656, section 3). The answer to a lasting spike is the rollback
+of PaLM (arXiv 2204.02311, section 5.1).
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ from gangline_health.robust import RECENT, compute_centre, compute_deviation, co
 if TYPE_CHECKING:
     from gangline.record import StepRecord
 
-LEAST_LOSS = 0.01  # minimum deviation of the loss, as a share of its median
-LEAST_LOG_NORM = 0.15  # minimum deviation of the log gradient norm: twice the usual norm is no spike
-FARTHER = 2.0  # minimum height of a spike, as a multiple of the largest rise of the window
-SURPRISE = 100.0  # nats of one unpredictable sentence: in a small batch, its loss is no spike
-SEVERAL = 4  # single spikes in one window before rises of their size are usual
-ROUTINE = 24  # steps in a row in which a loss scale may be halved while it is searched for
+LEAST_LOSS = 0.01  # minimum standard deviation of the loss, as a share of its median
+LEAST_LOG_NORM = 0.15  # minimum standard deviation of the log gradient norm, so that twice the usual norm is no spike
+FARTHER = 2.0  # minimum height of a spike, as a multiple of the largest rise in the window
+SURPRISE = 100.0  # loss sum of one unpredictable sentence, in nats: in a small batch, this is no spike
+SEVERAL = 4  # number of single spikes in one window after which rises of their size count as usual
+ROUTINE = 24  # maximum consecutive non-finite steps while a loss scale is searched for
 
 
 class NumbersMonitor(Monitor):
-    """Monitor that keeps a window of losses and log gradient norms, and how long each kind of verdict has lasted."""
+    """Monitor that keeps a window of losses and log gradient norms, and counts consecutive verdicts of each kind."""
 
     name = "numbers"
 
     def __init__(self, options: NumbersOptions, scaled: bool = False, tokens: int | None = None) -> None:
-        """Create the monitor; `tokens` is the number of tokens per step, None: unknown."""
+        """Create the monitor. scaled: whether a loss scale is searched for; tokens: tokens per step, None: unknown."""
         self.options = options
         self.one_sentence = SURPRISE / tokens if tokens else 0.0
-        self.routine = ROUTINE if scaled else 0  # non-finite steps in a row that are not reported
+        self.routine = ROUTINE if scaled else 0  # maximum consecutive non-finite steps that are not reported
         self.losses: list[float] = []
         self.norms: list[float] = []  # logarithms of gradient norms
-        self.rows: dict[str, int] = {}  # kind -> steps in a row with such a verdict
-        self.best: tuple[float, float, int] | None = None  # lowest median loss of recent steps, its noise, its step
-        self.found: set[str] = set()  # kinds found in the step under way
-        self.once: dict[str, float] = {}  # kind -> height above the centre of a spike that is the first in a row so far
-        self.alone: dict[str, list[tuple[int, float]]] = {}  # kind -> (step, height above the centre) of single spikes
+        self.rows: dict[str, int] = {}  # kind of verdict -> number of consecutive steps with it
+        self.best: tuple[float, float, int] | None = None  # (lowest median loss, its noise, its step)
+        self.found: set[str] = set()  # kinds of verdicts on the current step
+        self.once: dict[str, float] = {}  # kind -> height above the centre of a spike just begun
+        self.alone: dict[str, list[tuple[int, float]]] = {}  # kind -> single spikes, as (step, height above the centre)
 
     def describe(self) -> str:
         limits = f"loss over {self.options.spike:g} and gradient norm over {self.options.gradient_spike:g} deviations"
@@ -68,7 +68,7 @@ class NumbersMonitor(Monitor):
     ) -> Iterable[Verdict]:
         logarithmic = window is self.norms
         middle, noise = compute_centre(window), max(compute_deviation(window), least)
-        if not noise:  # a loss of exactly 0 in every step, as without valid tokens: no noise to judge by
+        if not noise:  # the loss is 0 in every step, as without valid tokens: there is no noise to compare with
             return
         above = (math.log(value) if logarithmic else value) - middle
         far = above / noise
@@ -108,7 +108,7 @@ class NumbersMonitor(Monitor):
         yield from self._find_divergence(record)
 
     def _extend_window(self, kind: str, step: int, value: float, window: list[float]) -> list[float]:
-        """Return the window with this step. A spike is left out; a single spike is remembered in `alone`."""
+        """Return the window extended by this step, unless it is a spike; store a single spike in `alone`."""
         row, once = self.rows.get(kind, 0), self.once.pop(kind, None)
         if row == 0:
             if once is not None:
@@ -122,12 +122,12 @@ class NumbersMonitor(Monitor):
         return [one for one in self.alone.get(kind, ()) if step - self.options.window <= one[0] < step]
 
     def _get_usual_rise(self, kind: str, step: int) -> float:
-        """Return the rise that at least `SEVERAL` single spikes of one window had; 0.0 if there are fewer."""
+        """Return the height that at least `SEVERAL` single spikes in the window reached; 0.0 if there are fewer."""
         rises = sorted((above for _, above in self._list_recent_spikes(kind, step)), reverse=True)
         return rises[SEVERAL - 1] if len(rises) >= SEVERAL else 0.0
 
     def _report_not_finite(self, record: StepRecord) -> Verdict:
-        """Return the verdict that replaces core's own, which would stop the run."""
+        """Return the verdict on a non-finite step; it overrides the verdict of core, which would stop the run."""
         row = self.rows["not-finite"]
         evidence = f"loss {record.loss}, gradient norm {record.grad_norm}, {row} in a row; the weights are as they were"
         details = {"step": record.step, "row": row, "first": record.step - row + 1}
@@ -136,7 +136,7 @@ class NumbersMonitor(Monitor):
         )
 
     def _find_divergence(self, record: StepRecord) -> Iterable[Verdict]:
-        """Yield a verdict if the median of the last steps is far above its minimum, in deviations of that time."""
+        """Yield a verdict if the recent median loss is far above its minimum, in deviations at the minimum."""
         if len(self.losses) < max(self.options.warmup, RECENT):
             return
         recent = compute_centre(self.losses)

@@ -1,4 +1,4 @@
-"""Peers: ranks that do equal work, those of one pipeline stage. A longer stage, such as the head's, is no slow rank.
+"""Peers: ranks that do equal work, because they have the same pipeline stage. Other stages may take longer.
 
 Torch-free.
 """
@@ -12,18 +12,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Peers:
-    """Pipeline stage of each rank, `stages`; empty if all ranks do equal work."""
+    """Peers of each rank. stages: pipeline stage of each rank; empty if all ranks do equal work."""
 
     stages: tuple[int, ...] = ()
 
     def find_peers(self, rank: int, ranks: int) -> list[int]:
-        """Return which of `ranks` ranks do the work of `rank`, itself included."""
+        """Return the peers of `rank` among `ranks` ranks, with `rank` itself."""
         if len(self.stages) != ranks:
             return list(range(ranks))
         return [other for other, stage in enumerate(self.stages) if stage == self.stages[rank]]
 
     def compute_peer_medians(self, values: Sequence[float]) -> list[float]:
-        """Return for each rank the median seconds of its peers, (ranks,); of two the faster, of one its own."""
+        """Return for each rank the median of its peers' values, (ranks,); for two peers, the minimum."""
         stages = self.stages if len(self.stages) == len(values) else (0,) * len(values)
         medians = {}
         for stage in set(stages):

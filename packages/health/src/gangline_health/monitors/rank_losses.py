@@ -1,9 +1,9 @@
-"""Monitor of ranks whose own loss differs from the other ranks': their data or their compute is bad. Torch-free.
+"""Monitor of ranks whose own loss differs from other ranks, because of bad data or wrong computation. Torch-free.
 
-It reads `rank_losses` of the step record. Ranks see different samples, so in one step their losses differ by chance: by
-how much is learned from all ranks over a window. A single step far beyond that is a batch of a rare kind, and a note. A
-rank that stays above or below the others in most steps of a window does not differ by chance. The median of its
-differences counts, so that a few batches do not move it.
+The monitor reads `rank_losses` of the step record. Ranks see different samples, so in each step their losses differ by
+chance; the size of chance differences is estimated from all ranks over a window. A far larger difference in a single
+step means an unusual batch, and is a note. A rank whose loss stays above or below the median rank in most steps of a
+window does not differ by chance. The median of its differences is tested, which a few unusual batches do not change.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from gangline_health.robust import NORMAL
 if TYPE_CHECKING:
     from gangline.record import StepRecord
 
-LEAST_RANKS = 3  # minimum number of ranks: of two that differ, it is unknown which one is wrong
-LEAST_LOSS = 0.01  # minimum deviation, as a share of the loss
-SURPRISE = 100.0  # nats of one unpredictable sentence in a rank's batch, as in `numbers`
-FARTHER = 2.0  # minimum height of a spike, as a multiple of the largest difference in the window
+LEAST_RANKS = 3  # minimum number of ranks to compare: if two ranks differ, either may be wrong
+LEAST_LOSS = 0.01  # minimum standard deviation of differences, as a share of the loss
+SURPRISE = 100.0  # loss sum of one unpredictable sentence in a rank's batch, in nats, as in `numbers`
+FARTHER = 2.0  # minimum difference of a spike, as a multiple of the largest difference in the window
 
 
 class RankLossesMonitor(Monitor):
-    """Monitor that keeps each rank's difference from the median rank over the last steps."""
+    """Monitor that keeps the loss difference of each rank from the median rank, for the last steps."""
 
     name = "rank_losses"
 
     def __init__(self, options: RankLossesOptions) -> None:
         self.options = options
         self.previous: StepRecord | None = None
-        self.rows: list[dict[int, float]] = []  # rank -> its loss minus the median rank's, for each step
-        self.told: dict[int, int] = {}  # rank -> step of its last verdict
+        self.rows: list[dict[int, float]] = []  # for each step: rank -> its loss minus the median loss
+        self.told: dict[int, int] = {}  # rank -> step of its last verdict on a lasting difference
 
     def describe(self) -> str:
         off = f"{self.options.lasting:g} deviations from that of the others"
         return f"ranks whose own loss is {off} in most of {self.options.window} steps"
 
     def observe(self, record: StepRecord) -> Iterable[Verdict]:
-        # ranks exchange a step's values after all checks have seen its record, so they are there in the next step
+        # ranks exchange the values of a step after checks observe its record, so they are read in the next step
         previous, self.previous = self.previous, record
         if previous is not None and previous.rank_losses is not None:
             yield from self._judge(previous, previous.rank_losses)
@@ -63,7 +63,7 @@ class RankLossesMonitor(Monitor):
             yield from self._find_lasting_differences(record, own, middle)
 
     def _estimate_noise(self, middle: float) -> float:
-        """Return by how much ranks differ by chance: robust, over all ranks and steps of the window."""
+        """Return the robust standard deviation of chance loss differences, over all ranks and steps of the window."""
         apart = [abs(difference) for row in self.rows for difference in row.values()]
         return max(NORMAL * statistics.median(apart), LEAST_LOSS * abs(middle))
 
@@ -105,6 +105,6 @@ class RankLossesMonitor(Monitor):
             yield Verdict("rank-loss", f"rank {rank}", 0.8, evidence, Action.WARN, details=details)
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Clear the window: another start may have other ranks."""
+        """Clear the window, because another start may have other ranks."""
         self.previous = None
         self.rows, self.told = [], {}

@@ -1,8 +1,9 @@
-"""Recomputation of a step from the same weights and data: a rank whose bits differ computes wrongly.
+"""Recomputation of a step from the same weights and data, to find a rank whose results are not reproducible.
 
-It needs no replica. In both runs, checksums cover what a rank gives into collectives, what it gets from them, and its
-result. If one rank computes wrongly, the results of all differ; the culprit is the rank whose first difference is in
-what it gave: until then its inputs were equal. If there is no such rank, a transfer changed what it carried.
+No replica is needed. In both computations, each rank records checksums of the inputs and outputs of its collectives,
+and of its loss and gradients. If one rank computes wrongly, the results of all ranks differ. The rank to blame is the
+rank whose first difference is in its own result, not in the output of a collective: its inputs were equal until then.
+If there is no such rank, a transfer changed its data.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ SAME, COMPUTED, RECEIVED = 0, 1, 2
 
 @dataclass
 class Event:
-    """Checksum of a value that a rank gave (`own`) or got, in order."""
+    """Checksum of a tensor that a rank computed (`own`) or received from a collective; `what` describes it."""
 
     what: str
     own: bool
@@ -40,7 +41,7 @@ class Event:
 
 
 class Recorder:
-    """Recorder of the events of a step; `events` is None while it is off."""
+    """Recorder of the events of a step; `events` is None while it does not record."""
 
     events: list[Event] | None = None
 
@@ -50,7 +51,7 @@ class Recorder:
 
     @contextmanager
     def record_events(self) -> Iterator[list[Event]]:
-        """Record all traffic of this rank within the context."""
+        """Record the events of this rank within the context, and yield the list of events."""
         events: list[Event] = []
         self.events = events
         try:
@@ -59,11 +60,11 @@ class Recorder:
             self.events = None
 
 
-RECORDER = Recorder()  # one per rank: communicators are built before the check that records
+RECORDER = Recorder()  # one per process, because communicators are built before the monitor that records
 
 
 class Heard(Generic[T]):
-    """Collective under way whose result is recorded when it is waited for."""
+    """Pending collective that records its result when `wait` returns it."""
 
     def __init__(self, inner: Pending[T], what: str) -> None:
         self.inner, self.what = inner, what
@@ -76,7 +77,7 @@ class Heard(Generic[T]):
 
 
 class RecordedComm(Wrapped):
-    """Communicator that records its inputs and outputs while a step is recorded."""
+    """Communicator that records inputs and outputs of collectives while `RECORDER` records."""
 
     def _note(self, name: str, call: Callable[[], Pending[T]], *given: Tensor) -> Pending[T]:
         if RECORDER.events is None:
@@ -107,26 +108,26 @@ class RecordedComm(Wrapped):
 
 
 def record_comms(comms: Comms) -> Comms:
-    """Return communicators whose traffic can be recorded."""
+    """Return `comms` wrapped, with communicators that `RECORDER` can record."""
     return WrappedComms(comms, RecordedComm)
 
 
 class RepeatedSteps:
-    """Wrapper that does every `every`-th step twice; the second result is used."""
+    """Wrapper of the runtime's step that computes every `every`-th step twice, and uses the second result."""
 
     def __init__(self, every: int | None) -> None:
         self.every = every
-        self.step = 0  # step under way
-        self.trusted: int | None = None  # last step with two equal runs
+        self.step = 0  # number of the current step
+        self.trusted: int | None = None  # last step whose two computations were equal; None: not known yet
         self.rank = 0
-        self.mine, self.where = SAME, ""  # this rank's first difference, and where it is
-        self.looked = False  # True if this step was done twice
-        self.found: list[int] = []  # first difference of each rank
+        self.mine, self.where = SAME, ""  # kind of this rank's first difference, and its description
+        self.looked = False  # True if the current step was computed twice
+        self.found: list[int] = []  # kind of the first difference of each rank
 
     def attach(self, runtime: Runtime, rank: int) -> None:
-        """Replace `runtime.step` by one that does some steps twice."""
+        """Replace `runtime.step` by a function that computes every `every`-th step twice."""
         self.rank = rank
-        if list(runtime.local()[0]):  # the remainder of compressed gradients goes into the next step
+        if list(runtime.local()[0]):  # a step changes layout-local state (the remainder of compressed gradients)
             self.every = None
         if self.every is None:
             return
@@ -154,7 +155,7 @@ class RepeatedSteps:
         return result
 
     def collective(self, comm: Comm, device: torch.device) -> None:
-        """Gather the first difference of every rank, if the step was done twice."""
+        """Gather the kind of the first difference of every rank, if this step was computed twice."""
         self.found = []
         if self.looked:
             difference = torch.tensor([self.mine], dtype=torch.int64, device=device)
@@ -163,7 +164,7 @@ class RepeatedSteps:
                 self.trusted = self.step
 
     def judge(self, step: int) -> Iterable[Verdict]:
-        """Yield a verdict if the runs differ; a rank reports itself, because only it knows where."""
+        """Yield a verdict if two computations of a step differ. A faulty rank reports itself: only it knows where."""
         if not any(self.found):
             return
         details: dict[str, int | str] = {"step": step, "first": (self.trusted or 0) + 1, "row": 1}
@@ -178,7 +179,7 @@ class RepeatedSteps:
 
 
 def find_first_difference(before: Sequence[Event], after: Sequence[Event]) -> tuple[int, str]:
-    """Return (SAME, COMPUTED or RECEIVED, where) for the first event that differs between two runs."""
+    """Return (SAME, COMPUTED or RECEIVED; description) of the first event that differs between two computations."""
     for one, other in zip(before, after, strict=False):
         if one.what != other.what or one.own != other.own or not torch.equal(one.sums, other.sums):
             return (COMPUTED if one.own or other.own else RECEIVED), one.what

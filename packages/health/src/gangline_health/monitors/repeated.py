@@ -1,8 +1,8 @@
-"""Monitor of starts that fail at the same step as the starts before: new workers alone do not fix that. Torch-free.
+"""Monitor of starts that fail repeatedly at the same step, which a restart alone does not fix. Torch-free.
 
-It looks before the first step of a start at what earlier starts left in the run directory. A failure that comes back at
-the same step is caused by what the ranks read (the checkpoint, a batch) or by what they need (memory): an older
-checkpoint helps against the former, only other settings against the latter.
+Before the first step of a start, the monitor reads the logs of earlier starts in the run directory. A failure that
+repeats at the same step has its cause in the data that ranks read (the checkpoint, a batch), which an older checkpoint
+may fix, or in a lack of memory, which only other options fix.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ if TYPE_CHECKING:
     from gangline.record import StepRecord
     from gangline.runtime import Runtime
 
-# messages of torch on a GPU, torch on a CPU, Python
+# out-of-memory messages of torch on a GPU, torch on a CPU, and Python
 NO_MEMORY = re.compile(r"OutOfMemoryError|out of memory\. Tried|can't allocate memory|\bMemoryError\b")
 MORE_MEMORY = (
     "New processes have no more of it: lower batch.micro_size, set run.recompute=full or run.loss_chunk, or cut the "
     "run over more ranks"
 )
-SAME = 1  # tolerance in steps: a kill may come before the record of the step before is written
-NEWEST_BYTES = 1 << 22  # read from the end of metrics.jsonl
+SAME = 1  # tolerance in steps: a kill may prevent the record of the previous step
+NEWEST_BYTES = 1 << 22  # maximum number of bytes to read from the end of metrics.jsonl
 
 Line = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Repeated:
-    """Starts in a row that failed at one step.
+    """Consecutive starts that failed at the same step.
 
-    times      number of these starts
-    step       most steps that they had done
+    times      number of consecutive starts
+    step       last step that the newest of these starts completed
     why        reason of the last failure
-    no_memory  number of starts without memory left, counted back from the last one
+    no_memory  number of consecutive out-of-memory failures, counted back from the last failure
     """
 
     times: int
@@ -60,7 +60,7 @@ class Repeated:
 
 
 class RepeatedMonitor(Monitor):
-    """Monitor that reports before the first step how earlier starts failed."""
+    """Monitor that reports before the first step if earlier starts failed repeatedly at the same step."""
 
     name = "repeated"
 
@@ -79,13 +79,13 @@ class RepeatedMonitor(Monitor):
             return
         events = read_events(self.run_dir)
         launches = [line for line in events if line.get("event") == "launch"]
-        if not launches or not launches[-1].get("futile"):  # the start before did new steps
+        if not launches or not launches[-1].get("futile"):  # the previous start completed new steps
             return
         failure = find_repeated(launches, count_reached(events, read_newest_records(Path(self.run_dir))))
         if failure is None:
             return
         step = failure.step + 1
-        short = failure.no_memory >= 2  # a single one may be left over from the fault before it
+        short = failure.no_memory >= 2  # a single out-of-memory failure may be a consequence of the failure before
         times = failure.no_memory if short else failure.times
         details = {"step": step, "row": times}
         evidence = f"{times} starts in a row failed in step {step}; the last one: {failure.why or 'nobody knows why'}"
@@ -97,10 +97,10 @@ class RepeatedMonitor(Monitor):
             yield Verdict("repeated-failure", f"step {step}", 0.8, evidence, Action.WARN, details=details)
 
     def _find_first_untrusted(self) -> int:
-        """Return the first step whose checkpoints are not trusted: that of the checkpoint that this start began with.
+        """Return the first step whose checkpoints are not trusted: the step of the checkpoint that this start read.
 
-        If that one lies between two that are due by `checkpoint.every`, it belongs to a tier for the newest steps,
-        which is not trusted since the last due checkpoint; the due ones are stored elsewhere.
+        If `checkpoint.every` does not divide that step, the checkpoint is from a tier for the newest steps, and no
+        checkpoint after the last step that `checkpoint.every` divides is trusted; that step itself is stored elsewhere.
         """
         lines = attempts.read(self.run_dir or ".")
         id = CheckpointId.parse(lines[-1].start or "") if lines else None
@@ -112,7 +112,7 @@ class RepeatedMonitor(Monitor):
 
 
 def find_repeated(launches: Sequence[Line], reached: dict[int, int]) -> Repeated | None:
-    """Return the failures of ranks at one step that precede the newest launches; None if there are fewer than two."""
+    """Return the newest consecutive failures at the same step, or None. reached: generation -> last completed step."""
     step, whys = None, list[str]()
     for earlier, line in reversed([*pairwise(launches)]):
         before = int(earlier["generation"])
@@ -129,17 +129,17 @@ def find_repeated(launches: Sequence[Line], reached: dict[int, int]) -> Repeated
 
 
 def _is_failure(line: Line) -> bool:
-    """Return whether a launch follows a failure of ranks, of its own job or of the job before."""
+    """Return whether a launch follows a failure of ranks, in the same job or in the previous job."""
     return line.get("why") == "rank" or (line.get("why") == "start" and line.get("after") in ("bug", "killed"))
 
 
 def count_reached(events: Iterable[Line], steps: Iterable[Line]) -> dict[int, int]:
-    """Return the most steps done by each generation, as rank 0 wrote them.
+    """Return {generation: last completed step}, from the log lines of rank 0.
 
-    For a start that was rolled back, only records since then count: earlier lines are of the branch that it left.
+    For a start that rolled back, only records after its last rollback count: earlier lines are of an abandoned branch.
     """
     step_counts: dict[int, int] = {}
-    last_attempts: dict[int, int] = {}  # generation -> the newest attempt that it went back from
+    last_attempts: dict[int, int] = {}  # generation -> attempt that its last rollback ended
     rank_lines = [line for line in events if line.get("by") == "rank"]
     for line in rank_lines:
         if line.get("event") == "order" and line.get("action") == "roll_back":
@@ -155,7 +155,7 @@ def count_reached(events: Iterable[Line], steps: Iterable[Line]) -> dict[int, in
 
 
 def read_newest_records(run_dir: Path) -> list[Line]:
-    """Return the newest lines of metrics.jsonl, without a torn line."""
+    """Return the last step records of metrics.jsonl, without incomplete lines; [] if it cannot be read."""
     path, records = run_dir / "metrics.jsonl", []
     with suppress(OSError), open_regular(path, sys.maxsize) as file:
         file.seek(max(0, path.stat().st_size - NEWEST_BYTES))

@@ -1,4 +1,4 @@
-"""Monitor of checkpoint saves that fail: training continues, and a fault would undo every step since the last save.
+"""Monitor of failed checkpoint saves: training continues, but a fault would undo all steps since the last save.
 
 Torch-free.
 """
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 
 class SavesMonitor(Monitor):
-    """Monitor that reports each reason once, until a save succeeds again."""
+    """Monitor that reports a failed save; consecutive failures with the same reason are reported once."""
 
     name = "saves"
 
     def __init__(self) -> None:
         self.said: str | None = None
-        self.whole: int | None = None  # step in which a complete checkpoint was last reported
+        self.whole: int | None = None  # last step whose record has a complete checkpoint
         self.previous: StepRecord | None = None
         self.rank = 0
 
@@ -37,9 +37,9 @@ class SavesMonitor(Monitor):
         self.rank = comms.rank
 
     def observe(self, record: StepRecord) -> Iterable[Verdict]:
-        # a save's result is in the record only after all checks have seen it: it is read in the next step
+        # the result of a save is added to the record after checks observe it, so it is read in the next step
         previous, self.previous = self.previous, record
-        if previous is None or self.rank:  # a save fails on all ranks at once
+        if previous is None or self.rank:  # only rank 0 reports, because a save fails on all ranks at once
             return
         if previous.saved:
             self.whole = previous.step

@@ -1,7 +1,7 @@
-"""Detection of ranks that are a few percent slower all the time: too little to be an outlier of any one step.
+"""Detection of ranks that are always a few percent slower, which is too little for an outlier in any step.
 
-A steady few percent of one rank are a few percent of the whole job. Noise has both signs; so a rank counts if it was
-that much slower than the median rank of its stage in each of ten consecutive stretches. Torch-free.
+A rank that is steadily a few percent slower delays the complete job by that. Noise has both signs, so a rank is slow if
+it was slower than the median rank of its stage in each of ten consecutive stretches of steps. Torch-free.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from dataclasses import dataclass, field
 
 from gangline_health.monitors.peers import Peers
 
-STRETCHES = 10
+STRETCHES = 10  # number of stretches that `steps` are split into
 
 
 @dataclass
 class SlowRanks:
-    """Seconds of own work by step and rank in the current stretch, and the slow ranks of earlier stretches."""
+    """Detector of steadily slow ranks. rows: seconds by step and rank in the current stretch."""
 
-    slower: float  # multiple of the median rank, in each stretch
-    steps: int  # number of steps of all stretches together
+    slower: float  # minimum multiple of the median rank's time in each stretch
+    steps: int  # number of steps in all stretches together
     peers: Peers = field(default_factory=Peers)
     rows: list[Sequence[float]] = field(default_factory=list)
-    slow: list[dict[int, float]] = field(default_factory=list)  # for each stretch: rank -> multiple of the median rank
+    slow: list[dict[int, float]] = field(default_factory=list)  # for each stretch: slow rank -> multiple
 
     def add(self, own: Sequence[float]) -> dict[int, float]:
-        """Add the seconds of one step, (ranks,); return {rank: multiple of the median rank} of ranks found with it."""
+        """Add the seconds of each rank in a step, (ranks,); return {slow rank: multiple of its stage's median}."""
         if self.rows and len(self.rows[0]) != len(own):
             self.rows, self.slow = [], []
         self.rows.append(own)
@@ -42,5 +42,5 @@ class SlowRanks:
         steady = set.intersection(*(set(one) for one in self.slow))
         slow_ranks = {rank: statistics.median(one[rank] for one in self.slow) for rank in sorted(steady)}
         if slow_ranks:
-            self.slow = []  # reported again after as many steps
+            self.slow = []  # a slow rank is reported again only after `steps` more steps
         return slow_ranks

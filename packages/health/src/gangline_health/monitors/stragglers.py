@@ -1,9 +1,9 @@
-"""Monitor of stragglers: which ranks are slow, in what phase, since when, and what it costs. Torch-free.
+"""Monitor of stragglers: reports slow ranks, their slowest phase, since when, and the cost per step. Torch-free.
 
-It reads `rank_phases` of the step record: what each rank did itself, without its waits for others. In a step that all
-ranks take together the slowest rank sets the pace; it also waits the least. So a rank is judged by the median of its
-own seconds over a window, against the median of the ranks that do equal work, in robust deviations between ranks.
-Stages of a pipeline are never compared: one has the head, and is longer.
+The monitor reads `rank_phases` of the step record: the seconds of each rank's own work, without its waits for other
+ranks. The slowest rank sets the step time, and waits the least. So the median of a rank's own seconds over a window is
+compared with the median of its peers, the ranks that do equal work, in robust standard deviations between ranks.
+Different pipeline stages are not compared: the stage with the head takes longer.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
     from gangline.record import StepRecord
     from gangline.runtime import Runtime
 
-OWN = ("data", "forward", "backward", "optimizer", "other")  # a rank's own work; saves depend on the disk
+OWN = ("data", "forward", "backward", "optimizer", "other")  # own work; not saves, which depend on the disk
 
 
 class StragglersMonitor(Monitor):
-    """Monitor that keeps each rank's seconds of the last steps, by phase."""
+    """Monitor that keeps the seconds of each rank in each phase, for the last steps."""
 
     name = "stragglers"
 
     def __init__(self, options: StragglersOptions) -> None:
         self.options, self.peers = options, Peers()
-        self.rows: list[dict[str, list[float]]] = []  # seconds by phase and rank, for each step
+        self.rows: list[dict[str, list[float]]] = []  # for each step: phase -> seconds by rank
         self.previous: StepRecord | None = None
-        self.since: dict[str, int] = {}  # rank -> first step in which it was slow
-        self.told: dict[str, int] = {}  # rank -> step of its last verdict
+        self.since: dict[str, int] = {}  # slow rank -> first step of the window in which it was first slow
+        self.told: dict[str, int] = {}  # slow rank -> step of its last verdict
         self.steady = SlowRanks(options.steadily, options.steady_steps)
 
     def attach(self, runtime: Runtime, comms: Comms, store: Store | None, device: torch.device) -> None:
@@ -54,7 +54,7 @@ class StragglersMonitor(Monitor):
         return f"ranks {self.options.slower:g} times slower than the median of {of} over {self.options.window} steps"
 
     def observe(self, record: StepRecord) -> Iterable[Verdict]:
-        # ranks exchange a step's values after all checks have seen its record, so they are there in the next step
+        # ranks exchange the values of a step after checks observe its record, so they are read in the next step
         previous, self.previous = self.previous, record
         if previous is not None:
             yield from self._judge(previous)
@@ -84,25 +84,25 @@ class StragglersMonitor(Monitor):
         self.told = {rank: step for rank, step in self.told.items() if rank in slow}
 
     def _compute_medians(self, phases: Iterable[str]) -> list[float]:
-        """Return for each rank the median over the window of its seconds in these phases together."""
+        """Return for each rank the median, over the window, of the sum of its seconds in `phases`."""
         names = tuple(phases)
         ranks = range(len(self.rows[0]["data"]))
         return [statistics.median(sum(row[name][rank] for name in names) for row in self.rows) for rank in ranks]
 
     def _find_slow_ranks(self, own: list[float]) -> list[tuple[int, float]]:
-        """Return (rank, its score) of each rank above every limit."""
+        """Return (rank, score in robust standard deviations) of each rank that is above all straggler thresholds."""
         usual, ranks = self.peers.compute_peer_medians(own), range(len(own))
         compared = [rank for rank in ranks if usual[rank] > 0 and len(self.peers.find_peers(rank, len(own))) > 1]
         if not compared:
             return []
-        # noise over all ranks: a stage may have few
+        # noise is estimated over all ranks, because a stage may have few ranks
         spread = NORMAL * statistics.median(abs(own[rank] / usual[rank] - 1) for rank in compared)
         slow_ranks = []
         for rank in compared:
             seconds, middle = own[rank], usual[rank]
             more, noise = seconds - middle, max(spread, 0.02, 1e-6 / middle)
             score = more / middle / noise
-            known = str(rank) in self.since  # a slow rank stays one until it is clearly as fast as the others
+            known = str(rank) in self.since  # a slow rank stays slow until its excess is below half the threshold
             slower = 1 + (self.options.slower - 1) / (2 if known else 1)
             far = seconds >= slower * middle and score >= self.options.score
             if far and more >= self.options.least_seconds:
@@ -117,8 +117,8 @@ class StragglersMonitor(Monitor):
             excess[phase] = each[rank] - self.peers.compute_peer_medians(each)[rank]
         phase = max(excess, key=lambda name: excess[name])
         next_slowest = max(seconds for other, seconds in enumerate(own) if other != rank)
-        cost = max(0.0, own[rank] - next_slowest)  # seconds that a step would be shorter without this rank
-        step = (record.rank_seconds or {}).get("max", record.step_seconds)  # equal on all ranks, so one reports
+        cost = max(0.0, own[rank] - next_slowest)  # seconds by which a step would be shorter without this rank
+        step = (record.rank_seconds or {}).get("max", record.step_seconds)  # equal on all ranks: equal verdicts
         share = cost / step if step else 0.0
         where = " of its stage" if len(peers) < len(own) else ""
         evidence = (
@@ -142,7 +142,7 @@ class StragglersMonitor(Monitor):
         return Verdict("slow-rank", f"rank {rank}", 0.8, evidence, Action.NOTE, details=details)
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Clear the window: another start has other processes, perhaps on other machines."""
+        """Clear the window, because another start has other processes, perhaps on other machines."""
         self.previous = None
         self.rows, self.since, self.told = [], {}, {}
         self.steady = SlowRanks(self.options.steadily, self.options.steady_steps, self.peers)

@@ -1,1 +1,1 @@
-"""Calibration (`gangline plan calibrate`): measures this machine for a cluster file."""
+"""Calibration (`gangline plan calibrate`): measures this machine and writes a cluster file."""

@@ -1,4 +1,4 @@
-"""Timing with all ranks busy at once: calls one after the other, as in a step."""
+"""Timing of calls while all ranks are busy; calls are repeated back to back, as in a step."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import torch
 
 from gangline.comm.base import Comm
 
-MOST = 1000  # maximum calls of one measurement
+MOST = 1000  # maximum number of calls in one measurement
 
 
 def measure_seconds(work: Callable[[], object], comm: Comm, device: torch.device, budget: float = 0.05) -> float:
-    """Return the seconds of one call: mean over about `budget` seconds of calls, and over ranks, which begin together.
+    """Return the seconds of one call: mean over calls in about `budget` seconds, and over ranks, which begin together.
 
-    If ranks share cores, a single call may find a free one; only many in a row show what a rank gets of them.
+    If ranks share cores, a single call may get a free core; only many consecutive calls show a rank's share of them.
     """
     work()
     once = max(measure_calls(work, 1, comm, device), 1e-7)
@@ -25,7 +25,7 @@ def measure_seconds(work: Callable[[], object], comm: Comm, device: torch.device
 
 
 def measure_calls(work: Callable[[], object], times: int, comm: Comm, device: torch.device) -> float:
-    """Return the seconds of `times` calls on this rank."""
+    """Return the total seconds of `times` calls on this rank, after a barrier."""
     comm.barrier()
     finish(device)
     start = time.perf_counter()
@@ -36,7 +36,7 @@ def measure_calls(work: Callable[[], object], times: int, comm: Comm, device: to
 
 
 def measure_alone(work: Callable[[], object], comm: Comm, device: torch.device, budget: float = 0.1) -> float:
-    """Return the seconds of one call on the first rank while the others wait; equal on all ranks."""
+    """Return the mean seconds of one call on the first rank while the other ranks wait; equal on all ranks."""
     seconds = 0.0
     comm.barrier()
     if comm.index == 0:
@@ -53,21 +53,21 @@ def measure_alone(work: Callable[[], object], comm: Comm, device: torch.device, 
 
 
 def compute_mean(value: float, comm: Comm, device: torch.device) -> float:
-    """Return the mean of a value over ranks."""
+    """Return the mean of `value` over all ranks, on all ranks."""
     if comm.size == 1:
         return value
     return float(comm.all_reduce(torch.tensor([value], dtype=torch.float64, device=device)).item()) / comm.size
 
 
 def reduce_max(value: float, comm: Comm, device: torch.device) -> float:
-    """Return the maximum of a value over ranks."""
+    """Return the maximum of `value` over all ranks, on all ranks."""
     if comm.size == 1:
         return value
     return float(comm.all_reduce(torch.tensor([value], dtype=torch.float64, device=device), "max").item())
 
 
 def broadcast_value(value: int, comm: Comm, device: torch.device) -> int:
-    """Return the value of the first rank."""
+    """Return the `value` of the first rank, on all ranks."""
     if comm.size == 1:
         return value
     return int(comm.broadcast(torch.tensor([value], device=device), 0).item())

@@ -1,4 +1,4 @@
-"""Command `gangline plan calibrate`: starts the ranks, and writes their measurements as a cluster file."""
+"""Command `gangline plan calibrate`: starts ranks that measure this machine, and writes a cluster file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gangline.explain.topology import Topology
 from gangline_basics.cluster.file import Cluster, Quantity, save_cluster
 from gangline_planner.calibrate.progress import MARK
 
-ASSUMED = {  # numbers that no measurement of one machine shows
+ASSUMED = {  # values of numbers that are not measured
     "matmul.efficiency": (1.0, "the peak of this file is what was measured"),
     "memory.efficiency": (1.0, "the bandwidth of this file is what was measured"),
     "link.node.efficiency": (1.0, "the bandwidth of this file is what was measured"),
@@ -30,7 +30,7 @@ ASSUMED = {  # numbers that no measurement of one machine shows
 
 
 def calibrate(out: Path, processes: int, rounds: int) -> str:
-    """Write the cluster file `out`; return its numbers as text. Raises UserError if ranks fail or the file exists."""
+    """Write the cluster file `out` and return its numbers as text. Raises UserError if ranks fail or `out` exists."""
     if out.exists():
         raise UserError(f"{out} is there already.", "It is not written over.", "--out=ANOTHER.yaml")
     if not out.parent.is_dir():
@@ -43,11 +43,11 @@ def calibrate(out: Path, processes: int, rounds: int) -> str:
 
 
 def build_cluster(out: Path, found: Mapping[str, float], processes: int, at_once: str) -> Cluster:
-    """Return the cluster file: measured numbers, and assumed ones for the rest."""
+    """Return the cluster file: measured numbers, and assumed values for all other numbers."""
     source = f"measured by gangline plan calibrate on {platform.node()}, {at_once}"
     numbers = {name: Quantity(value, why) for name, (value, why) in ASSUMED.items()}
     numbers |= {name: Quantity(value, source) for name, value in found.items()}
-    for name in ("bandwidth", "latency"):  # one machine was measured: it has no links to others
+    for name in ("bandwidth", "latency"):  # one machine was measured, which has no links to other machines
         inside = numbers[f"link.node.{name}"].value
         numbers[f"link.cluster.{name}"] = Quantity(inside, "as inside the node: one machine was measured")
     bandwidth = numbers["link.node.bandwidth"].value / 1e9
@@ -58,7 +58,7 @@ def build_cluster(out: Path, found: Mapping[str, float], processes: int, at_once
 
 
 def count_threads(processes: int) -> int:
-    """Return the threads of a rank in a run of `processes`: OMP_NUM_THREADS, or else its share of the cores."""
+    """Return the number of threads per rank: OMP_NUM_THREADS, or else the number of cores over `processes`."""
     setting = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
     if setting.isdigit() and int(setting):
         return int(setting)
@@ -71,7 +71,7 @@ def count_cores() -> int:
 
 
 def describe_crowding(processes: int) -> list[str]:
-    """Return a line if there are more ranks than cores: then a rate is that of a share of a core."""
+    """Return a line of text if there are more ranks than cores, else []: then rates are those of a share of a core."""
     if processes <= count_cores():
         return []
     return [f"{processes} processes share {count_cores()} cores: each rate is that of a share, not of a core"]
@@ -98,7 +98,7 @@ def _measure_machine(processes: int, threads: int, rounds: int) -> dict[str, flo
 
 
 def run_ranks(words: Sequence[str], environment: Mapping[str, str], log: Path) -> int:
-    """Run the ranks and return their exit code; progress goes to stderr, all other output to `log`."""
+    """Run the ranks and return their exit code. Progress lines go to stderr, all other output to `log`."""
     pipe, both = subprocess.PIPE, subprocess.STDOUT
     with (
         log.open("w", encoding="utf-8") as log_file,
@@ -114,7 +114,7 @@ def run_ranks(words: Sequence[str], environment: Mapping[str, str], log: Path) -
 
 
 def read_error(log: Path) -> list[str]:
-    """Return the first error that a rank printed (torchrun prints its own after it), or else the last lines."""
+    """Return the first error that a rank printed, before the errors of torchrun; without an error, the last lines."""
     lines = [line.strip() for line in log.read_text(errors="replace", encoding="utf-8").splitlines() if line.strip()]
     errors = [line for line in lines if re.match(r"(\[rank\d+\]:\s*)?[\w.]*(Error|Exception|Exit)\b", line)]
     return errors[:1] or lines[-3:] or ["It said nothing."]

@@ -1,8 +1,8 @@
-"""Fit of measured seconds to the numbers of a cluster file, each with a floor below which no machine is.
+"""Fit of the numbers of a cluster file to measured seconds; each number has a minimum that no machine undercuts.
 
-Matmuls, attention, copies and collectives are measured apart. The rest of a small model's step is memory traffic
-between matmuls (`elementwise.passes`) and, if the host itself computes, the start of each matmul and all that goes with
-it (`matmul.half`): both are fitted by the sums that a plan uses.
+Matmuls, attention, copies and collectives are measured separately. The rest of a small model's step is memory traffic
+between matmuls (`elementwise.passes`) and, on a CPU, the start of each matmul with its overheads (`matmul.half`). Both
+are fitted with the formulas that a plan uses.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from gangline_planner.calibrate.small_steps import MICROBATCHES, STARTS, SmallMo
 from gangline_planner.price.products import BACKWARD, Rates
 from gangline_planner.price.step import StageTime
 
-START = 1e-6  # minimum seconds to start a matmul
-LATENCY = 1e-6  # minimum seconds of a message
-PASSES = 1.0  # minimum: what is kept is written once
-SMALLEST = 0.1  # minimum of a fitted term, as a share of the measured time
+START = 1e-6  # minimum start time of a matmul, in seconds
+LATENCY = 1e-6  # minimum latency of a message, in seconds
+PASSES = 1.0  # minimum of `elementwise.passes`: saved activations are written once
+SMALLEST = 0.1  # minimum of a fitted term, as a share of the measured seconds
 
 Numbers = dict[str, float]
 K = TypeVar("K")
@@ -36,14 +36,16 @@ K = TypeVar("K")
 
 @dataclass
 class Measured:
-    """Seconds of one call, mean over ranks; of several rounds, the median.
+    """Measurements of one round, or medians over rounds. Times are seconds of one call, mean over ranks.
 
-    copied    bytes per second
-    products  matmuls, by dtype
-    forward, backward  passes of attention
-    steps     forward and backward of all microbatches; update: what follows them; starts: passes of the smallest model
-    alone     time of a step while all ranks take one, as a multiple of its time while one rank does
-    late      time from the mean end of a computation to the last rank's, as a share of its duration
+    copied    bandwidth of a memory copy, in bytes per second
+    products  time of a matmul, by dtype and shape
+    forward, backward  time of the forward and the backward pass of attention, by shape
+    steps     time of forward and backward of all microbatches, by model; starts: the same for the smallest model
+    update    time of gradient clipping and the optimizer
+    alone     time of a step while all ranks compute, as a multiple of its time while only one rank computes
+    late      time of the slowest rank beyond the mean rank, as a share of the mean
+    sent      time of a collective, by its call
     hidden    share of a transfer that computation hides
     """
 
@@ -61,7 +63,7 @@ class Measured:
 
 
 def merge_rounds(rounds: Sequence[Measured]) -> Measured:
-    """Return the median of each number over rounds, so that other load in one round does not count."""
+    """Return the median of each measurement over rounds, so that other load during one round has no effect."""
     one = rounds[0]
     return Measured(
         copied=median(each.copied for each in rounds),
@@ -83,7 +85,7 @@ def _compute_medians(rounds: Sequence[Mapping[K, float]]) -> dict[K, float]:
 
 
 def fit_numbers(measured: Measured, ranks: int, device: str) -> Numbers:
-    """Return the numbers of a cluster file, by name."""
+    """Return the fitted numbers of a cluster file, by name."""
     numbers: Numbers = {"memory.bandwidth": measured.copied}
     for name, seconds in measured.products.items():
         each, start = fit_rate(seconds, measured.copied, 4 if name == "fp32" else 2)
@@ -94,7 +96,7 @@ def fit_numbers(measured: Measured, ranks: int, device: str) -> Numbers:
     numbers["module.seconds"] = measured.starts / (3 * MICROBATCHES * count_work(STARTS, device).modules)
     numbers["host.seconds"] = measured.update
     numbers |= fit_steps(measured.steps, numbers, device)
-    if device == "cpu":  # only CPU ranks share cores; on an accelerator a value above 1 is noise
+    if device == "cpu":  # only CPU ranks share cores; on an accelerator, a value above 1 is noise
         numbers["node.alone"] = max(1.0, measured.alone)
     if ranks > 1:
         numbers |= fit_links(measured.sent)
@@ -104,7 +106,7 @@ def fit_numbers(measured: Measured, ranks: int, device: str) -> Numbers:
 
 
 def fit_rate(seconds: Mapping[MatrixProduct, float], memory: float, itemsize: int) -> tuple[float, float]:
-    """Return (seconds of an operation, seconds at the start), without memory traffic, which a plan adds."""
+    """Return (seconds per operation, seconds per start) of matmuls, without memory traffic, which a plan adds."""
     points = []
     for shape, duration in seconds.items():
         traffic = (shape.rows * (shape.inner + shape.columns) + shape.inner * shape.columns) * itemsize
@@ -115,7 +117,7 @@ def fit_rate(seconds: Mapping[MatrixProduct, float], memory: float, itemsize: in
 
 
 def fit_attention(measured: Measured, peak: float) -> Numbers:
-    """Return the rates of attention over the peak, and the number of keys over which they reach half of it."""
+    """Return the efficiencies of attention (rate over `peak`), and the number of keys at which it has half its rate."""
     points = []
     for shape, duration in measured.forward.items():
         flops = shape.flops * shape.visible
@@ -136,7 +138,7 @@ def fit_attention(measured: Measured, peak: float) -> Numbers:
 
 
 def fit_steps(seconds: Mapping[SmallModel, float], known: Numbers, device: str) -> Numbers:
-    """Return `elementwise.passes`, and on a CPU a fitted `matmul.half`, from the seconds that other terms leave."""
+    """Return `elementwise.passes` and `matmul.half` (refitted on a CPU), fitted to step times minus the known terms."""
     half = known["matmul.half"]
 
     def predict_step(model: SmallModel, half: float, passes: float) -> float:
@@ -158,7 +160,7 @@ def fit_steps(seconds: Mapping[SmallModel, float], known: Numbers, device: str) 
 
 
 def fit_links(seconds: Mapping[CollectiveCall, float]) -> Numbers:
-    """Return one latency per round and one bandwidth, over all operations and numbers of ranks."""
+    """Return latency per message and bandwidth of links, fitted over all collectives and numbers of ranks."""
     points = [(float(call.rounds), call.bytes, duration, duration) for call, duration in seconds.items()]
     latency, each = fit_two_costs(points)
     most = max(points, key=lambda point: point[1])
@@ -169,7 +171,7 @@ def fit_links(seconds: Mapping[CollectiveCall, float]) -> Numbers:
 
 
 def count_work(model: SmallModel, device: str) -> StageWork:
-    """Return the work of one microbatch."""
+    """Return the work of one microbatch of a small model."""
     run = build_run(model, device)
     explanation = run.parallel.explain(run, Mesh.of({}), compose_model(run))
     assert explanation is not None, "parallel=single explains itself"
@@ -177,7 +179,7 @@ def count_work(model: SmallModel, device: str) -> StageWork:
 
 
 def compute_stage_time(model: SmallModel, device: str, known: Numbers) -> StageTime:
-    """Return the seconds of one microbatch with these numbers."""
+    """Return the predicted seconds of one microbatch of a small model, with the numbers `known`."""
     numbers = {**known, "matmul.efficiency": 1.0, "memory.efficiency": 1.0}
     cluster = Cluster(
         "measured", "", Topology(), {name: Quantity(value, "measured") for name, value in numbers.items()}

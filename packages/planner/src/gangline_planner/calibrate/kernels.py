@@ -1,4 +1,4 @@
-"""Measurements of a rank's computation: matmuls by shape and dtype, fused attention, memory copies."""
+"""Measurements of a rank's computation: matmuls by dtype and shape, fused attention, memory copies."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from gangline.model.products import AttentionProduct, MatrixProduct
 from gangline_planner.calibrate.clock import measure_seconds
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-PRODUCTS = {  # rows, inner, columns
+PRODUCTS = {  # shapes of matmuls: rows, inner, columns
     "cpu": ((128, 64, 256), (256, 128, 128), (256, 256, 1024), (512, 256, 256), (1024, 512, 1024)),
     "cuda": ((1024, 1024, 1024), (4096, 4096, 4096), (8192, 4096, 14336), (8192, 8192, 8192)),
 }
-ATTENTION = {  # sequences, tokens, heads, width of a head
+ATTENTION = {  # shapes of attention: sequences, tokens, heads, head dimension
     "cpu": ((2, 128, 4, 32), (1, 512, 4, 32), (1, 256, 4, 64), (1, 1024, 4, 64)),
     "cuda": ((4, 512, 16, 128), (2, 2048, 16, 128), (1, 4096, 32, 128), (1, 8192, 32, 128)),
 }
 
 
 def measure_products(dtype: str, comm: Comm, device: torch.device) -> Mapping[MatrixProduct, float]:
-    """Return by shape the mean seconds of a linear's three matmuls: forward, gradient of its input, of its weight."""
+    """Return the mean seconds of a linear's three matmuls by shape: forward, input gradient, weight gradient."""
     seconds = {}
     for rows, inner, columns in PRODUCTS[device.type]:
         x, weight, gradient = (
@@ -46,7 +46,7 @@ def measure_products(dtype: str, comm: Comm, device: torch.device) -> Mapping[Ma
 def measure_attention(
     comm: Comm, device: torch.device
 ) -> tuple[dict[AttentionProduct, float], dict[AttentionProduct, float]]:
-    """Return seconds by shape (forward, backward) of causal fused attention: float32 on a CPU, bfloat16 on a GPU."""
+    """Return (forward, backward) seconds of causal fused attention by shape, in float32 on a CPU, bfloat16 on a GPU."""
     ahead, behind, dtype = {}, {}, torch.bfloat16 if device.type == "cuda" else torch.float32
     for sequences, tokens, heads, width in ATTENTION[device.type]:
         q, k, v = (
@@ -67,12 +67,12 @@ def measure_attention(
             sequences=sequences, queries=tokens, keys=tokens, heads=heads, kv_heads=heads, head_dim=width
         )
         ahead[shape] = once
-        behind[shape] = max(whole - once, once)  # it computes more than the forward pass, so it takes at least as long
+        behind[shape] = max(whole - once, once)  # the backward pass takes at least as long
     return ahead, behind
 
 
 def measure_copy_bandwidth(comm: Comm, device: torch.device) -> float:
-    """Return the bytes per second that a copy reads and writes, of arrays too large for a cache."""
+    """Return the bytes per second that a copy reads and writes, in sum, for arrays larger than any cache."""
     numbers = 1 << (28 if device.type == "cuda" else 23)
     a, b = torch.randn(numbers, device=device), torch.empty(numbers, device=device)
     return 2 * a.nbytes / measure_seconds(lambda: b.copy_(a), comm, device)

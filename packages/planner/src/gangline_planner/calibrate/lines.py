@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-Point = tuple[float, float, float, float]
+Point = tuple[float, float, float, float]  # (a, b, t, whole): see `fit_two_costs`
 
 
 def fit_two_costs(points: Sequence[Point]) -> tuple[float, float]:
-    """Return (x, y), neither negative, such that a x + b y is close to t for all (a, b, t, whole).
+    """Return (x, y), neither negative, such that a x + b y is close to t for all points (a, b, t, whole).
 
-    It minimises squares of the error over `whole`, the measured total of which t may be a part: so a small message
-    counts as much as a large one. Raises ValueError if all a and b are 0.
+    Minimises the sum of ((a x + b y - t) / whole)^2, where `whole` is a measured time and t its part to explain, so
+    that short measurements count as much as long ones. Raises ValueError if all a and b are 0.
     """
     scaled = [(a / whole, b / whole, t / whole) for a, b, t, whole in points]
     aa, bb = sum(a * a for a, _, _ in scaled), sum(b * b for _, b, _ in scaled)

@@ -1,7 +1,7 @@
-"""Measurements of collectives by size, among two ranks and among all, each after a little computation.
+"""Measurements of collectives by size, among two ranks and among all ranks, each after a short computation.
 
-In a step a rank comes to a collective from its own computation, and waits for ranks that were interrupted in theirs. So
-the time of a collective is what both take together, less the computation alone.
+In a step, a rank enters a collective after its own computation, and waits for ranks whose computation was interrupted.
+So the time of a collective is measured as the time of computation and collective, minus that of the computation alone.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from gangline.explain.explained import Operation
 from gangline_planner.calibrate.clock import measure_seconds
 from gangline_planner.price.transfers import count_messages
 
-SIZES = {"cpu": (1 << 12, 1 << 18, 1 << 21), "cuda": (1 << 14, 1 << 22, 1 << 26)}  # bytes that a rank has
-COMPUTED = {"cpu": 256, "cuda": 2048}  # rows of the square matmuls in between
-PRODUCTS = 3
-LEAST = 0.02  # minimum, as a share of the computation before: a clock does not resolve less
+SIZES = {"cpu": (1 << 12, 1 << 18, 1 << 21), "cuda": (1 << 14, 1 << 22, 1 << 26)}  # bytes of each rank's array
+COMPUTED = {"cpu": 256, "cuda": 2048}  # rows of the square matmuls before a collective
+PRODUCTS = 3  # number of matmuls before a collective
+LEAST = 0.02  # minimum time of a collective, as a share of the computation: the resolution of the measurement
 
 
 @dataclass(frozen=True)
 class CollectiveCall:
-    """Collective among a number of ranks. bytes: sent by each rank."""
+    """Collective among a number of ranks. bytes: bytes that each rank sends."""
 
     operation: Operation
     ranks: int
@@ -32,12 +32,12 @@ class CollectiveCall:
 
     @property
     def rounds(self) -> int:
-        """Number of messages in a row, as a plan counts them in a node."""
+        """Number of consecutive messages, as a plan counts them inside a node."""
         return count_messages(self.operation, self.ranks)[0]
 
 
 def measure_collectives(groups: Sequence[Comm], world: Comm, device: torch.device) -> Mapping[CollectiveCall, float]:
-    """Return the seconds of each collective in these groups, run by all groups of a kind at once."""
+    """Return the seconds of each collective in `groups`; all ranks of `world` run it at once, each in its own group."""
     seconds, compute = {}, make_computation(device)
     for comm in groups:
         for size in SIZES[device.type]:
@@ -53,7 +53,7 @@ def measure_collectives(groups: Sequence[Comm], world: Comm, device: torch.devic
 
 
 def make_computation(device: torch.device) -> Callable[[], None]:
-    """Return a function that computes a few matmuls, for about a millisecond."""
+    """Return a function that computes a few matmuls, which take about a millisecond."""
     x = torch.randn(COMPUTED[device.type], COMPUTED[device.type], device=device)
 
     def work() -> None:
@@ -76,7 +76,7 @@ def _make_calls(comm: Comm, size: int, device: torch.device) -> list[tuple[Colle
 
 
 def measure_overlap(comm: Comm, device: torch.device) -> float:
-    """Return the share of an all-reduce that concurrent computation hides, 0 to 1."""
+    """Return the share that overlap hides, 0 to 1, of the shorter one of an all-reduce and a concurrent computation."""
     x, compute = torch.zeros(SIZES[device.type][-1] // 4, device=device), make_computation(device)
 
     def send() -> object:

@@ -20,7 +20,7 @@ from gangline_planner.calibrate.small_steps import MODELS, STARTS, SmallModel, S
 
 
 def main(path: str, threads: int, rounds: int) -> None:
-    """Measure together with all other ranks; the first rank writes the numbers to `path`."""
+    """Measure together with all other ranks; the first rank writes the fitted numbers to `path` as JSON."""
     world, local = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("LOCAL_RANK", "0"))
     device = torch.device("cuda", local) if torch.cuda.is_available() else torch.device("cpu")
     if device.type == "cuda":
@@ -38,7 +38,7 @@ def main(path: str, threads: int, rounds: int) -> None:
 
 
 def measure_rank(comms: Comms, device: torch.device, rounds: int) -> Numbers:
-    """Return the numbers of a cluster file, by name."""
+    """Return the measured numbers of a cluster file, by name, as medians over `rounds` rounds."""
     ready = {model: SmallStep(model, device) for model in (STARTS, *MODELS[device.type])}
     marks = (RoundProgress(f"round {number} of {rounds}", comms.rank == 0) for number in range(1, rounds + 1))
     measurement = merge_rounds([_measure_round(comms, device, ready, progress) for progress in marks])
@@ -51,7 +51,7 @@ def measure_rank(comms: Comms, device: torch.device, rounds: int) -> Numbers:
 def _measure_round(
     comms: Comms, device: torch.device, ready: dict[SmallModel, SmallStep], done: RoundProgress
 ) -> Measured:
-    """Return a measurement of everything once, so that other load on the machine meets all of it."""
+    """Return one measurement of everything; in repeated rounds, other load on the machine affects all of it."""
     comm = comms.world
     largest = ready[MODELS[device.type][-1]]
     forward, backward = done("attention", kernels.measure_attention(comm, device))
@@ -84,7 +84,7 @@ def _measure_round(
 
 
 def _measure_delay(step: SmallStep, comm: Comm, device: torch.device) -> float:
-    """Return how much longer the slowest rank takes for a few steps than the mean, as a share of the mean."""
+    """Return how much longer a few steps take on the slowest rank than on the mean rank, as a share of the mean."""
     own = measure_calls(step.run_passes, 3, comm, device)
     average = compute_mean(own, comm, device)
     return reduce_max(own, comm, device) / average - 1

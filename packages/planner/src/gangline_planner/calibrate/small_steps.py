@@ -1,4 +1,4 @@
-"""Steps of small models under `parallel=single`, to fit the time that their matmuls do not explain."""
+"""Steps of small models under `parallel=single`, to fit the part of the step time that is not matmuls."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class SmallModel:
     layers: int = 2
 
 
-STARTS = SmallModel(16, 8, 1)  # so small that only the starts of its kernels take time
+STARTS = SmallModel(16, 8, 1)  # so small that only kernel launches take time
 MODELS = {
     "cpu": (SmallModel(64, 128, 2), SmallModel(128, 256, 2), SmallModel(256, 128, 2), SmallModel(256, 512, 2)),
     "cuda": (SmallModel(1024, 2048, 4), SmallModel(2048, 2048, 2), SmallModel(4096, 4096, 1)),
@@ -39,7 +39,7 @@ MODELS = {
 
 
 def build_run(model: SmallModel, device: str) -> Run:
-    """Return a run of one process, both to measure and to plan."""
+    """Return the one-process run of a small model, to measure and to plan."""
     heads = max(2, model.dim // 64)
     return build_default_run(
         model=DecoderConfig(vocab_size=256, dim=model.dim, layers=model.layers, heads=heads, ffn_dim=4 * model.dim),
@@ -55,7 +55,7 @@ def build_run(model: SmallModel, device: str) -> Run:
 
 
 class SmallStep:
-    """Step of a small model that can be repeated on one batch."""
+    """Training step of a small model on a fixed batch, which can be repeated."""
 
     def __init__(self, model: SmallModel, device: torch.device) -> None:
         run, mesh = build_run(model, device.type), Mesh.of({})
@@ -69,11 +69,11 @@ class SmallStep:
         self.batches = [_make_batch(model, device) for _ in range(MICROBATCHES)]
 
     def run_passes(self) -> None:
-        """Run forward and backward of all microbatches."""
+        """Run the forward and backward passes of all microbatches."""
         self.runtime.step(self.batches)
 
     def update(self) -> None:
-        """Run what follows the passes of a step: clipping and the optimizer."""
+        """Run gradient clipping and the optimizer, which follow the passes of a step."""
         self.runtime.clip(1.0)
         self.optimizer.step(1e-6)
 

@@ -1,1 +1,1 @@
-"""Figures of plans: as text on a terminal, and as files by `gangline_basics.figure`."""
+"""Figures of plans: text on a terminal, and image files by `gangline_basics.figure`."""

@@ -1,4 +1,4 @@
-"""Figure of layouts by time and memory, with the Pareto front marked."""
+"""Figure of layouts by step time and memory, with the Pareto front marked."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from gangline_basics.figure import INK, PALE, PALETTE, add_legend, add_tip, make
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Layout = tuple[float, float, str]  # seconds of a step, gigabytes of the fullest rank, overrides
+Layout = tuple[float, float, str]  # (seconds of a step, gigabytes of the fullest rank, overrides)
 
 
 @use_style()
 def draw_front(title: str, layouts: Sequence[Layout], front: Sequence[Layout], limit: float) -> Figure:
-    """Return the figure; `limit` is the gigabytes of an accelerator."""
+    """Return a figure of step time against memory. front: the Pareto front; limit: accelerator memory in GB."""
     figure, (axes,) = make_subplots(title, "each dot a layout; words under the pointer", heights=[4])
     groups = (("others that were looked at", PALE, layouts), ("none is both faster and smaller", PALETTE[6], front))
     for label, colour, group in groups:

@@ -1,4 +1,4 @@
-"""Figure of a plan: the step by kinds of time, the memory of each pipeline rank, and the pipeline's timeline."""
+"""Figure of a plan: step time by kind, memory of each pipeline rank, and timeline of the pipeline."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ROW = 0.18  # height of a bar in inches
-VECTORS = 2000  # maximum number of actions as vectors; more are drawn as an image
+VECTORS = 2000  # maximum number of actions to draw as vectors; more actions are rasterized
 
 
 @use_style()
 def draw_plan(plan: Forecast) -> Figure:
-    """Return the figure: step, memory and timeline, one below the other; a single rank has no timeline."""
+    """Return a figure of step time, memory and, with several pipeline ranks, the timeline, one below the other."""
     axes = " x ".join(f"{axis} {size}" for axis, size in plan.explained.mesh.sizes if size > 1) or "one rank"
     about = f"{axes}; MFU {plan.mfu:.1%}, {plan.tokens_per_second:,.0f} tokens a second"
     title = f"A step of {plan.world} ranks of {plan.cluster.name}: {plan.step.seconds:.4g} s"

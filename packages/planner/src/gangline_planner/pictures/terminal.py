@@ -1,4 +1,4 @@
-"""Figures in letters: a stacked bar, rows of bars, a pipeline's timeline, points on a plane."""
+"""Text figures: a stacked bar, rows of stacked bars, a pipeline's timeline, a scatter plot."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from gangline_basics.explain.timeline import StepTimeline
 from gangline_planner.pictures.colours import ACTION_WORDS, choose_letters
 
-WIDE, HIGH = 80, 12
-ROWS = 16  # maximum number of ranks to draw; of more, as many evenly apart
+WIDE, HIGH = 80, 12  # characters of a figure
+ROWS = 16  # maximum number of ranks to draw; of more ranks, `ROWS` evenly spaced ranks are drawn
 
 
 def draw_bar(parts: Mapping[str, float], named: Mapping[str, str], whole: float, wide: int = WIDE) -> str:
-    """Return a bar of letters, each part as long as its share of `whole`; ends are rounded, so that parts add up."""
+    """Return a stacked bar of letters; the length of each part is its share of `whole`. named: kind -> letter."""
     line, until = "", 0.0
     for kind, size in parts.items():
         until += size
@@ -22,7 +22,7 @@ def draw_bar(parts: Mapping[str, float], named: Mapping[str, str], whole: float,
 
 
 def draw_step_bar(kinds: Mapping[str, float]) -> Iterator[str]:
-    """Yield the step as one bar, and a legend of its letters."""
+    """Yield the step time by kind as a stacked bar, and a legend of its letters."""
     letters = choose_letters(kinds)
     bar = draw_bar(kinds, letters, sum(kinds.values()))
     yield f"  |{bar}|"
@@ -30,7 +30,7 @@ def draw_step_bar(kinds: Mapping[str, float]) -> Iterator[str]:
 
 
 def draw_memory_bars(ranks: Sequence[Mapping[str, int]], limit: float) -> Iterator[str]:
-    """Yield the memory of each pipeline rank as a bar; the mark is the limit."""
+    """Yield the memory of each pipeline rank as a stacked bar, with a mark at `limit`, and a legend."""
     kinds = dict.fromkeys(kind for memory in ranks for kind in memory)
     letters, most = choose_letters(kinds), max(limit, *(sum(memory.values()) for memory in ranks))
     mark = round(WIDE * limit / most)
@@ -45,9 +45,9 @@ def draw_memory_bars(ranks: Sequence[Mapping[str, int]], limit: float) -> Iterat
 
 
 def draw_timeline(found: StepTimeline) -> Iterator[str]:
-    """Yield what each pipeline rank does at each moment: the letter of its action, or a point while it waits.
+    """Yield a line for each pipeline rank: over time, the letter of its action, or a dot while it waits; and a legend.
 
-    If an action would be shorter than a letter, only the beginning and the end of the step are drawn.
+    If the mean forward pass is shorter than one character, only the begin and the end of the step are drawn.
     """
     passes = [end - start for spans in found.spans for action, start, end in spans if action.kind == "F"]
     cell = min(found.makespan / WIDE, sum(passes) / len(passes))
@@ -70,7 +70,7 @@ def draw_timeline(found: StepTimeline) -> Iterator[str]:
 
 
 def choose_ranks(count: int) -> list[int]:
-    """Return the ranks to draw: all, or the first, the last and some evenly between."""
+    """Return the ranks to draw: all, or `ROWS` evenly spaced ranks from the first to the last."""
     if count <= ROWS:
         return list(range(count))
     return [round(row * (count - 1) / (ROWS - 1)) for row in range(ROWS)]
@@ -79,7 +79,7 @@ def choose_ranks(count: int) -> list[int]:
 def draw_points(
     points: Sequence[tuple[float, float]], front: Sequence[tuple[float, float]], names: tuple[str, str]
 ) -> str:
-    """Return a plot with points as dots and points of the front as stars: x to the right, y upwards."""
+    """Return a scatter plot: points (x, y) as dots, points of the front as stars. names: of the x and the y axis."""
     every = [*points, *front]
     (left, right), (low, high) = ((min(values), max(values)) for values in zip(*every, strict=True))
     cells = [[" "] * WIDE for _ in range(HIGH)]

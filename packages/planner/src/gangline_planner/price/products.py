@@ -1,13 +1,13 @@
-"""Seconds of a matmul: a roofline (Williams, Waterman and Patterson, CACM 52, 2009) with a ramp.
+"""Seconds of a matmul: a roofline (Williams, Waterman and Patterson, CACM 52, 2009) with a fixed overhead.
 
-A matmul of f operations takes (f + half) / rate, where `half` is the number of operations that its start and its ragged
-end cost (launch, fill of the pipeline, the last wave of tiles), and its operands cross memory once. Both are added:
-tiles that wait for operands do not multiply, and measured matmuls of few rows with many matrices take the sum, not the
-maximum (SimuMax, configs/system/b200_bf16_ceperm.json, group_matmul). The gradient of a weight is added to the sum of
-earlier microbatches, which is read and written. In 8 or 4 bits operands are cast before: read once and written twice,
-by rows and by columns; the vendor's own norms and gates (Transformer Engine) write so few bits themselves. Attention
-reaches its rate over many keys; over few keys, starts and the tiles that causality halves cost as much as
-`attention.half` keys.
+A matmul of f operations takes (f + half) / rate, where `half` is the overhead of its start and its end in operations
+(launch, fill of the pipeline, the last wave of tiles), plus the time in which its operands cross memory once. Both are
+added: tiles that wait for operands do not multiply, and measured grouped matmuls of few rows take the sum, not the
+maximum (SimuMax, configs/system/b200_bf16_ceperm.json, group_matmul). The gradient of a weight is added to the gradient
+sum of earlier microbatches, which is read and written. For matmuls in 8 or 4 bits, operands are cast before: read once
+and written twice, by rows and by columns; the norms and gates of the vendor's kernels (Transformer Engine) write such
+low-precision values themselves. Attention reaches its rate for many keys; for few keys, the overhead of starts and of
+tiles that causality halves equals the time of `attention.half` keys.
 """
 
 from __future__ import annotations
@@ -21,14 +21,17 @@ from gangline.model.products import AttentionProduct, MatrixProduct, Product
 from gangline_basics.cluster.file import Cluster
 
 Pass = Literal["forward", "inputs", "weights"]
-BACKWARD = 2.5  # operations of fused attention's backward pass to one forward pass (Dao, arXiv 2307.08691, section 3.1)
+BACKWARD = 2.5  # operations of fused attention, backward over forward pass (Dao, arXiv 2307.08691, section 3.1)
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Numbers of a cluster file, in the form that prices need.
+    """Rates of an accelerator for a format of matmuls, from the numbers of a cluster file.
 
-    wide, narrow  operations per second of large matmuls in 16 bits, and in the format of the blocks' matmuls
+    wide, narrow  operations per second of large matmuls in 16 bits (or the run's higher precision), and in the format
+                  of the matmuls of blocks
+    half          overhead of a matmul in operations; attention_half: of attention, in keys
+    memory        bytes per second
     """
 
     wide: float
@@ -39,14 +42,14 @@ class Rates:
     attention_backward: float
     attention_half: float
     attention_width: float = 0.0
-    cast: float = 0.0  # bytes moved to cast a number, 0 if no cast is a kernel of its own
+    cast: float = 0.0  # bytes moved per number by a cast kernel; 0 if there is no cast kernel
     itemsize: int = 2
-    narrow_itemsize: float = 2  # bytes per number that matmuls of blocks read
-    gradient: int = 4  # bytes per number in the sum of gradients
+    narrow_itemsize: float = 2  # bytes per number in operands of the matmuls of blocks
+    gradient: int = 4  # bytes per number in the gradient sum
 
     @classmethod
     def of(cls, cluster: Cluster, products: str, kernels: Kernels = "fused") -> Rates:
-        """Return the rates; `products` and `kernels` as in `Explained`. Raises UserError if the file lacks a number."""
+        """Return the rates; products, kernels: see `Explained`. Raises UserError if the cluster lacks a number."""
         plain = products if products in ("fp64", "fp32", "fp16") else "bf16"
         efficiency = cluster["matmul.efficiency"]
         own = cluster[f"matmul.efficiency_{products}"] if products in ("fp8", "fp4") else efficiency
@@ -66,7 +69,7 @@ class Rates:
 
 
 def compute_matmul_seconds(product: MatrixProduct, rates: Rates, what: Pass = "forward") -> float:
-    """Return the seconds of one matmul: forward, gradient of its input (`inputs`) or of its weight (`weights`)."""
+    """Return the seconds of one matmul: forward, of its input gradient (`inputs`) or weight gradient (`weights`)."""
     rate = rates.narrow if product.block else rates.wide
     weights = product.matrices * product.inner * product.columns
     read = rates.narrow_itemsize if product.block else rates.itemsize
@@ -80,7 +83,7 @@ def compute_matmul_seconds(product: MatrixProduct, rates: Rates, what: Pass = "f
 
 
 def compute_attention_seconds(product: AttentionProduct, rates: Rates, backward: bool = False) -> float:
-    """Return the seconds of fused attention, without the part that causality hides."""
+    """Return the seconds of one fused attention pass, without the scores that the causal mask hides."""
     keys = min(product.keys, product.window or product.keys)
     flops = product.flops * product.visible * (1 + rates.attention_half / keys)
     flops *= 1 + rates.attention_width / product.head_dim
@@ -90,7 +93,7 @@ def compute_attention_seconds(product: AttentionProduct, rates: Rates, backward:
 
 
 def compute_forward_seconds(products: Mapping[Product, int], rates: Rates) -> float:
-    """Return the seconds of the forward passes of all these matmuls and attentions."""
+    """Return the seconds of the forward passes of matmuls and attentions. products: product -> number of calls."""
     return sum(
         times
         * (compute_attention_seconds(p, rates) if isinstance(p, AttentionProduct) else compute_matmul_seconds(p, rates))
@@ -99,7 +102,7 @@ def compute_forward_seconds(products: Mapping[Product, int], rates: Rates) -> fl
 
 
 def compute_input_seconds(products: Mapping[Product, int], rates: Rates) -> float:
-    """Return the seconds of the gradients of inputs; for attention, which has no weight, its complete backward pass."""
+    """Return the seconds of input gradients; for attention, which has no weights, of the complete backward pass."""
     return sum(
         times
         * (
@@ -112,7 +115,7 @@ def compute_input_seconds(products: Mapping[Product, int], rates: Rates) -> floa
 
 
 def compute_weight_seconds(products: Mapping[Product, int], rates: Rates) -> float:
-    """Return the seconds of the gradients of weights."""
+    """Return the seconds of weight gradients. products: product -> number of calls."""
     return sum(
         n * compute_matmul_seconds(p, rates, "weights") for p, n in products.items() if isinstance(p, MatrixProduct)
     )

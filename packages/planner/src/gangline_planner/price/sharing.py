@@ -1,8 +1,8 @@
-"""Ranks that share cores: while some wait, ranks that compute get their cores, up to `node.alone` times the speed.
+"""Ranks that share CPU cores: while some ranks wait, computing ranks use their cores, up to `node.alone` times as fast.
 
-The rates of a cluster file are those of a rank while all ranks of its node compute; if each has an accelerator of its
-own, it never gets more than that. Only cores of one node can be shared, and only computation uses cores: the time on
-links is equal however many ranks wait.
+The rates in a cluster file are those of a rank while all ranks of its node compute. A rank with its own accelerator
+never gets faster than that. Only ranks of one node share cores, and only computation uses cores: the time of transfers
+does not depend on how many ranks wait.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from gangline_basics.explain.timeline import StepTimeline
 
 @dataclass(frozen=True)
 class Cores:
-    """Cores of nodes that ranks share.
+    """CPU cores of nodes, which the ranks of a node share.
 
-    alone  maximum speed of a rank, while all others of its node wait, as a multiple of its usual speed
-    ranks  number of ranks that a node has room for
-    each   number of ranks in one pipeline rank; pp is the outermost axis, so they are neighbours
+    alone     speed of a rank while all other ranks of its node wait, as a multiple of its speed while all compute
+    ranks     number of ranks per node
+    each      number of ranks in one pipeline rank; pp is the outermost axis, so these ranks are consecutive
+    pipeline  number of pipeline ranks
     """
 
     alone: float
@@ -40,7 +41,7 @@ class Cores:
 
     @cached_property
     def nodes(self) -> tuple[dict[int, int], ...]:
-        """Number of ranks on each node, for each pipeline rank."""
+        """For each pipeline rank: node -> number of its ranks on that node."""
         nodes = []
         for rank in range(self.pipeline):
             first, end = rank * self.each, (rank + 1) * self.each
@@ -49,7 +50,7 @@ class Cores:
         return tuple(nodes)
 
     def compute_speeds(self, computing: Iterable[int]) -> dict[int, float]:
-        """Return the speed of each pipeline rank in `computing`, on its fullest node, over the cluster file's rates."""
+        """Return {rank: speed on its fullest node over the cluster file's rates} while the pipeline ranks compute."""
         crowds: Counter[int] = Counter()
         computing = tuple(computing)
         for rank in computing:
@@ -61,7 +62,7 @@ class Cores:
 
     @cached_property
     def most(self) -> float:
-        """Highest speed at which any pipeline rank ever computes."""
+        """Maximum speed of any pipeline rank, while all other pipeline ranks wait."""
         if self.alone == 1.0:
             return 1.0
         return max(self.compute_speeds([rank])[rank] for rank in range(self.pipeline))
@@ -70,20 +71,21 @@ class Cores:
 def share_cores(
     timeline: StepTimeline, cores: Cores, computing: Callable[[StepAction], float], hop: float = 0.0
 ) -> StepTimeline:
-    """Return the timeline with every moment as early as idle cores allow.
+    """Return the timeline shortened by the use of idle cores.
 
     computing  returns the share of an action that is computation
-    hop        seconds in which a result goes to the next stage, which no core makes shorter
+    hop        seconds to send a result to the next stage, which idle cores do not shorten
 
-    Between two moments at which a rank begins or ends, time passes as fast as for the slowest busy rank.
+    Between two moments at which an action begins or ends, the timeline is shortened as much as for the slowest busy
+    rank.
     """
     if cores.most == 1.0:
         return timeline
-    changes: list[tuple[float, bool, int, float]] = []  # (moment, whether it begins, pipeline rank, busy share)
+    changes: list[tuple[float, bool, int, float]] = []  # (moment, begins or ends, pipeline rank, computing share)
     for rank, spans in enumerate(timeline.spans):
         free = 0.0
         for action, start, end in spans:
-            departure = max(free, start - hop)  # the awaited result is under way at the end of the wait
+            departure = max(free, start - hop)  # at the end of the wait, the awaited result is being sent
             for begin, over, part in ((departure, start, 0.0), (start, end, computing(action))):
                 if over > begin:
                     changes += [(begin, True, rank, part), (over, False, rank, part)]
@@ -110,6 +112,6 @@ def share_cores(
 
 
 def _compute_pace(busy: dict[int, float], cores: Cores) -> float:
-    """Return the seconds that a second of the timeline takes, at most 1."""
+    """Return the seconds that a second of the original timeline takes, at most 1. busy: rank -> computing share."""
     speeds = cores.compute_speeds(rank for rank, part in busy.items() if part)
     return max((1 - part + part / speeds.get(rank, 1.0) for rank, part in busy.items()), default=1.0)

@@ -1,4 +1,4 @@
-"""Time of a step by kind: the actions of the layout in their order, with the seconds of each."""
+"""Step time by kind, from the timeline of the layout's actions and the seconds of each action."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from gangline_planner.price.products import (
 from gangline_planner.price.sharing import Cores, share_cores
 from gangline_planner.price.transfers import compute_transfer_seconds
 
-TOKEN_BYTES = 4  # of a token in data sources
+TOKEN_BYTES = 4  # bytes per token in data sources
 KINDS = ("compute", "recompute", "tp", "cp", "fold", "dp", "pp", "bubble", "optimizer", "host", "data", "jitter")
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of a step on the rank that ends last.
+    """Time of a step in seconds, on the rank that ends last.
 
     others    seconds by kind, without the waits of pipeline ranks for each other
-    waits     seconds of these waits, for what other ranks compute or for results under way
-    unknown   seconds, at the peak rate, of nodes that do not state their operations: a step takes at least these more
-    timeline  when each action runs, without what follows the last backward pass
-    sends     returns how much sooner the step would end if results were at the next stage at once
+    waits     seconds of the waits of this rank for other pipeline ranks, which compute or send a result
+    unknown   lower bound on further seconds, at the peak rate, of model nodes that do not state their operations
+    timeline  when each action runs, without the work after the last backward pass
+    sends     returns by how many seconds the step would be shorter if sends between stages took no time
     """
 
     seconds: float
@@ -45,7 +45,7 @@ class StepTime:
 
     @cached_property
     def kinds(self) -> dict[str, float]:
-        """Seconds by kind, which add up to `seconds`. pp: sends and receives that are not hidden."""
+        """Seconds by kind, whose sum is `seconds`. pp: exposed sends and receives; bubble: all other waits."""
         pp = min(self.waits, max(0.0, self.sends()))
         seconds = {**self.others, "pp": pp, "bubble": self.waits - pp}
         return {kind: seconds[kind] for kind in KINDS}
@@ -53,7 +53,7 @@ class StepTime:
 
 @dataclass(frozen=True)
 class StageTime:
-    """Seconds of one microbatch on one stage, without transfers."""
+    """Seconds of one microbatch on one stage, without transfers. again: recomputation."""
 
     forward: float
     inputs: float
@@ -73,7 +73,7 @@ class StageTime:
             compute_input_seconds(work.forward, rates) + 2 * pass_seconds,
             compute_weight_seconds(work.weights, rates),
         )
-        late = max(0.0, 2 * work.modules * module - inputs - weights)  # the host launches kernels while others run
+        late = max(0.0, 2 * work.modules * module - inputs - weights)  # launches that no kernel hides
         return cls(
             forward=max(forward, work.modules * module),
             inputs=inputs + late,
@@ -88,24 +88,24 @@ class StageTime:
 
 @dataclass(frozen=True)
 class Exposed:
-    """Seconds of transfers that a rank waits for: per microbatch forward and backward, and after all microbatches."""
+    """Seconds of exposed transfers of a rank: by kind per microbatch, and at the end of the step and the update."""
 
     forward: dict[str, float]
     backward: dict[str, float]
     end: float
     update: float
-    hop: float  # seconds of a result to the next stage
+    hop: float  # seconds to send a result to the next stage
 
 
 @dataclass(frozen=True)
 class Pieces:
-    """Seconds that a step is made of: by stage, by rank, and by action with its share of its rank's waits."""
+    """Parts of a step in seconds: stages, waits of each rank, and times of actions with exposed transfers included."""
 
     rates: Rates
     stages: list[StageTime]
     waits: list[Exposed]
     times: list[ActionTimes]
-    updates: list[float]  # seconds in which the optimizer's state crosses memory
+    updates: list[float]  # seconds of the optimizer by rank: its state crosses memory
 
     @classmethod
     def of(cls, explained: Explained, cluster: Cluster) -> Pieces:
@@ -127,10 +127,10 @@ class Pieces:
         return cls(rates, stages, waits, times, updates)
 
     def compute_least_seconds(self, explained: Explained, cluster: Cluster) -> float:
-        """Return a lower bound on the seconds of the step, jitter included.
+        """Return a lower bound on the step time in seconds, jitter included, without computing the timeline.
 
-        Before a rank's first action the earlier stages run, after its last one the stages whose gradients are still to
-        come.
+        Before the first action of a rank, all earlier stages run; after its last action, the backward passes of the
+        earlier stages.
         """
         ready, back = [0.0], [0.0]
         for time in self.times:
@@ -147,7 +147,7 @@ class Pieces:
         return plain + compute_jitter(plain, explained.mesh.world, cluster)
 
     def compute_busy_share(self, action: StepAction) -> float:
-        """Return the share of an action in which its rank computes."""
+        """Return the share of an action's time in which the rank computes; in the rest it waits for transfers."""
         time, whole = self.stages[action.stage], self.times[action.stage].get_time(action.kind)
         if action.kind == "F":
             own = time.forward
@@ -158,7 +158,7 @@ class Pieces:
         return min(1.0, own / whole) if whole else 0.0
 
     def compute_busiest_seconds(self, explained: Explained) -> float:
-        """Return the seconds in which the busiest rank computes, and waits inside its actions."""
+        """Return the total seconds of the actions of the busiest rank, exposed transfers included."""
         each = (
             sum(self.times[stage].F + self.times[stage].get_time("B") for stage in rank.stages)
             for rank in explained.ranks
@@ -173,17 +173,17 @@ def make_cores(explained: Explained, cluster: Cluster) -> Cores:
 def compute_jitter(seconds: float, world: int, cluster: Cluster) -> float:
     """Return the seconds that the slowest of all ranks adds to a step.
 
-    The greatest of n normal draws lies about sqrt(2 ln n) deviations out. One part of a deviation grows with the step
-    (clocks, heat); the other does not (hosts, allocators, the network).
+    The maximum of n normal draws is about sqrt(2 ln n) standard deviations above the mean. One part of the deviation
+    grows with the step time (clocks, heat); the other part is constant (hosts, allocators, the network).
     """
     deviation = seconds * cluster["jitter.sigma"] + (cluster.get("jitter.seconds") or 0.0)
     return deviation * sqrt(2 * log(max(world, 1)))
 
 
 def estimate(explained: Explained, cluster: Cluster, stretch: float) -> float:
-    """Return the seconds of a step without its timeline.
+    """Return the estimated step time in seconds, without computing the timeline.
 
-    stretch  makespan of an earlier timeline, over `Pieces.compute_busiest_seconds`
+    stretch  makespan of the timeline of a similar layout, over its `Pieces.compute_busiest_seconds`
     """
     pieces = Pieces.of(explained, cluster)
     late = max(wait.end + wait.update + update for wait, update in zip(pieces.waits, pieces.updates, strict=True))
@@ -192,7 +192,7 @@ def estimate(explained: Explained, cluster: Cluster, stretch: float) -> float:
 
 
 def compute_step_time(explained: Explained, cluster: Cluster, pieces: Pieces | None = None) -> StepTime:
-    """Return the time of a step, from `pieces` if known. Raises UserError if the cluster file lacks a number."""
+    """Return the time of a step. pieces: computed if None. Raises UserError if the cluster file lacks a number."""
     pieces = pieces or Pieces.of(explained, cluster)
     rates, stages, waits, times, updates = pieces.rates, pieces.stages, pieces.waits, pieces.times, pieces.updates
     hop = max(wait.hop for wait in waits)
@@ -200,7 +200,7 @@ def compute_step_time(explained: Explained, cluster: Cluster, pieces: Pieces | N
     late = [wait.end + wait.update + update for wait, update in zip(waits, updates, strict=True)]
 
     def run(hop: float) -> tuple[StepTimeline, list[float]]:
-        """Return (the timeline, when each rank ends the step)."""
+        """Return (timeline, seconds at which each rank ends the step); hop: seconds of a send to the next stage."""
         timeline = share_cores(step_timeline(explained, times, latency=hop), cores, pieces.compute_busy_share, hop)
         return timeline, [spans[-1][2] + behind for spans, behind in zip(timeline.spans, late, strict=True)]
 
@@ -211,7 +211,7 @@ def compute_step_time(explained: Explained, cluster: Cluster, pieces: Pieces | N
     plain += data
     jitter = compute_jitter(plain, explained.mesh.world, cluster)
     rank, wait, m = explained.ranks[last], waits[last], explained.microbatches
-    alike = m * sum(stages[s].all for s in rank.stages)  # if all ranks of its node computed all the time
+    alike = m * sum(stages[s].all for s in rank.stages)  # if all ranks of its node always compute
     waited = m * (sum(wait.forward.values()) + sum(wait.backward.values()))
     share = min(1.0, (timeline.compute_busy_time(last) - waited) / alike) if cores.most > 1.0 and alike else 1.0
     kinds = {
@@ -225,7 +225,7 @@ def compute_step_time(explained: Explained, cluster: Cluster, pieces: Pieces | N
         "jitter": jitter,
     }
     rest = plain + jitter - sum(kinds.values())
-    idle = rest if rest > 1e-9 * plain else 0.0  # a rounding error counts as 0
+    idle = rest if rest > 1e-9 * plain else 0.0  # 0 instead of a rounding error
     unknown = (
         sum(work.unknown_flops for work in explained.work)
         * 3
@@ -239,22 +239,24 @@ def compute_step_time(explained: Explained, cluster: Cluster, pieces: Pieces | N
 
 
 def compute_data_seconds(explained: Explained, cluster: Cluster, hidden: float) -> float:
-    """Return the seconds that a step waits for data, prefetched in earlier steps; 0 if the read rate is unknown."""
+    """Return the seconds that a step waits for data, prefetched in `hidden` seconds; 0 if the read rate is unknown."""
     read = cluster.get("storage.read")
     share = explained.tokens / explained.mesh.size(*DATA_AXES)
     return max(0.0, share * TOKEN_BYTES / read - hidden) if read else 0.0
 
 
 def measure_exposed(rank: RankExplained, explained: Explained, stages: list[StageTime], cluster: Cluster) -> Exposed:
-    """Return the seconds of transfers that a rank waits for.
+    """Return the seconds of exposed transfers of a rank.
 
-    These are all transfers that the next computation needs, and of the others what computation does not cover. The last
-    transfer at the end is never covered.
+    Transfers that the next computation needs at once are fully exposed. All other transfers are exposed as far as
+    computation does not cover them; the last of several transfers at the end of a step is never covered.
     """
     m, share = explained.microbatches, cluster["overlap.share"]
     forward = sum(stages[stage].forward for stage in rank.stages)
     backward = sum(stages[stage].inputs + stages[stage].weights + stages[stage].again for stage in rank.stages)
-    turn = min(m, len(explained.ranks)) if len(rank.stages) > 1 else 1  # microbatches before a rank's next stage runs
+    turn = (
+        min(m, len(explained.ranks)) if len(rank.stages) > 1 else 1
+    )  # microbatches on a stage before the rank's next stage
     room = {"F": forward, "B": backward, "end": turn * backward, "update": turn * forward}
     waits: dict[str, dict[str, float]] = {"F": {}, "B": {}}
     late, hop = {"end": 0.0, "update": 0.0}, 0.0
@@ -266,7 +268,7 @@ def measure_exposed(rank: RankExplained, explained: Explained, stages: list[Stag
         if transfer.when in waits:
             seconds /= m
         if not transfer.waits:
-            # a matmul that waits for parts of its input starts with the first
+            # the first part of the transfer is exposed: a matmul on parts of its input starts after it
             pieces = transfer.calls if transfer.when in late else transfer.ranks
             least = seconds / max(1, pieces) if transfer.when in late or transfer.axes == ("tp",) else 0.0
             covered = min(room[transfer.when], share * (seconds - least))
@@ -281,7 +283,7 @@ def measure_exposed(rank: RankExplained, explained: Explained, stages: list[Stag
 
 
 def get_transfer_kind(axes: tuple[str, ...]) -> str:
-    """Return tp, cp or dp if all axes are of that kind; axes that a strategy names differently are a fold."""
+    """Return the kind of time of transfers along `axes`: tp, cp, dp, or "fold" for a strategy's fold."""
     if set(axes) <= {"tp"}:
         return "tp"
     if set(axes) <= {"cp"}:

@@ -1,10 +1,11 @@
-"""Seconds of a collective: bytes over the slowest links that it crosses, and a latency for each message in a row.
+"""Seconds of a collective: bytes over the slowest links that it crosses, plus a latency per consecutive message.
 
-Ranks of one node that take part together share that node's links to others, so a ring over k ranks of each node moves
-as fast as k links (the rails of a fat tree). Ranks of a rack share its links to others if the cluster file has numbers
-for links inside a rack (`link.rack`), and ranks of a datacentre its fibre. Rings and trees: Thakur, Rabenseifner and
-Gropp, IJHPCA 19, 2005. The more nodes a collective has, the more switches its messages cross and share with others:
-each doubling of the nodes adds `link.cluster.crowding` of its bytes' time.
+Ranks of a node in the same collective share the node's links to other nodes, so a ring over k ranks of each node is as
+fast as k links (the rails of a fat tree). In the same way, ranks of a rack share the rack's links if the cluster file
+has numbers for links inside a rack (`link.rack`), and ranks of a datacentre share its fibre. Rings and trees: Thakur,
+Rabenseifner and Gropp, IJHPCA 19, 2005. Congestion: the more nodes a collective has, the more switches its messages
+cross and share with other traffic. Each doubling of the nodes adds the share `link.cluster.crowding` to the time of the
+bytes.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ TIERS = ("node", "rack", "cluster", "fibre")
 class Crossed(NamedTuple):
     """Links of one tier that a collective crosses.
 
-    parts, left  number of parts into which its ranks fall without these links, and with them
-    each         number of ranks in such a part, which use its links together
+    parts  number of groups of ranks that these links connect, such as nodes
+    left   number of groups that remain when these links have connected them, such as racks
+    each   number of ranks in one of the `parts` groups, which share its links
     """
 
     tier: str
@@ -33,11 +35,11 @@ class Crossed(NamedTuple):
 
 
 def compute_transfer_seconds(sent: Transfer, cluster: Cluster) -> float:
-    """Return the seconds of all calls of a step, one after the other, without other load."""
+    """Return the seconds of all calls of a transfer in a step, one after the other, without other load."""
     if sent.ranks < 2 or not sent.calls:
         return 0.0
     links = find_crossed_links(sent, cluster)
-    if sent.operation == "send":  # to one rank, over the slowest of the links
+    if sent.operation == "send":  # a send goes to one rank, over the slowest tier of links
         tier = links[-1].tier
         return sent.calls * cluster[f"link.{tier}.latency"] + sent.bytes / compute_link_speed(tier, cluster)
     latency = sum(
@@ -48,9 +50,9 @@ def compute_transfer_seconds(sent: Transfer, cluster: Cluster) -> float:
 
 
 def find_crossed_links(sent: Transfer, cluster: Cluster) -> list[Crossed]:
-    """Return the links that a transfer crosses, from inside a node up to those that connect all ranks.
+    """Return the links that a transfer crosses, from links inside a node up to the tier that connects all its ranks.
 
-    If the cluster file has no numbers for links inside a rack, the cluster's links are used.
+    If the cluster file has no numbers for links inside a rack, the links of the cluster are used.
     """
     if sent.tier == "node":
         return [Crossed("node", sent.ranks, 1, 1)]
@@ -65,15 +67,14 @@ def find_crossed_links(sent: Transfer, cluster: Cluster) -> list[Crossed]:
 
 
 def compute_link_speed(tier: str, cluster: Cluster) -> float:
-    """Return the bytes per second that a rank sends over links of a tier."""
+    """Return the bytes per second that a rank sends over the links of a tier."""
     return cluster[f"link.{tier}.bandwidth"] * cluster[f"link.{tier}.efficiency"]
 
 
 def count_messages(operation: Operation, ranks: int, nodes: int = 1) -> tuple[int, int]:
-    """Return (messages inside nodes, messages between nodes) of a call, counting messages that wait for each other.
+    """Return the numbers of consecutive messages of a call: (messages inside nodes, messages between nodes).
 
-    All-gather and reduce-scatter go round a ring, from rank to rank; all-reduce goes up a tree and down; all-to-all
-    goes to all ranks at once.
+    All-gather and reduce-scatter use a ring; all-reduce goes up a tree and down; all-to-all sends to all ranks at once.
     """
     if operation == "send":
         return (1, 0) if nodes == 1 else (0, 1)
@@ -90,7 +91,7 @@ def _compute_byte_seconds(sent: Transfer, links: list[Crossed], cluster: Cluster
     for place, link in enumerate(links):
         if link.tier == "cluster":
             speeds[place] /= 1 + crowding * log2(link.parts / link.left)
-    if sent.operation == "all_to_all":  # to each peer its own part, over this rank's own links
+    if sent.operation == "all_to_all":  # each peer gets its own part, over the links of this rank alone
         near = [*(link.each for link in links), sent.ranks]
         peers = [(behind - before) / (sent.ranks - 1) for before, behind in pairwise(near)]
         return sent.bytes * max(share / fast for share, fast in zip(peers, speeds, strict=True))
