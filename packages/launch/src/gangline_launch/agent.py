@@ -1,4 +1,4 @@
-"""Entry point of a node: starts the elastic agent of gangline-basics with the node's name, address and place.
+"""Entry point of a node: starts the elastic agent of gangline-basics with the node's name, address and network place.
 
 python -m gangline_launch.agent RUN_DIR --nodes 4:5 --per-node 8 --processes 32
 """
@@ -17,17 +17,17 @@ from pathlib import Path
 from gangline import UserError
 from gangline_launch.mistakes import report_mistake
 
-# Variables by which `gangline.launch.detected` takes a process for a rank of Slurm. An agent is not a rank.
+# Variables that make `gangline.launch.detected` treat a process as a Slurm rank. An agent is not a rank.
 _OF_A_RANK = ("SLURM_STEP_ID", "SLURM_PROCID", "SLURM_LOCALID")
 _OF_THE_STORAGE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOENT, errno.ENOTDIR)
 _AGENT = "gangline_launch.agent:run"
-EXIT_REQUEUE = 75  # exit code after a save, or with too few nodes: the job should be started again
-POD_INDEX = "GANGLINE_PLACE"  # set only in pods
+EXIT_REQUEUE = 75  # exit code of a job to requeue: after a checkpoint on a stop signal, or with too few nodes
+POD_INDEX = "GANGLINE_PLACE"  # completion index of the pod; set only in pods
 
 
 def main(argv: list[str]) -> int:
-    """Run the agent of this node to the end of the job; return its exit code. Refusals come before torch is loaded."""
-    for signum in (signal.SIGUSR1, signal.SIGUSR2):  # there is nothing to save yet, so a notice is ignored
+    """Run the agent of this node to the end of the job; return its exit code. Checks run before torch is imported."""
+    for signum in (signal.SIGUSR1, signal.SIGUSR2):  # ignore: there is no state to save yet
         signal.signal(signum, signal.SIG_IGN)
     options = parse(argv)
     from gangline.run.directory import RunDirectory
@@ -63,7 +63,7 @@ def main(argv: list[str]) -> int:
 
 
 def refuse_temporary_folder() -> None:
-    """Raise UserError if no socket can be created in TMPDIR: processes are forked through one."""
+    """Raise UserError if no socket can be created in TMPDIR; the forkserver needs one."""
     try:
         with Listener(family="AF_UNIX"):  # as multiprocessing creates it
             pass
@@ -93,7 +93,7 @@ def run(argv: list[str]) -> int:
 
 
 def refuse_other_code(changed: list[str]) -> None:
-    """Raise UserError if `changed` names parts whose version differs from the version that the run was created with."""
+    """Raise UserError if `changed` is not empty: parts whose version differs from the version at the run's creation."""
     if changed:
         raise UserError(
             "the code on the nodes is not the code that the run was submitted with.",

@@ -1,7 +1,7 @@
 """Comparison of the nodes' clocks through their shared file system, before ranks start. Torch-free.
 
-torch's rendezvous takes a node for lost by the times that nodes write. Clocks that differ by more than
-launch.lost_seconds would end every start after a moment, without a reason in the log.
+torch's rendezvous compares the heartbeat times that nodes write. If clocks differ by more than launch.lost_seconds, it
+would treat nodes as lost and end every start soon, without a reason in the log.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from gangline.storage.files import write_whole
 from gangline_launch import job as jobs
 
 FOLDER = "clocks"  # in RUN_DIR/launch: one file per node, which holds that node's time
-RECENT_SECONDS = 600.0  # an older file does not show that node's clock of today
-TRIES = 5  # busy storage answers late, so a write to it does not measure the clock
-AGAIN_SECONDS = 1.0  # seconds from one comparison to the next, if the clocks seem to differ
+RECENT_SECONDS = 600.0  # age from which a file is ignored: that node's clock may have been set since
+TRIES = 5  # maximum number of measurements; a slow write to busy storage does not measure the clock
+AGAIN_SECONDS = 1.0  # interval of comparisons while the clocks seem to differ
 
 
 def forget(run_dir: Path) -> None:
-    """Remove the times that an earlier job's nodes wrote, before the next job is submitted."""
+    """Remove the times that the nodes of earlier jobs wrote. Call it before the next job is submitted."""
     with suppress(FileNotFoundError):
         for path in (jobs.make_launch_folder(run_dir) / FOLDER).iterdir():
             path.unlink(missing_ok=True)
@@ -31,9 +31,10 @@ def forget(run_dir: Path) -> None:
 def compare(run_dir: Path, name: str, most_seconds: float) -> None:
     """Write this node's time; raise UserError if another node's clock differs by more than `most_seconds`.
 
-    The modification time of a file comes from the storage's clock or from the node's own. In the first case the
-    difference of two nodes' offsets is the difference of their clocks; in the second it is always 0.
-    A difference is measured again with a new time of this node, because storage that stalls recovers by itself.
+    A file's modification time (mtime) is set by the storage's clock or by the node's clock. A node's offset is the time
+    that it wrote minus the mtime. With the storage's clock, the difference of two offsets is the difference of the
+    nodes' clocks; with the nodes' clocks it is always 0. A difference is measured up to TRIES times, because storage
+    that stalls recovers.
     """
     folder = jobs.make_launch_folder(run_dir) / FOLDER
     folder.mkdir(exist_ok=True)
@@ -55,7 +56,7 @@ def compare(run_dir: Path, name: str, most_seconds: float) -> None:
 
 
 def _find_clock_difference(own: Path, most_seconds: float) -> tuple[str, float] | None:
-    """Return (another node, seconds between its clock and this one's) if over `most_seconds`, else None."""
+    """Return (name of another node, clock difference in seconds) if over `most_seconds`, else None."""
     if not any(_note(own, most_seconds / 4) for _ in range(TRIES)):
         own.unlink(missing_ok=True)
         return None
@@ -72,16 +73,17 @@ def _find_clock_difference(own: Path, most_seconds: float) -> tuple[str, float] 
 
 
 def _note(path: Path, within: float) -> bool:
-    """Replace this node's time by the current one; return whether the write took less than `within` seconds."""
+    """Write the current time to this node's file; return whether the write took less than `within` seconds."""
     start, before = time.monotonic(), time.time()
     write_whole(path, f"{before}", durable=False)  # the rename keeps the modification time of the write
     return time.monotonic() - start < within
 
 
 def _read(path: Path) -> tuple[float, float] | None:
-    """Return (seconds by which a node's clock is ahead of the storage's, when it wrote that), both from one open file.
+    """Return (time in a node's file minus the file's mtime, mtime), in seconds.
 
-    Returns None if the file is gone or not a number. One open file, since a file that replaces it has other times.
+    Returns None if the file is missing or not a number. Content and mtime are read from one open file, since the file
+    may be replaced in between.
     """
     try:
         with path.open() as file:

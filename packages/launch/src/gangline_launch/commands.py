@@ -27,7 +27,7 @@ def attach(run_dir: Path) -> int:
 
 
 def cancel(run_dir: Path) -> int:
-    """Ask the scheduler to end the job, and return without waiting for its end."""
+    """Cancel the job in the scheduler, and return without waiting for its end."""
     job = jobs.require_job(run_dir)
     scheduler = make_scheduler(job)
     state = scheduler.get_state(job)
@@ -40,7 +40,7 @@ def cancel(run_dir: Path) -> int:
 
 
 def show_logs(run_dir: Path) -> int:
-    """Print the last lines of all nodes, and the paths of all log files."""
+    """Print the last lines of each node's output, and the paths of all log files."""
     jobs.require_job(run_dir)
     lines = Lines(run_dir)
     lines.skip(LAST_LINES)
@@ -51,7 +51,7 @@ def show_logs(run_dir: Path) -> int:
 
 
 def show_status(run_dir: Path) -> int:
-    """Print the state of the job, the last step and loss of the run, and how it ended."""
+    """Print the job's state, and the run's last step, loss and ending."""
     job = jobs.require_job(run_dir)
     print(f"{job.scheduler} job {job.id}: {make_scheduler(job).get_state(job).describe()}")
     metrics = run_dir / "metrics.jsonl"
@@ -77,7 +77,7 @@ VERBS: dict[str, tuple[Callable[[Path], int], str]] = {
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run a verb of `gangline launch`; return its exit code. Raises UserError for wrong arguments or a failed verb."""
+    """Run a subcommand of `gangline launch`; return its exit code. Raises UserError for wrong arguments or failures."""
     texts, runs = {verb: text for verb, (_, text) in VERBS.items()}, {verb: partial(_run, verb) for verb in VERBS}
     return run_verb("launch", texts, runs, argv)
 

@@ -16,28 +16,28 @@ from gangline_launch.fabric import FABRICS
 if TYPE_CHECKING:
     from gangline.config import Run
 
-STOP_SECONDS = 5.0  # reserved for the agents to stop, of the time from the scheduler's signal to SIGKILL
+STOP_SECONDS = 5.0  # reserved at the end of launch.signal_seconds for the agents to stop
 
 
 @dataclass
 class ClusterLaunch(ElasticLaunch, ABC):
-    """Base options of a launcher whose scheduler gives nodes and starts one elastic agent on each."""
+    """Base options of launchers whose scheduler allocates nodes and starts one elastic agent per node."""
 
     here: ClassVar[bool] = False
 
-    gpus_per_node: NonNegativeInt | None = None  # GPUs per node; null: as many as the scheduler reports
-    spares: NonNegativeInt = 0  # spare nodes beyond launch.nodes: each waits and replaces a lost node
-    signal_seconds: PositiveFloat | None = 120.0  # seconds from the scheduler's signal to SIGKILL; null: no signal
-    join_seconds: PositiveFloat = 120.0  # seconds to wait for the minimum number of nodes before the job ends
-    # container image with gangline installed; null: the environment of the submit
+    gpus_per_node: NonNegativeInt | None = None  # number of GPUs per node; null: as reported by Slurm (Kubernetes: 8)
+    spares: NonNegativeInt = 0  # number of spare nodes beyond launch.nodes, which wait to replace lost nodes
+    signal_seconds: PositiveFloat | None = 120.0  # seconds from the scheduler's stop signal to SIGKILL; null: no signal
+    join_seconds: PositiveFloat = 120.0  # rendezvous timeout: maximum wait for the minimum number of nodes, in s
+    # container image with gangline installed; null: no container, but the submitting Python
     image: Annotated[str | None, RunsCode()] = None
     fabric: Annotated[str, OneOf(FABRICS)] = "default"  # name of a set of network settings (NCCL, EFA, ...)
-    futile_requeues: NonNegativeInt = 3  # maximum number of job starts in a row without a new step; then the job ends
-    shared: list[str] = field(default_factory=list)  # mount points that all nodes see, but that look like local disks
+    futile_requeues: NonNegativeInt = 3  # maximum number of consecutive job starts without a new step
+    shared: list[str] = field(default_factory=list)  # mount points to treat as shared storage, not as local disks
     setup: Annotated[list[str], RunsCode()] = field(
         default_factory=list
-    )  # setup commands of bash before the agents start ('module load cuda'); a failure ends the job
-    dry_run: bool = False  # dry run: print what would be submitted, and submit nothing
+    )  # bash setup commands that each node runs before its agent ('module load cuda'); a failure ends the job
+    dry_run: bool = False  # dry run: print the batch script or manifests without submitting the job
 
     def get_seconds_to_stop(self) -> float | None:
         return min(self.grace_seconds, max(1.0, (self.signal_seconds or self.grace_seconds) - STOP_SECONDS))
@@ -47,7 +47,7 @@ class ClusterLaunch(ElasticLaunch, ABC):
         return parse_nodes(self.nodes)[1]
 
     def format_elastic_nodes(self) -> str:
-        """Return `launch.nodes` as the agents get it, "FEWEST:MOST", with spares counted in MOST."""
+        """Return the agents' argument --nodes, "FEWEST:MOST": `launch.nodes` with spares added to MOST."""
         fewest, most = parse_nodes(self.nodes)
         return f"{fewest}:{most + self.spares}"
 
@@ -61,13 +61,13 @@ class ClusterLaunch(ElasticLaunch, ABC):
 
     @abstractmethod
     def count_gpus_per_node(self, run: Run) -> int:
-        """Return the GPUs of each node; 0 for a run on the CPU."""
+        """Return the number of GPUs per node; 0 for a run on the CPU."""
 
     def count_ranks(self, run: Run) -> int:
         return self.processes or run.parallel.count_ranks(self.count_gpus_per_node(run) * self.count_max_nodes())
 
     def check(self, run: Run) -> list[Problem]:
-        """Return problems: invalid node counts, more ranks than GPUs per node, a run directory on an object store."""
+        """Return problems of node counts, agents, setup commands, ranks per GPU, and an object store as run.dir."""
         try:
             parse_nodes(self.nodes)
         except UserError as error:

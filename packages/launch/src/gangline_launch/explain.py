@@ -1,4 +1,4 @@
-"""Command `gangline launch explain`: nodes, mesh axes by network tier, network settings with sources. Torch-free."""
+"""Command `gangline launch explain`: nodes, network tiers of mesh axes, network settings with sources. Torch-free."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def explain(run_dir: Path) -> int:
-    """Print axes by tier and network settings; return exit code 0. Axes are known after the run's first start."""
+    """Print mesh axes with their network tiers, and network settings; return 0. Axes need a first start of the run."""
     run = RunDirectory.open(run_dir).run()
     config = run.launch
     print("\n".join(describe_axes_by_tier(run, run_dir)))
@@ -29,7 +29,7 @@ def explain(run_dir: Path) -> int:
 
 
 def describe_axes_by_tier(run: Run, run_dir: Path) -> list[str]:
-    """Return lines: nodes of the newest start in rank order, then the slowest links that each mesh axis crosses."""
+    """Return lines: nodes of the newest start in rank order, then the slowest network tier of each mesh axis."""
     nodes = read_nodes(run_dir)
     if nodes is None:
         return ["no node was given yet"]

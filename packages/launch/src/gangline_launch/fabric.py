@@ -1,13 +1,13 @@
-"""Settings of a network (NCCL, EFA, TCPXO) by name: `launch.fabric=infiniband_sharp`, each with its source. Torch-free.
+"""Named sets of network settings (NCCL, EFA, TCPXO) for `launch.fabric`, each setting with its source. Torch-free.
 
-Variables that the user has set in the environment stay. Tuning of a site beyond these settings belongs in launch.setup.
+Environment variables that the user has set take precedence. Further tuning for a site belongs in launch.setup.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Names, values and defaults were read on these pages. They were not tried: no such network was available.
+# Names, values and defaults are from these pages. They are untested: no such network was available.
 NCCL = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
 OFI = "https://github.com/aws/aws-ofi-nccl/blob/2daf7d303aa139a03140aa530957d10521e4478d/doc/efa-env-var.md"
 _GKE = (
@@ -77,8 +77,8 @@ FABRICS: dict[str, tuple[FabricLine, ...]] = {
 
 _EFA = "https://docs.aws.amazon.com/eks/latest/userguide/node-efa.html"  # this page was not read
 _SHARED = "https://github.com/Mellanox/k8s-rdma-shared-dev-plugin/blob/master/README.md"
-# Example of what a pod requests in order to see a network adapter, and its source. The part after rdma/ is the site's
-# own choice, in the settings of its device plugin.
+# (example of the resource that a pod requests to see a network adapter, its source). The name after rdma/ is set by the
+# site, in the settings of its device plugin.
 POD_DEVICES: dict[str, tuple[str, str]] = {
     "infiniband": ("rdma/hca_shared_devices_a:1", _SHARED),
     "infiniband_sharp": ("rdma/hca_shared_devices_a:1", _SHARED),
@@ -88,10 +88,10 @@ POD_DEVICES: dict[str, tuple[str, str]] = {
 
 
 def get_variables(fabric: str) -> dict[str, str]:
-    """Return the environment variables of the ranks, name -> value."""
+    """Return the environment variables that `fabric` sets for ranks, name -> value."""
     return {line.name: line.value for line in FABRICS[fabric] if not line.setup}
 
 
 def get_setup_lines(fabric: str) -> list[str]:
-    """Return the shell lines that each node runs."""
+    """Return the shell lines of `fabric` that each node runs before its agent."""
     return [line.value for line in FABRICS[fabric] if line.setup]

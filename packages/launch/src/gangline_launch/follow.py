@@ -1,4 +1,4 @@
-"""Follower of a submitted job: prints what the job waits for, then the lines that its nodes write. Torch-free."""
+"""Follower of a submitted job: prints the job's state, then its nodes' output. Torch-free."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from gangline_launch.job import FOLDER, SubmittedJob, require_job
 from gangline_launch.state import JobState, Scheduler, SchedulerError
 
 EXIT_FAILURE, EXIT_INTERRUPTED = 1, 130
-LOOK_SECONDS = 0.5  # seconds from one look at the nodes' files to the next
-ASK_SECONDS = 2.0  # seconds from one query of the scheduler to the next, at first; they grow to ASK_MOST
+LOOK_SECONDS = 0.5  # polling interval of the nodes' files
+ASK_SECONDS = 2.0  # initial polling interval of the scheduler, which grows to ASK_MOST
 ASK_MOST = 15.0
-LAST_LINES = 20  # number of earlier lines that are shown
+LAST_LINES = 20  # number of earlier lines per file to show
 
 
 @dataclass
 class Lines:
-    """Tail of the files that the nodes write in RUN_DIR/launch."""
+    """Tail of the nodes' output files in RUN_DIR/launch."""
 
     run_dir: Path
-    read: dict[Path, int] = field(default_factory=dict)  # bytes of each file already shown
+    read: dict[Path, int] = field(default_factory=dict)  # file -> number of bytes already shown
 
     def skip(self, keep: int = 0) -> None:
-        """Skip the lines written so far, except the last `keep`."""
+        """Skip the existing lines of each file, except the last `keep` lines."""
         for path in self._list_files():
             content = read_regular(path, sys.maxsize)
             self.read[path] = len(content) - sum(map(len, content.splitlines(keepends=True)[-keep:] if keep else []))
@@ -55,7 +55,7 @@ class Lines:
 
 
 class Detached(KeyboardInterrupt):
-    """Signal that asks this command to end, as Ctrl-C does; the job continues."""
+    """Raised on a signal that ends this command, as Ctrl-C does; the job continues."""
 
     def __init__(self, signum: int) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Detached(KeyboardInterrupt):
 
 @contextmanager
 def _detach_on_signal() -> Iterator[None]:
-    """Raise Detached in the main thread on SIGTERM and SIGHUP, unless a program that calls gangline handles them."""
+    """Raise Detached in the main thread on SIGTERM and SIGHUP, unless the calling program handles these signals."""
     restore_handlers()
     ends = [one for one in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) == signal.SIG_DFL]
     if threading.current_thread() is not threading.main_thread():
@@ -84,7 +84,7 @@ def _detach(signum: int, frame: object) -> None:
 
 
 def _say_detached(request: KeyboardInterrupt, text: str) -> int:
-    """Print that the job continues; return the exit code of this command."""
+    """Print that this command has detached and the job continues; return the exit code of this command."""
     with suppress(OSError):  # the terminal may be closed
         print(f"\ntrain: detached; {text}", flush=True)
     return request.exit_code if isinstance(request, Detached) else EXIT_INTERRUPTED
@@ -95,8 +95,9 @@ def follow(run_dir: Path, scheduler: Scheduler, shown: Path, begun: bool = False
     """Follow the run's newest job to its end; return the exit code of the run.
 
     shown  the run directory as the user typed it
-    begun  the job may have printed lines already
-    Ctrl-C, SIGTERM and SIGHUP end only this command. Raises UserError for a mistake of the user.
+    begun  true if the job may have printed lines already: the last LAST_LINES of each file are shown
+    Ctrl-C, SIGTERM and SIGHUP end only this command. Raises UserError if the job can never start or was ended
+    by a user's mistake.
     """
     lines = Lines(run_dir)
     lines.skip(LAST_LINES if begun else 0)
@@ -135,7 +136,7 @@ def follow(run_dir: Path, scheduler: Scheduler, shown: Path, begun: bool = False
 
 @_detach_on_signal()
 def follow_all(run_dirs: Sequence[Path], scheduler: Scheduler) -> list[int]:
-    """Follow the jobs of a sweep to their ends, one line per change; return the exit code of each run."""
+    """Follow the jobs of a sweep to their ends, print a line per change of state; return each run's exit code."""
     last_lines: dict[Path, str] = {}
     codes: dict[Path, int] = {}
     errors: set[str] = set()
@@ -158,7 +159,7 @@ def follow_all(run_dirs: Sequence[Path], scheduler: Scheduler) -> list[int]:
 
 
 def _get_state(scheduler: Scheduler, job: SubmittedJob, said: set[str]) -> JobState | None:
-    """Return the job's state; None if the scheduler does not answer, which is printed once and tried again later."""
+    """Return the job's state; None, with a message printed once, if the scheduler does not answer."""
     try:
         state = scheduler.get_state(job)
     except SchedulerError as error:
@@ -173,7 +174,7 @@ def _get_state(scheduler: Scheduler, job: SubmittedJob, said: set[str]) -> JobSt
 def _cancel(scheduler: Scheduler, job: SubmittedJob) -> bool:
     try:
         scheduler.cancel(job)
-    except SchedulerError:  # tried again in the next round
+    except SchedulerError:  # retried at the next poll
         return False
     return True
 

@@ -1,7 +1,7 @@
 """Start of the elastic agent as a fork of its ranks' forkserver, so that torch is loaded once per node. Torch-free.
 
-A scheduler signals the whole process group of what it started. The agent therefore leads its own process group, and
-gets signals only from this process.
+A scheduler signals the complete process group of the process that it started. The agent therefore leads its own process
+group, and gets signals only from this process.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ OF_AN_AGENT = ("gangline_basics.launch.elastic", "gangline_basics.launch.meeting
 
 
 def fork_agent(target: str, args: tuple[Any, ...], run: Run) -> int:
-    """Run `target(*args)`, "package.module:name", in a process that has loaded what the run's ranks need.
+    """Run `target(*args)`, "package.module:name", in a process forked with the modules of the run's ranks loaded.
 
-    Returns its exit code, or 128 + n if signal n ended it. Signals are forwarded to it. Call it in the main thread.
+    Returns the agent's exit code, or 128 + n if signal n ended the agent. Signals of this process are forwarded to the
+    agent. Call it in the main thread.
     """
     forwarder = _Told()
     before = {
@@ -55,7 +56,7 @@ def fork_agent(target: str, args: tuple[Any, ...], run: Run) -> int:
             guard.wait_for_end(agent.pid or 0)
             return EXIT_FAILURE
         return exit_code(code)
-    except SystemExit:  # a stop signal just after the agent's start, which has not received it: it would be waited for
+    except SystemExit:  # a stop signal that the started agent has not received: exit would wait for the agent
         if agent is not None and agent.pid is not None:
             agent.kill()
         raise
@@ -73,12 +74,12 @@ class _Told:
     """Signal handler that forwards signals to the agent. Before the agent starts, a stop signal ends this process."""
 
     def __init__(self) -> None:
-        self.holds = False  # the agent has started; signals are held until it can receive them
+        self.holds = False  # true if the agent has started: signals are held until it can receive them
         self._pid = 0
         self._held: list[int] = []
 
     def start_forwarding(self, pid: int) -> None:
-        """Forward signals to the agent from now on, first the held ones."""
+        """Forward the held signals to the agent, and from now on every signal."""
         self._pid = pid
         while self._held:
             guard.send(pid, hand_on(self._held.pop(0)))
@@ -93,7 +94,7 @@ class _Told:
 
 
 def _wait(ready: Connection) -> None:
-    """Wait until the agent can be signalled, or has ended."""
+    """Wait until the agent is ready to receive signals, or has ended."""
     with contextlib.suppress(EOFError):
         ready.recv_bytes()
 

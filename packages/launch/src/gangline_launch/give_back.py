@@ -1,4 +1,4 @@
-"""Ownership of a run directory: given back after a dry run, the job's from submit to its end. Torch-free."""
+"""Ownership of a run directory: released after a dry run, held by the job from submit to end. Torch-free."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def give_back(directory: RunDirectory) -> int:
 
 @contextlib.contextmanager
 def keep_job_on_error(directory: RunDirectory, scheduler: Scheduler) -> Iterator[None]:
-    """Keep the run directory on errors while its job may live; on UserError take it back if the job is over.
+    """Keep the run directory on errors while its job may be alive; on UserError take it back if the job is over.
 
-    A run that its ranks refused then leaves no directory behind, as on this machine.
+    The directory of a run that its ranks refused is then removed, as for a run on this machine.
     """
     directory.hand_over()
     try:

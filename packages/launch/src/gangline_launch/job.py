@@ -1,4 +1,4 @@
-"""Files in RUN_DIR/launch: which job of which scheduler the run is, its script and its nodes' output. Torch-free."""
+"""Files in RUN_DIR/launch: the run's job and scheduler, the job's script and its nodes' output. Torch-free."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ IDS = {"slurm": r"[0-9]+", "kubernetes": r"[a-z0-9]([-a-z0-9]*[a-z0-9])?/[a-z0-9
 class SubmittedJob:
     """The newest job of a run.
 
-    id: the scheduler's name of it. task: index in a sweep's array job. mark: label of its submit, since names may
-    recur.
+    id: id of the job in the scheduler. task: index of the run in a sweep's array job. mark: unique label of the submit,
+    since job names may recur.
     """
 
     scheduler: str
@@ -36,7 +36,7 @@ class SubmittedJob:
     mark: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse an id that a scheduler's command could take for an option. Raises ValueError."""
+        """Raise ValueError for an id that a scheduler's command could parse as an option."""
         form = IDS.get(self.scheduler)
         if form is not None and not re.fullmatch(form, str(self.id)):
             raise ValueError(f"{self.id!r} is not the id of a job of {self.scheduler}")
@@ -48,7 +48,7 @@ class SubmittedJob:
 
 @contextmanager
 def lock_submit(run_dir: Path) -> Iterator[None]:
-    """Lock the run while a command submits it. Raises UserError if another one does, or without write access."""
+    """Lock the run while a command submits it. Raises UserError if another command holds the lock, or on OSError."""
     try:
         handle = open_lock(make_launch_folder(run_dir) / LOCK)
         try:
@@ -88,7 +88,7 @@ def quote_path(run_dir: str | Path) -> str:
 
 
 def format_resume_hint(run_dir: str | Path) -> str:
-    """Return the line of a message that shows how to resume the run."""
+    """Return a line of text with the command that resumes the run."""
     return f"  To go on:  train resume={quote_path(run_dir)}"
 
 

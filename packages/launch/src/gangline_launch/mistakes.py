@@ -1,4 +1,4 @@
-"""Report of a user's mistake found before ranks start, written for the command that follows the job. Torch-free."""
+"""Report of a user's mistake found before ranks start, for the command that follows the job. Torch-free."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gangline import UserError
 
 
 def report_mistake(run_dir: Path, error: UserError, ends: bool = False) -> int:
-    """Print a mistake and write it to ending.json; return its exit code. ends: the whole job ends with it."""
+    """Print a mistake and write it to ending.json; return its exit code. ends: the mistake ends the complete job."""
     print(f"train: {error}", file=sys.stderr, flush=True)
     with contextlib.suppress(OSError):
         note_mistake(run_dir, error, ends)
@@ -18,9 +18,10 @@ def report_mistake(run_dir: Path, error: UserError, ends: bool = False) -> int:
 
 
 def note_mistake(run_dir: Path, error: UserError, ends: bool = False) -> None:
-    """Write the mistake to ending.json, unless the other nodes train already or one has written why it ends.
+    """Write the mistake to ending.json, unless other nodes already train or ending.json exists.
 
-    With `ends` it is always written. Both times that are compared come from the file system that all nodes share.
+    With `ends` the mistake is always written. Other nodes train if events.jsonl is newer than launch/nodes; both mtimes
+    come from the shared file system.
     """
     from gangline.run.ending import decide_ending, read_ending, write_ending
 

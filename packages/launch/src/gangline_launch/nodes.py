@@ -1,4 +1,4 @@
-"""Nodes that the scheduler gave: names, addresses and network places, by which ranks are ordered. Torch-free."""
+"""Nodes that the scheduler allocated: names, addresses, and network places, by which ranks are ordered. Torch-free."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from gangline_launch.slurm.commands import parse_fields
 class GivenNode:
     """A node of the job.
 
-    name     the scheduler's; for a pod "NODE/INDEX", since a node may hold several pods; unique within the job
-    address  by which the other nodes reach it
-    place    in the network, from the top to the node
+    name     unique in the job: the scheduler's node name, or "NODE/INDEX" for a pod, since a node may hold several
+    address  host name or IP address at which other nodes reach the node
+    place    position in the network, from the top level to the node
     """
 
     name: str
@@ -30,9 +30,9 @@ class GivenNode:
 def find_own_node(run_dir: Path, environ: Mapping[str, str] = os.environ) -> GivenNode:
     """Return the node of this process, from the variables of Kubernetes or Slurm."""
     host = os.uname().nodename
-    if "GANGLINE_POD" in environ:  # in a JobSet: the pod's own address, and the node that it runs on
+    if "GANGLINE_POD" in environ:  # in a JobSet: address of the pod, and name of its Kubernetes node
         node, address = environ.get("GANGLINE_KUBERNETES_NODE", host), environ["GANGLINE_POD"]
-        index = environ.get("GANGLINE_PLACE", "")  # follows the order of the places that Kueue gave to the pods
+        index = environ.get("GANGLINE_PLACE", "")  # completion indices follow the order in which Kueue placed the pods
         place = levels.find_place(run_dir, node) or f"{index}.{node.replace('.', '-')}"
         return GivenNode(f"{node}/{index}", address, place)
     name = environ.get("SLURMD_NODENAME", host)
@@ -40,7 +40,7 @@ def find_own_node(run_dir: Path, environ: Mapping[str, str] = os.environ) -> Giv
 
 
 def read_addresses(run_dir: Path) -> dict[str, str]:
-    """Return name -> address, as the batch script wrote Slurm's answer; {} if it did not."""
+    """Return node name -> address, from the file that the batch script wrote with scontrol; {} without the file."""
     path = Path(run_dir, FOLDER, "nodes")
     lines = [parse_fields(line) for line in read_regular(path).decode().splitlines()] if path.exists() else []
     return {line["NodeName"]: line.get("NodeAddr") or line["NodeName"] for line in lines if "NodeName" in line}

@@ -10,7 +10,7 @@ from gangline_launch.state import Scheduler
 
 
 def make_scheduler(job: SubmittedJob) -> Scheduler:
-    """Return the scheduler of a job. Raises UserError if this version does not know it."""
+    """Return the scheduler of a job. Raises UserError for a scheduler that this version does not support."""
     if job.scheduler == "slurm":
         return SlurmScheduler()
     if job.scheduler == "kubernetes":

@@ -1,4 +1,4 @@
-"""Shell lines for the entries of `launch.setup`, and the end of a job in which an entry failed. Torch-free.
+"""Shell lines for the entries of `launch.setup`, and the report of a failed entry. Torch-free.
 
 python -m gangline_launch.setup RUN_DIR ENTRY
 """
@@ -17,7 +17,7 @@ from gangline import Problem, UserError
 
 
 def check_exit_codes(entries: Iterable[str], python: str, run_dir: str) -> list[str]:
-    """Return lines of shell, each entry followed by a check of its exit code; `run_dir` is quoted for the shell."""
+    """Return shell lines: each entry, then a check of its exit code. python, run_dir: quoted for the shell."""
     lines = []
     for entry in entries:
         failure_command = f"{python} -P -m gangline_launch.setup {run_dir} {shlex.quote(entry)}"
@@ -26,7 +26,7 @@ def check_exit_codes(entries: Iterable[str], python: str, run_dir: str) -> list[
 
 
 def find_setup_problems(entries: Iterable[str]) -> list[Problem]:
-    """Return problems of entries that are not complete commands of bash, and would swallow the script's next line."""
+    """Return problems of entries that are not complete bash commands, which would absorb the script's next line."""
     bash = shutil.which("bash")
     problems = []
     for entry in entries if bash else ():
@@ -39,7 +39,7 @@ def find_setup_problems(entries: Iterable[str]) -> list[Problem]:
 
 
 def main(run_dir: str, entry: str) -> int:
-    """Report which entry failed, here and in ending.json; return the exit code of a user's mistake."""
+    """Report which entry failed, here and in ending.json; return the exit code for a user's mistake."""
     from gangline_launch.mistakes import report_mistake
 
     error = UserError(

@@ -12,14 +12,14 @@ WAITS, RUNS, ENDED, GONE = "waits", "runs", "ended", "gone"  # GONE: the schedul
 
 @dataclass(frozen=True)
 class JobState:
-    """State of a job. phase: WAITS, RUNS, ENDED or GONE; word: the scheduler's own; why: reason of the wait or end."""
+    """State of a job. phase: WAITS, RUNS, ENDED or GONE; word: scheduler's name of it; why: reason of wait or end."""
 
     phase: str
     word: str
     why: str = ""
     nodes: str = ""
     starts: int = 0  # number of restarts
-    hopeless: str = ""  # option to change if waiting cannot help; "" if it can
+    hopeless: str = ""  # for a job that can never start, the options to change; otherwise ""
 
     @property
     def over(self) -> bool:
@@ -34,14 +34,14 @@ class JobState:
 
 
 class SchedulerError(Exception):
-    """The scheduler refused a query or did not answer it; its text says why. The job is unchanged."""
+    """Error of a scheduler that refused a request, or did not answer: then it may have executed the request."""
 
 
 class Scheduler(Protocol):
-    """Scheduler that has a job. Its methods raise SchedulerError if it does not answer."""
+    """Interface to a cluster scheduler. Methods raise SchedulerError if it refuses or does not answer."""
 
     def get_state(self, job: SubmittedJob) -> JobState:
         """Return the current state of a job."""
 
     def cancel(self, job: SubmittedJob) -> None:
-        """Cancel the job and return at once; its ranks save first if they can."""
+        """Cancel the job and return without waiting; its ranks save a checkpoint first if they can."""

@@ -33,7 +33,7 @@ OF_ONE_MACHINE = {
 
 
 def find_mount(path: str | Path, mounts: Path = Path("/proc/mounts")) -> tuple[str, str]:
-    """Return (mount point, file system type) of a path, or of its nearest existing parent folder."""
+    """Return (mount point, file system type) of a path, which need not exist."""
     real = os.path.realpath(path)
     best = ("/", "")
     for line in mounts.read_text(encoding="utf-8").splitlines() if mounts.exists() else ():
@@ -47,7 +47,7 @@ def find_mount(path: str | Path, mounts: Path = Path("/proc/mounts")) -> tuple[s
 def find_local_paths(
     needed: Iterable[tuple[str, str]], shared: Sequence[str], mounts: Path = Path("/proc/mounts")
 ) -> Iterator[Problem]:
-    """Yield a problem for each (what it is, path) on a local file system. shared: mount points that all nodes see."""
+    """Yield a problem for each (description, path) on a local disk. shared: mount points to treat as shared storage."""
     for what, path in needed:
         point, kind = find_mount(path, mounts)
         inside = any(os.path.realpath(path).startswith(os.path.realpath(each).rstrip("/") + "/") for each in shared)
@@ -60,9 +60,10 @@ def find_local_paths(
 
 
 def list_needed_paths(run: Run, run_dir: Path, code: bool = True) -> Iterator[tuple[str, str]]:
-    """Yield (what it is, path) for all that nodes read: run directory, files named by options, and the code.
+    """Yield (description, path) of all that nodes need: run directory, files named by options, Python environment.
 
-    An image has its own code, but the last line of the batch script, which requeues the job, runs outside of it.
+    A container image has its own code, but the last line of the batch script, which requeues the job, runs outside the
+    image. code: false if the ranks run in an image.
     """
     yield "the run directory", str(run_dir)
     for place, config in run.iterate_parts():

@@ -13,17 +13,17 @@ from gangline.model.products import Product
 from gangline.model.tree import Decoding, Node, Shape
 from gangline_basics.model.decoder_nodes import AttentionNode, NormNode
 
-CHUNK = 64  # tokens per chunk of a delta-rule layer
+CHUNK = 64  # number of tokens per chunk of a delta-rule layer
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeadNormNode(NormNode):
-    """RMS norm of each of `heads` heads, of width `dim`."""
+    """Config node of an RMSNorm applied to each of `heads` heads of width `dim`."""
 
     heads: int
 
     def count_activation_bytes(self, sizes: LocalSizes) -> int:
-        """Return the bytes of its input, one number per head, and with `offset` the sum weight + 1."""
+        """Return the bytes of the input, of one statistic per token and head, and with `offset` of weight + 1."""
         heads = max(1, self.heads // sizes.size("tp"))
         nbytes = sizes.inner_tokens * heads * (self.dim * sizes.itemsize + sizes.master_itemsize)
         return nbytes + (self.dim * sizes.itemsize if self.offset else 0)
@@ -31,16 +31,16 @@ class HeadNormNode(NormNode):
 
 @dataclass(frozen=True, kw_only=True)
 class RecomputedNormNode(NormNode):
-    """Norm inside a layer that recomputes it in its backward pass."""
+    """Config node of a norm that the enclosing layer recomputes in its backward pass."""
 
     def count_activation_bytes(self, sizes: LocalSizes) -> int:
-        """Return 0: the layer recomputes it."""
+        """Return 0: the enclosing layer recomputes the norm."""
         return 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class GatedAttentionNode(AttentionNode):
-    """Attention whose output is gated: `wq` computes for each head its query, followed by its gate."""
+    """Config node of attention with gated output: `wq` computes each head's query, followed by the head's gate."""
 
     module: ClassVar[str] = "gangline_models.modules.gated_attention:GatedAttention"
 
@@ -57,8 +57,8 @@ class GatedAttentionNode(AttentionNode):
     def count_activation_bytes(self, sizes: LocalSizes) -> int:
         """Return the bytes of the saved activations.
 
-        These are x; rotated queries and keys, values, the output and its log-sum-exp; the gate, in one tensor with the
-        input of the query norm, its sigmoid, and the gated output.
+        Saved are x; rotated queries and keys, values, the output and its log-sum-exp; the gate (in one tensor with the
+        input of the query norm), the gate's sigmoid, and the gated output.
         """
         heads, key_heads = self.heads // sizes.size("tp"), max(1, self.kv_heads // sizes.size("tp"))
         inner = (5 * heads + 2 * key_heads) * self.head_dim
@@ -68,7 +68,7 @@ class GatedAttentionNode(AttentionNode):
 
 @dataclass(frozen=True, kw_only=True)
 class ShortConvolutionNode(Node):
-    """Short causal convolution: `width` taps for each of `channels` channels."""
+    """Config node of a short causal convolution: `width` taps for each of `channels` channels."""
 
     module: ClassVar[str] = "gangline_models.modules.short_convolution:ShortConvolution"
     channels: int
@@ -81,20 +81,20 @@ class ShortConvolutionNode(Node):
         return "cached"
 
     def count_activation_bytes(self, sizes: LocalSizes) -> int:
-        """Return 0: the layer recomputes it."""
+        """Return 0: the enclosing layer recomputes the convolution."""
         return 0
 
     def list_products(self, sizes: LocalSizes, sequence_length: int) -> tuple[Product, ...]:
         return ()
 
     def count_flops(self, sequence_length: int) -> int:
-        """Return 0: a matrix unit computes nothing of it."""
+        """Return 0: the convolution has no matmul."""
         return 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecayNode(Node):
-    """Decay rate of each of `heads` heads."""
+    """Config node of the state decay of each of `heads` heads."""
 
     module: ClassVar[str] = "gangline_models.modules.delta:Decay"
     heads: int
@@ -103,7 +103,7 @@ class DecayNode(Node):
         return "tokenwise"
 
     def count_activation_bytes(self, sizes: LocalSizes) -> int:
-        """Return 0: the layer recomputes it."""
+        """Return 0: the enclosing layer recomputes the decay."""
         return 0
 
     def get_shapes(self) -> dict[str, Shape]:
@@ -112,9 +112,10 @@ class DecayNode(Node):
 
 @dataclass(frozen=True, kw_only=True)
 class GatedDeltaNode(Node):
-    """Gated delta-rule layer: `key_heads` of width `key_dim`, each for `heads` / `key_heads` value heads.
+    """Config node of a gated delta-rule layer: `key_heads` key heads and `heads` value heads.
 
-    It declares no seam `attention`: its state passes from token to token, so a sequence cannot be sharded.
+    It declares no seam `attention`: its state passes from token to token, so a sequence cannot be sharded (context
+    parallelism). Each key head, of width `key_dim`, serves heads / key_heads value heads of `value_dim`.
     """
 
     module: ClassVar[str] = "gangline_models.modules.delta:GatedDelta"
@@ -142,17 +143,17 @@ class GatedDeltaNode(Node):
         return "cached"
 
     def count_activation_bytes(self, sizes: LocalSizes) -> int:
-        """Return the bytes of x, the outputs of the first two matmuls, and the last one's input; rest is recomputed."""
+        """Return the bytes of x, the outputs of wqkvz and wba, and the input of w_out; the rest is recomputed."""
         values = self.heads * self.value_dim
         inner = 2 * self.key_heads * self.key_dim + 3 * values + 2 * self.heads
         return (sizes.tokens * self.dim + sizes.inner_tokens * inner // sizes.size("tp")) * sizes.itemsize
 
     def list_products(self, sizes: LocalSizes, sequence_length: int) -> tuple[Product, ...] | None:
-        """Return None: its matmuls are not listed."""
+        """Return None: the matmuls inside chunks are not listed."""
         return None
 
     def count_flops(self, sequence_length: int) -> int:
-        """Return the FLOPs of state reads and writes, and in a chunk of scores, their inverse and their outputs."""
+        """Return the FLOPs per token: state reads and writes; in a chunk scores, triangular solve and outputs."""
         chunk = min(self.chunk, sequence_length)
         state = 3 * self.key_dim * self.value_dim
         inside = chunk * (2 * self.key_dim + 2 * self.value_dim + (self.key_dim + self.value_dim) // 2)

@@ -17,7 +17,7 @@ from gangline_basics.model.rope_rates import Rope
 
 @dataclass(frozen=True, kw_only=True)
 class LatentUpNode(Node):
-    """Normalised latent vector, then a matmul for all heads; with `down`, also the down-projection from x."""
+    """Config node of norm and up-projection of a latent vector, with `down` also of its down-projection from x."""
 
     module: ClassVar[str] = "gangline_models.modules.latent:LatentUp"
     dim: int
@@ -35,16 +35,16 @@ class LatentUpNode(Node):
         return "tokenwise"
 
     def count_activation_bytes(self, sizes: LocalSizes) -> int:
-        """Return the bytes of the input of `up`; the norm counts its own."""
+        """Return the bytes of the input of `up`; the norm counts its own input."""
         return sizes.tokens * self.rank * sizes.itemsize
 
 
 @dataclass(frozen=True, kw_only=True)
 class MlaNode(Node):
-    """Multi-head latent attention. The width of a query and a key is nope_dim + rope_dim, of a value v_dim.
+    """Config node of multi-head latent attention: query and key heads have width nope_dim + rope_dim, values v_dim.
 
-    wq           projection of queries without a latent vector; otherwise `q`
-    interleaved  the two features of a rotated pair are neighbours, instead of half the features apart
+    wq           query projection if queries have no latent vector; otherwise `q` projects them
+    interleaved  true if RoPE rotates neighbouring features; false: features half the width apart
     """
 
     module: ClassVar[str] = "gangline_models.modules.latent:LatentAttention"
@@ -68,15 +68,15 @@ class MlaNode(Node):
 
     @property
     def head_dim(self) -> int:
-        """Width of a query and a key."""
+        """Width of a query or key head."""
         return self.nope_dim + self.rope_dim
 
     def count_flops(self, sequence_length: int) -> int:
-        """Return the FLOPs of q·k and p·v with all keys."""
+        """Return the FLOPs per token of q·k and p·v, with all `sequence_length` keys."""
         return 2 * self.heads * (self.head_dim + self.v_dim) * sequence_length
 
     def list_products(self, sizes: LocalSizes, sequence_length: int) -> tuple[Product, ...] | None:
-        """Return the attention matmul; None if queries and values differ in width, which it cannot describe."""
+        """Return the attention matmuls; None if queries and values differ in width, which is not supported."""
         if self.head_dim != self.v_dim:
             return None
         heads, width = self.heads, self.head_dim
@@ -94,7 +94,7 @@ class MlaNode(Node):
         return "cached"
 
     def list_volumes(self, sizes: LocalSizes) -> tuple[CommVolume, ...]:
-        """Return the volume of the key that all heads share under tp: gathered if tokens are sharded; grads summed."""
+        """Return the tp volume of the key that all heads share: all-gather if tokens are sharded, sum of gradients."""
         ranks = sizes.size("tp")
         if ranks == 1:
             return ()
@@ -111,9 +111,9 @@ class MlaNode(Node):
     def count_activation_bytes(self, sizes: LocalSizes) -> int:
         """Return the bytes of the saved activations.
 
-        These are x; rotated queries and keys; the output of `kv.up`, values and unrotated keys; the output and its
-        log-sum-exp. The key that all heads share is stored with the latent vector, which a norm saves. If values are
-        not as wide as keys, all are padded to one width, and the last matmul saves a copy of the output.
+        Saved are x; rotated queries and keys; the output of `kv.up` (values and unrotated keys); the attention output
+        and its log-sum-exp. The key that all heads share is stored with the latent vector, which a norm saves. If
+        values and keys differ in width, all are padded to one width, and W_O saves a copy of the output.
         """
         heads = self.heads // sizes.size("tp")
         inner = 2 * self.head_dim + self.nope_dim + 2 * self.v_dim

@@ -13,7 +13,7 @@ from gangline_basics.model.decoder_nodes import DecoderNode, NormNode
 
 @dataclass(frozen=True, kw_only=True)
 class WidthNormNode(NormNode):
-    """RMSNorm over all heads together; dim: the width of all heads."""
+    """Config node of RMSNorm over all heads together; dim: total width of all heads."""
 
     module: ClassVar[str] = "gangline_models.modules.width_norm:WidthNorm"
 
@@ -21,14 +21,14 @@ class WidthNormNode(NormNode):
         return "tokenwise"
 
     def count_activation_bytes(self, sizes: LocalSizes) -> int:
-        """Return the bytes of its input and one number per token; tp shards the heads."""
+        """Return the bytes of the input and of one statistic per token; tp shards the heads."""
         width = self.dim // sizes.size("tp")
         return sizes.inner_tokens * (width * sizes.itemsize + sizes.master_itemsize)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerNormNode(NormNode):
-    """LayerNorm: normalisation to mean 0 and variance 1, with a weight and a bias."""
+    """Config node of LayerNorm, with a weight and a bias."""
 
     module: ClassVar[str] = "gangline_models.modules.layer_norm:LayerNorm"
 
@@ -39,13 +39,13 @@ class LayerNormNode(NormNode):
         return "tokenwise"
 
     def count_activation_bytes(self, sizes: LocalSizes) -> int:
-        """Return the bytes of its input, and mean and deviation of each token."""
+        """Return the bytes of the input, and of mean and inverse deviation of each token."""
         return sizes.tokens * (self.dim * sizes.itemsize + 2 * sizes.master_itemsize)
 
 
 @dataclass(frozen=True, kw_only=True)
 class UngatedFeedForwardNode(Node):
-    """Ungated feed-forward: two matmuls with GELU between them."""
+    """Config node of an ungated feed-forward: two linears with GELU in between."""
 
     module: ClassVar[str] = "gangline_models.modules.ungated:UngatedFeedForward"
     dim: int
@@ -60,14 +60,14 @@ class UngatedFeedForwardNode(Node):
         return "tokenwise"
 
     def count_activation_bytes(self, sizes: LocalSizes) -> int:
-        """Return the bytes of x, the first matmul, and its activation."""
+        """Return the bytes of x, and of the first matmul's output before and after GELU."""
         inner = sizes.inner_tokens * self.ffn_dim // sizes.size("tp")
         return (sizes.tokens * self.dim + 2 * inner) * sizes.itemsize
 
 
 @dataclass(frozen=True, kw_only=True)
 class PositionedEmbeddingNode(Node):
-    """Sum of token and position embeddings; vocab_size of `positions` is the number of positions."""
+    """Config node of token plus position embeddings; `positions.vocab_size` is the number of positions."""
 
     module: ClassVar[str] = "gangline_models.modules.positions:PositionedEmbedding"
     tokens: EmbeddingNode
@@ -79,7 +79,7 @@ class PositionedEmbeddingNode(Node):
 
 @dataclass(frozen=True, kw_only=True)
 class PositionedDecoderNode(DecoderNode):
-    """Decoder with a `PositionedEmbeddingNode`."""
+    """Config node of a decoder whose embedding is a `PositionedEmbeddingNode`."""
 
     def get_ties(self) -> dict[str, str]:
         return {"head.weight": "embed.tokens.weight"} if self.tied else {}

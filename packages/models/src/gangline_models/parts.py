@@ -1,4 +1,4 @@
-"""Parts of the package: model families, published shapes, and model edits. Torch-free."""
+"""Parts of the package: model families, presets with the sizes of published models, and model edits. Torch-free."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ FAMILIES: dict[str, tuple[type[FamilyConfig], str]] = {
 
 
 def open_rope(config: type[FamilyConfig]) -> dict[str, str]:
-    """Return {"rope": the default choice of rotary positions}; {} for options without rotary positions."""
+    """Return {"rope": name of the default part of `model/rope`}; {} for families without rotary positions."""
     default: Any = config.__dataclass_fields__.get("rope")
     return {} if default is None else {"rope": find_name(default.default_factory())}
 
 
 def make_part(name: str, config: type[FamilyConfig], summary: str) -> Part:
-    """Return a part that the family's module builds. Only the family has capabilities; shapes inherit them."""
+    """Return the part of a family or preset, built by the family's module. Presets inherit capabilities."""
     family = next(base for base in config.__mro__ if base in OWN)
     capabilities = {
         "pretrained": "gangline_models.hugging_face.pretrained:HuggingFace",

@@ -1,4 +1,4 @@
-"""Published model shapes, each a part of group `model`: a family's options with other defaults. Torch-free."""
+"""Presets of published models, parts of group `model`: a family's options with other defaults. Torch-free."""
 
 from __future__ import annotations
 
@@ -97,18 +97,18 @@ SHAPES: dict[str, tuple[type[FamilyConfig], str, str, dict[str, Any]]] = {
 }
 
 
-# Resolved once per family, since that takes 0.3 ms.
+# Resolved once per family, since resolving takes 0.3 ms.
 TYPES = {family: get_type_hints(family, include_extras=True) for family in {shape[0] for shape in SHAPES.values()}}
 
 
 def _make_preset(name: str, family: type[FamilyConfig], about: str, sizes: dict[str, Any]) -> type[FamilyConfig]:
-    """Make a separate class, since the class of a configuration identifies its part."""
+    """Make an option class for the preset, since the class of options identifies their part."""
     fields = [(key, TYPES[family][key], field(default=value)) for key, value in sizes.items()]
     title = "".join(word.capitalize() for word in name.replace(".", "_").split("-"))
     namespace = {"__doc__": about, "__module__": __name__, "__init__": partialmethod(family.__init__, **sizes)}
     inherited: dict[str, Any] = dict.fromkeys(("init", "repr", "eq", "match_args"), False)  # each takes 0.4 ms to make
     preset = make_dataclass(title, fields, bases=(family,), namespace=namespace, **inherited)
-    globals()[title] = preset  # pickle looks for it here
+    globals()[title] = preset  # pickle looks up the class here
     return preset
 
 

@@ -1,9 +1,9 @@
 """Load-balancing losses of experts, and the metrics of an MoE layer.
 
-Losses are means over the tokens that contribute to the loss: a term is the sum over this rank's tokens, which the
-strategy divides by the step's token count. So padding and prompts, which are only read, have no weight. The load, from
-which the bias and the next step's shares are updated, counts all tokens but padding: experts compute prompts too. Other
-metrics count all tokens.
+Losses are means over the tokens in the loss mask: a rank sums the loss over its tokens, and the strategy divides by the
+step's token count. Padding and masked-out prompts therefore have no weight. The load, from which the bias and the next
+step's load shares are updated, counts all tokens except padding, because experts compute prompts too. Other metrics
+count all tokens.
 
 B sequences of T tokens, N = B·T, E experts, k experts per token
 """
@@ -18,9 +18,9 @@ from gangline_moe.routers.base import Choice, Router
 
 
 def apply_balance(hidden_BTD: Tensor, router: Router, choice: Choice, load_E: Tensor) -> Tensor:
-    """Return `hidden_BTD`, whose backward pass adds the router's losses; emit them, the load and the entropy.
+    """Add the router's losses to the backward pass of `hidden_BTD`, and return it; emit losses, load and entropy.
 
-    load_E: (token, expert) pairs of each expert on this rank, with padding, before capacity drops any.
+    load_E: number of (token, expert) pairs per expert on this rank, padding included, before drops over capacity.
     """
     node = router.node
     if router.training and node.emits_loss():
@@ -50,11 +50,11 @@ def drop_padding(load_E: Tensor, choice: Choice) -> Tensor:
 
 
 def compute_sequence_loss(choice: Choice, counts_BT: Tensor) -> Tensor:
-    """Return Σ over sequences of t · Σ_i f_i P_i, t being the sequence's tokens on this rank that count.
+    """Return Σ over sequences of t · Σ_i f_i P_i, t being the number of the sequence's loss tokens on this rank.
 
-    f_i = E / (k T) · how often the sequence's T tokens that count chose expert i, P_i = its mean probability over those
-    tokens (DeepSeek-V3, arXiv 2412.19437, equations 17 to 20). Both are over the full sequence, which is sharded over
-    ranks.
+    f_i = E / (k T) · number of times that the sequence's T loss tokens chose expert i, P_i = mean probability of
+    expert i over these T tokens (DeepSeek-V3, arXiv 2412.19437, equations 17 to 20). f_i and P_i cover the full
+    sequence, even if it is sharded over ranks. Loss tokens: tokens in the loss mask.
     """
     E, k = choice.prob_NE.shape[1], choice.expert_Nk.shape[1]
     B = len(counts_BT)
@@ -72,7 +72,8 @@ def compute_sequence_loss(choice: Choice, counts_BT: Tensor) -> Tensor:
 def compute_step_loss(prob_NE: Tensor, share_E: Tensor, counts_N: Tensor) -> Tensor:
     """Return Σ over tokens of E · Σ_i f_i p_i, the loss of Switch (arXiv 2101.03961, equations 4 to 6).
 
-    The shares f are of the last step's global batch: this step's are known only after all of its microbatches.
+    f_i is the load share of expert i in the previous step's global batch: the shares of the current step are known
+    only after all its microbatches.
     """
     return prob_NE.shape[1] * (prob_NE @ share_E.to(prob_NE) * counts_N).sum()
 
@@ -83,5 +84,5 @@ def compute_z_loss(logits_NE: Tensor, counts_N: Tensor) -> Tensor:
 
 
 def compute_entropy(prob_NE: Tensor) -> Tensor:
-    """Return the entropy of each token's probabilities, in nats, (N,)."""
+    """Return the entropy of each token's expert probabilities in nats, shape (N,)."""
     return torch.special.entr(prob_NE).sum(-1)

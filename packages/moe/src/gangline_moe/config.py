@@ -37,33 +37,33 @@ TokenAxis = Literal["dp_replicate", "dp_shard", "cp", "tp"]
 
 @dataclass
 class MoeOptions(EditConfig):
-    """Options of the edit `moe`: feed-forwards become `experts` smaller ones, of which a token gets `top_k`."""
+    """Options of the edit `moe`: feed-forwards become MoE layers of `experts` experts, `top_k` per token."""
 
     experts: PositiveInt = 8  # number of routed experts per layer
     top_k: PositiveInt = 2  # number of experts per token
-    ffn_dim: PositiveInt | None = None  # expert FFN width; null: the feed-forward's / top_k, at equal cost per token
-    shared: NonNegativeInt = 0  # number of shared experts, which every token goes through besides the routed ones
+    ffn_dim: PositiveInt | None = None  # expert FFN width; null: dense FFN width / top_k (upcycling: dense FFN width)
+    shared: NonNegativeInt = 0  # number of shared experts, applied to every token in addition to its routed experts
     shared_gate: bool = False  # sigmoid gate per token on the shared experts' output (Qwen3-Next)
-    first: NonNegativeInt = 0  # first block with experts; earlier blocks stay dense
-    every: PositiveInt = 1  # interval of blocks with experts: one of every n, from `first` on
+    first: NonNegativeInt = 0  # index (from 0) of the first block with experts; earlier blocks stay dense
+    every: PositiveInt = 1  # interval of blocks with experts, counted from moe.first; 1: every block
     router: RouterConfig = field(default_factory=Softmax)
-    capacity_factor: PositiveFloat | None = None  # expert capacity as a multiple of the mean load; null: no limit
-    ep: PositiveInt | None = None  # expert parallel size: ranks that share a layer's experts; null: largest possible
-    # pp is not allowed: its ranks hold different layers.
-    ep_axes: list[TokenAxis] = field(default_factory=lambda: ["dp_shard", "cp"])  # mesh axes whose ranks form ep
-    ranks_per_node: PositiveInt | None = None  # ranks per node, from which a larger ep is hierarchical; null: never
-    upcycle_from: str | None = None  # run directory of a dense run to upcycle: its feed-forwards become the experts
+    capacity_factor: PositiveFloat | None = None  # expert capacity as a multiple of the mean load; null: no token drops
+    ep: PositiveInt | None = None  # expert-parallel (EP) size: ranks that shard a layer's experts; null: maximum
+    # `pp` is not allowed: pipeline ranks hold different layers.
+    ep_axes: list[TokenAxis] = field(default_factory=lambda: ["dp_shard", "cp"])  # mesh axes whose ranks EP may use
+    ranks_per_node: PositiveInt | None = None  # ranks per node: a larger moe.ep uses a two-level all-to-all; null: flat
+    upcycle_from: str | None = None  # directory of a dense run whose feed-forwards initialise the experts; null: none
 
     file_options: ClassVar[tuple[str, ...]] = ("upcycle_from",)
     layout_options: ClassVar[tuple[str, ...]] = ("ep", "ep_axes", "ranks_per_node")
 
     def resolve(self, run: Run) -> MoeOptions:
-        """Return the options with `ep` set: if null, as large as the experts and the layout allow."""
+        """Return the options with a null `ep` as its maximum, and for upcycling a null `ffn_dim` as the dense width."""
         options = replace(self, ffn_dim=self.get_dense_hidden(run)) if self.upcycle_from and not self.ffn_dim else self
         return replace(options, ep=gcd(self.experts, self._count_expert_ranks(run))) if self.ep is None else options
 
     def iterate_layouts(self, run: Run, world: int) -> Iterator[MoeOptions]:
-        """Yield the options with every possible `ep` if it is null, each explicit: a null ep depends on the layout."""
+        """Yield the options once per possible `ep` if `ep` is null (null depends on the layout), else unchanged."""
         if self.ep is not None:
             yield self
             return
@@ -71,7 +71,7 @@ class MoeOptions(EditConfig):
         yield from (replace(self, ep=size) for size in range(1, both + 1) if both % size == 0)
 
     def _count_expert_ranks(self, run: Run) -> int:
-        """Return the number of ranks that may share a layer's experts: those of `ep_axes`; 1 without folds."""
+        """Return the maximum expert-parallel size: the number of ranks of `ep_axes`; 1 for parallel=single and ddp."""
         from gangline.config.check import count_ranks
 
         if isinstance(run.parallel, Single | Ddp):
@@ -83,7 +83,7 @@ class MoeOptions(EditConfig):
 
     @staticmethod
     def get_dense_hidden(run: Run) -> int | None:
-        """Return the width of the model's feed-forwards; None if its options do not give it."""
+        """Return the feed-forward width of the model; None if the model's options have no `ffn_dim`."""
         return getattr(run.model, "ffn_dim", None)
 
     def summarise(self, metrics: Mapping[str, float | list[float]]) -> dict[str, float | list[float]]:
@@ -143,9 +143,9 @@ class MoeOptions(EditConfig):
 
 @dataclass
 class ExpertsHealth(HealthConfig):
-    """Options of the health check `experts`: warns of an expert without tokens, or with far more than its share."""
+    """Options of the health check `experts`, which warns of experts without tokens or with an excessive load."""
 
-    patience: PositiveInt = 20  # steps in a row before a dead or hot expert is reported
+    patience: PositiveInt = 20  # number of consecutive steps before a dead or hot expert is reported
     hot: Annotated[IsNotNan[float], Gt(1)] = 4.0  # threshold of a hot expert, as a multiple of its layer's mean load
 
 
@@ -155,7 +155,7 @@ class Heatmap(TrackConfig):
 
     file_options: ClassVar[tuple[str, ...]] = ("path",)
 
-    every: PositiveInt = 50  # interval of heatmaps in steps; each covers all steps since the last
+    every: PositiveInt = 50  # interval of heatmaps in steps; each heatmap sums the steps since the previous heatmap
     path: str | None = None  # directory of the event files; null: tensorboard/experts in the run directory
 
     def check(self, run: Run) -> list[Problem]:

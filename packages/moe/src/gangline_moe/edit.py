@@ -20,9 +20,9 @@ LINEARS = ("w_gate", "w_up", "w_down")
 
 
 def edit(tree: Node, plan: Plan, options: MoeOptions) -> tuple[Node, Plan, list[str]]:
-    """Replace the feed-forwards of the chosen blocks by MoE layers; claim their paths.
+    """Replace the feed-forwards of the chosen blocks by MoE layers; return tree, plan and the replaced paths.
 
-    Raises UserError if the model has no feed-forward to replace, or if experts would compute something else.
+    Raises UserError if the model has no feed-forward to replace, or if it has features that experts do not support.
     """
     feed_forwards = {path: node for path, node in iterate_nodes(tree) if isinstance(node, FeedForwardNode)}
     moe_paths = [path for path in feed_forwards if _has_experts(_find_block(path, plan), options)]
@@ -51,7 +51,7 @@ def _list_unsupported(node: FeedForwardNode) -> list[str]:
 
 
 def _find_block(path: str, plan: Plan) -> int:
-    """Return the number of the block that contains a node; -1 if none does."""
+    """Return the index of the block that contains the node at `path`; -1 for a node outside the blocks."""
     inside = re.match(re.escape(plan.blocks) + r"\.(\d+)(\.|$)", path)
     return int(inside[1]) if inside else -1
 
@@ -61,7 +61,7 @@ def _has_experts(block: int, options: MoeOptions) -> bool:
 
 
 def explain_refusal(found: dict[str, FeedForwardNode], plan: Plan, options: MoeOptions) -> UserError:
-    """Return the error that says why there is nothing to edit."""
+    """Return the error that explains why no feed-forward can be replaced."""
     if not found:
         return UserError(
             "moe has nothing to replace in this model.",
@@ -106,7 +106,7 @@ def _has_bias(dense: FeedForwardNode, name: str) -> bool:
 def extend_plan(
     plan: Plan, chosen: list[str], left: set[str], options: MoeOptions, qk_norm: bool, biased: list[str]
 ) -> Plan:
-    """Return the plan with rules for the new layers before the model's own, less rules that no longer match."""
+    """Return the plan with rules for MoE layers before the model's rules, without rules that no longer match."""
     example = chosen[0]
     rules = {name: plan.init(f"{example}.{name}.weight") for name in LINEARS}
     for place in sorted({_make_pattern(path) for path in chosen}):
@@ -133,7 +133,7 @@ def extend_plan(
 
 
 def _make_pattern(path: str) -> str:
-    """Return the path with a star for every number."""
+    """Return the path with `*` for each number."""
     return ".".join("*" if part.isdigit() else part for part in path.split("."))
 
 

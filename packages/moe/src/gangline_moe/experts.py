@@ -19,7 +19,8 @@ from gangline_moe.products import PlainProducts, Products, choose_products
 class Stack(nn.Module):
     """Grouped linear of all experts: rows (A, I), sorted by expert -> x W_e^T + b_e of each row's expert e, (A, O).
 
-    A rank of the fold holds some of the experts: their number is read from the weight (E, O, I); biases are (E, O).
+    An expert-parallel rank holds a shard of the experts, so their number is read from the weight (E, O, I). Biases are
+    (E, O).
     """
 
     def __init__(self, node: StackNode) -> None:
@@ -39,7 +40,7 @@ class Stack(nn.Module):
 class Experts(nn.Module):
     """Gated feed-forward of all experts: rows (A, D), sorted by expert -> W_down gated(W_gate x, W_up x), (A, D).
 
-    One autograd function that saves few activations; separate matmuls if an edit has wrapped one of the stacks.
+    Uses one autograd function that saves few activations, or separate matmuls if an edit has wrapped a stack.
     """
 
     def __init__(self, node: ExpertsNode) -> None:
@@ -56,14 +57,14 @@ class Experts(nn.Module):
 
 
 def add_expert_bias(y_AO: Tensor, bias_EO: Tensor | None, bounds: Tensor) -> Tensor:
-    """Add each row's expert's bias to `y_AO` in place; return `y_AO`."""
+    """Add the bias of each row's expert to `y_AO` in place; return `y_AO`."""
     if bias_EO is None or y_AO.is_meta or not len(y_AO):
         return y_AO
     return y_AO.add_(bias_EO.repeat_interleave(bounds.diff(), dim=0, output_size=len(y_AO)).to(y_AO.dtype))
 
 
 def compute_bias_gradient(dy_AO: Tensor, bias_EO: Tensor, bounds: Tensor) -> Tensor:
-    """Return the sum of each expert's rows, (E, O), in float32 or wider."""
+    """Return the sum of each expert's gradient rows, (E, O), accumulated in float32 or wider, in the bias's dtype."""
     if dy_AO.is_meta or not len(dy_AO):
         return torch.zeros_like(bias_EO)
     wide = dy_AO.to(torch.promote_types(dy_AO.dtype, torch.float32))
@@ -71,7 +72,7 @@ def compute_bias_gradient(dy_AO: Tensor, bias_EO: Tensor, bounds: Tensor) -> Ten
 
 
 class StackProduct(torch.autograd.Function):
-    """Grouped matmul of one stack. x is saved only if the weight is trained."""
+    """Grouped matmul of one stack. The input is saved only if the weight is trained."""
 
     @staticmethod
     def forward(ctx, x_AI: Tensor, weight: Tensor, bias: Tensor | None, bounds: Tensor, products: Products) -> Tensor:
@@ -95,7 +96,7 @@ class StackProduct(torch.autograd.Function):
 
 
 class GatedProducts(torch.autograd.Function):
-    """Compute W_down gated(W_gate x, W_up x). Only x and both matmuls before the gate are saved; others are recomputed.
+    """Compute W_down gated(W_gate x, W_up x). Only x and the outputs of W_gate and W_up are saved, not recomputed.
 
     The parameters are kept in `ctx` next to the saved tensors, as `forward_context.return_weight_gradient` requires.
     """

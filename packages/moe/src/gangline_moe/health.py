@@ -1,4 +1,4 @@
-"""Health check `experts`: finds an expert without tokens, or with far more than its share. Torch-free."""
+"""Health check `experts`: finds experts without tokens, or with an excessive load. Torch-free."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 class ExpertsCheck(HealthCheck):
-    """Health check that counts the steps in a row for which each expert was dead or hot; warns once at `patience`."""
+    """Health check that counts consecutive steps in which an expert is dead or hot, and warns once at `patience`."""
 
     def __init__(self, config: ExpertsHealth, run: Run) -> None:
         self.patience, self.hot = config.patience, config.hot
-        self.counts: dict[str, int] = {}  # "dead blocks.3 7" -> steps in a row
+        self.counts: dict[str, int] = {}  # "dead blocks.3 7" (kind, layer, expert) -> number of consecutive steps
 
     def observe(self, record: StepRecord) -> Iterable[Verdict]:
         now: dict[str, int] = {}

@@ -26,7 +26,7 @@ TAG = "experts/load"
 
 
 class HeatmapTracker(Tracker):
-    """Tracker that draws a heatmap each `every` steps: a row per layer, coloured by an expert's load over the mean."""
+    """Tracker that draws a heatmap each `every` steps: a row per layer, a column per expert, coloured by load."""
 
     def __init__(self, path: str | None, every: int) -> None:
         self.path, self.every = path, every
@@ -70,5 +70,5 @@ class HeatmapTracker(Tracker):
 
 
 def build(config: Heatmap, run: Run) -> HeatmapTracker:
-    """Build the tracker."""
+    """Build the tracker `experts`."""
     return HeatmapTracker(config.path, config.every)

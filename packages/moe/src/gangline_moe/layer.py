@@ -17,8 +17,8 @@ from gangline_moe.routers.base import Choice
 class MoeLayer(nn.Module):
     """MoE layer: x (B, T, D) -> Σ over the token's experts of weight · expert(x), plus (gated) shared(x); (B, T, D).
 
-    On a fold of R ranks each rank holds E/R experts, and rows are sent to them and back; the shared experts are
-    computed during the transfer.
+    With R expert-parallel ranks, each rank holds E/R experts, and rows are sent to the experts' ranks and back; the
+    shared experts are computed during the transfer.
     """
 
     def __init__(self, node: MoeNode) -> None:
@@ -31,7 +31,7 @@ class MoeLayer(nn.Module):
         self.axis: Comm | None = None
 
     def bind(self, axis: Comm) -> None:
-        """Set the ranks that share the experts."""
+        """Set the communicator of the ranks over which the experts are sharded."""
         self.axis = axis
 
     def forward(self, x_BTD: Tensor) -> Tensor:
@@ -51,13 +51,13 @@ class MoeLayer(nn.Module):
         return apply_balance(y_BTD, self.router, choice, load_E)
 
     def compute_shared(self, x_BTD: Tensor) -> Tensor | None:
-        """Return the output of the shared experts, which every token goes through; None without them."""
+        """Return the (gated) output of the shared experts for all tokens; None if the layer has no shared experts."""
         if self.shared is None or self.shared_gate is None:
             return None if self.shared is None else self.shared(x_BTD)
         return self.shared_gate(x_BTD).sigmoid() * self.shared(x_BTD)
 
     def make_permutation(self, choice: Choice) -> tuple[Permutation, Tensor]:
-        """Return (pairs sorted by expert, dropped over an expert's capacity; (E,) the load before drops)."""
+        """Return (the pairs sorted by expert, without pairs over capacity; the load before drops, (E,))."""
         E = self.node.router.experts
         permutation = sort_by_expert(choice.expert_Nk, E, choice.whole)
         load_E = permutation.counts

@@ -1,4 +1,4 @@
-"""Load history of a run's experts, step by step, from its metrics. Torch-free."""
+"""Load of a run's experts at each step, read from the run's metrics. Torch-free."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LOAD = "/load"
 
 @dataclass(frozen=True)
 class StepLoads:
-    """Loads of one step: layer path -> the load of each expert, and the layers' other metrics."""
+    """Loads of one step: `loads` is layer path -> load per expert; `numbers` are the scalar metrics."""
 
     step: int
     loads: dict[str, list[float]]
@@ -24,7 +24,7 @@ class StepLoads:
 
 
 def get_loads(metrics: Mapping[str, object]) -> dict[str, list[float]]:
-    """Return layer -> (token, expert) pairs of each expert; layers that no token reached are left out."""
+    """Return layer -> number of (token, expert) pairs per expert, without layers that got no tokens."""
     return {
         name.removesuffix(LOAD): list(load)
         for name, load in metrics.items()
@@ -33,15 +33,15 @@ def get_loads(metrics: Mapping[str, object]) -> dict[str, list[float]]:
 
 
 def compute_imbalance(metrics: Mapping[str, object]) -> dict[str, float]:
-    """Return each layer's imbalance, largest load over mean, and the worst one as "moe/imbalance"."""
+    """Return each layer's imbalance, largest load / mean load, and their maximum as "moe/imbalance"."""
     each = {f"{layer}/imbalance": max(load) * len(load) / sum(load) for layer, load in get_loads(metrics).items()}
     return {**each, "moe/imbalance": max(each.values())} if each else {}
 
 
 def load_history(run_dir: str | Path, report: Callable[[str], object] = warnings.warn) -> list[StepLoads]:
-    """Load the steps of a run in order, without steps that a later rollback replaced.
+    """Load the expert loads of a run's steps in order, without steps that a later rollback replaced.
 
-    `report` gets a line if steps are missing. Raises UserError if no step has expert loads.
+    Calls `report` with a message if steps are missing. Raises UserError if no step has expert loads.
     """
     path = Path(run_dir) / "metrics.jsonl"
     try:
@@ -65,7 +65,7 @@ def load_history(run_dir: str | Path, report: Callable[[str], object] = warnings
 
 
 def compute_shares(steps: list[StepLoads], layer: str) -> list[float]:
-    """Return each expert's load over the mean, over all of `steps`: 1 is even."""
+    """Return each expert's load summed over `steps`, divided by the mean over experts: 1 means balanced."""
     totals = [sum(column) for column in zip(*(step.loads[layer] for step in steps if layer in step.loads), strict=True)]
     mean = sum(totals) / len(totals)
     return [total / mean for total in totals]

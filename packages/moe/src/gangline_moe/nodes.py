@@ -21,7 +21,7 @@ WHAT = "rows to experts and back, if balanced"
 
 @dataclass(frozen=True, kw_only=True)
 class RouterNode(Node):
-    """Config node of every router. The numbers are those of `gangline_moe.routers.config.RouterConfig`."""
+    """Base config node of all routers. Loss weights and rates: see `gangline_moe.routers.config.RouterConfig`."""
 
     dim: int
     experts: int
@@ -40,7 +40,7 @@ class RouterNode(Node):
         return bool(self.seq_aux_loss or self.global_aux_loss or self.z_loss)
 
     def count_activation_bytes(self, sizes: LocalSizes) -> int:
-        """Return the saved bytes: all scores, the chosen scores and indices; the input, if the gate reads a copy."""
+        """Return the bytes of saved activations: all scores, chosen scores and indices, the gate's input if copied."""
         N, E, k = sizes.tokens, self.experts, self.top_k
         nbytes = N * (E + k) * sizes.master_itemsize + N * k * INDEX
         if self.z_loss:
@@ -52,11 +52,11 @@ class RouterNode(Node):
         return nbytes
 
     def copies(self, sizes: LocalSizes) -> bool:
-        """Return whether the gate reads a copy of the layer's input: its weights have the masters' dtype."""
+        """Return whether the gate reads a copy of the layer's input: with jitter, or if the master dtype differs."""
         return bool(self.jitter) or sizes.master_itemsize != sizes.itemsize
 
     def count_division_bytes(self, sizes: LocalSizes) -> int:
-        """Return the bytes kept to divide the chosen scores by their sum: the scores and the sums."""
+        """Return the bytes saved for the division of chosen scores by their sum: the scores and the sums."""
         return sizes.tokens * (self.top_k + 1) * sizes.master_itemsize
 
 
@@ -82,7 +82,7 @@ class SigmoidNode(RouterNode):
         return "tokenwise"
 
     def count_activation_bytes(self, sizes: LocalSizes) -> int:
-        shares = self.seq_aux_loss or self.global_aux_loss  # scores are normalised to sum to 1: their sums are saved
+        shares = self.seq_aux_loss or self.global_aux_loss  # for these losses scores are normalised: sums are saved
         sums = sizes.tokens * sizes.master_itemsize if shares else 0
         return super().count_activation_bytes(sizes) + self.renormalise * self.count_division_bytes(sizes) + sums
 
@@ -171,7 +171,7 @@ class StackNode(LinearNode):
         return 2 * self.top_k * self.out_features * self.in_features
 
     def list_products(self, sizes: LocalSizes, sequence_length: int) -> tuple[Product, ...]:
-        """Return the grouped matmul, with equally many rows for each expert."""
+        """Return the grouped matmul, assuming equally many rows per expert."""
         return (
             MatrixProduct(
                 rows=sizes.tokens * self.top_k,
@@ -182,7 +182,7 @@ class StackNode(LinearNode):
         )
 
     def count_rows(self, sizes: LocalSizes) -> int:
-        """Return the number of rows of a microbatch, with balanced load."""
+        """Return the number of rows of a microbatch, assuming balanced load."""
         return sizes.tokens * self.top_k
 
 
@@ -191,7 +191,7 @@ STACK = StackNode()  # its sizes come from the enclosing ExpertsNode
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertsNode(Node):
-    """Config node of `experts` gated feed-forwards of width `hidden`, stacked; a token goes through `top_k`."""
+    """Config node of `experts` stacked gated feed-forwards of width `ffn_dim`, `top_k` per token."""
 
     module: ClassVar[str] = "gangline_moe.experts:Experts"
     dim: int
@@ -227,10 +227,10 @@ class ExpertsNode(Node):
 
 @dataclass(frozen=True, kw_only=True)
 class MoeNode(Node):
-    """MoE layer in place of a feed-forward.
+    """Config node of an MoE layer, which replaces a feed-forward.
 
-    shared       experts that every token goes through, besides the routed ones
-    shared_gate  their output is multiplied by sigmoid(`shared_gate` x); None: it is not
+    shared       shared experts, applied to every token in addition to its routed experts
+    shared_gate  gate of the shared experts: their output is multiplied by sigmoid(`shared_gate` x); None: no gate
     """
 
     module: ClassVar[str] = "gangline_moe.layer:MoeLayer"
@@ -242,20 +242,20 @@ class MoeNode(Node):
     ranks_per_node: int | None = None
 
     def get_decoding(self) -> Decoding | None:
-        """Return None with a capacity: other tokens of the microbatch then decide which tokens are dropped."""
+        """Return "tokenwise"; None with a capacity, as drops depend on other tokens of the microbatch."""
         return "tokenwise" if self.capacity_factor is None else None
 
     def count_rows(self, sizes: LocalSizes) -> int:
-        """Return the (token, expert) pairs of a microbatch on one rank, with balanced load.
+        """Return the number of (token, expert) pairs of a microbatch on one rank, assuming balanced load.
 
-        As many rows leave a rank of the fold as arrive on it.
+        As many rows leave an expert-parallel rank as arrive on it.
         """
         pairs = sizes.tokens * self.router.top_k
         capacity = self.compute_capacity(pairs)
         return pairs if capacity is None else min(pairs, self.router.experts * capacity)
 
     def compute_capacity(self, pairs: int) -> int | None:
-        """Return the capacity of an expert: most of `pairs` (token, expert) pairs that it takes; None: no limit."""
+        """Return the maximum number of (token, expert) pairs that an expert takes, out of `pairs`; None: no limit."""
         if self.capacity_factor is None:
             return None
         return max(1, math.ceil(self.capacity_factor * pairs / self.router.experts))
@@ -263,10 +263,10 @@ class MoeNode(Node):
     def count_activation_bytes(self, sizes: LocalSizes) -> int:
         """Return the bytes of the saved activations.
 
-        These are each row's input and output, and its two matmuls before the gate (if stacks are wrapped, also the
-        activated gate and the input of the last matmul); the indices of rows and pairs and each expert's bounds, on a
-        fold also those of arrived rows; and the layer's input, if the gate reads it without a copy and no shared expert
-        counts it.
+        Each row saves its input, its output and the results of the two matmuls before the gate (if stacks are wrapped,
+        also the activated gate and the input of the last matmul). The layer saves the indices of rows and pairs and the
+        experts' bounds (with expert parallelism also those of arrived rows), the shared experts' output and gate if
+        there is a gate, and its input if the router's gate reads it without a copy and no shared expert counts it.
         """
         rows, dim, hidden = self.count_rows(sizes), self.experts.dim, self.experts.ffn_dim
         inner = 2 + self.experts.wrapped * (1 + self.experts.gating.plain)
@@ -282,7 +282,7 @@ class MoeNode(Node):
         return nbytes
 
     def list_volumes(self, sizes: LocalSizes) -> tuple[CommVolume, ...]:
-        """Return the all-to-all volumes: rows to experts and back, their gradients likewise, and the row counts."""
+        """Return the all-to-all volumes: rows to experts and back, gradients of both, and row counts."""
         ranks, each = sizes.size(FOLD), self.ranks_per_node
         if ranks == 1:
             return ()

@@ -1,4 +1,4 @@
-"""Parts of the package besides the edit: a health check and a tracker. Torch-free."""
+"""The health check `experts` and the tracker `experts`. Torch-free."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Figures of the experts' load: over the run, a plot for each layer; and at one time, a row for each layer.
+"""Figures of the experts' load: over time with a plot per layer, and summed over steps with a row per layer.
 
-Torch-free. The colours show an expert's load over the mean load of its layer: blue below it, red above it.
+Torch-free. The colours show an expert's load divided by the mean load of its layer: blue below 1, red above 1.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.image import AxesImage
 
-MOST = 2.0  # multiple of the mean at the end of the colour scale
+MOST = 2.0  # load / mean load at the upper end of the colour scale
 SCALE = 0.12  # height of the colour scale in inches
 
 
@@ -43,7 +43,7 @@ def draw_over_time(steps: list[StepLoads], columns: int, run: str) -> Figure:
 
 @use_style()
 def draw_by_layer(steps: list[StepLoads], run: str) -> Figure:
-    """Return a figure with layers down and experts across, over all of `steps`."""
+    """Return a figure with layers down and experts across; each cell sums all of `steps`."""
     layers = list_layers(steps)
     heights = [max(0.8, 0.2 * len(layers)), SCALE]
     figure, (axes, scale) = make_subplots(f"Load of the experts: {run}", _format_steps(steps), heights)

@@ -1,4 +1,4 @@
-"""Parts of the group `moe`: one edit with the shapes of published models. Torch-free."""
+"""Parts of the group `moe`: the edit, with the expert sizes of published models as presets. Torch-free."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""Grouped GEMM: matmuls of rows sorted by expert, each expert's rows with its own matrix.
+"""Grouped GEMM: matmuls of rows sorted by expert; each expert's run of rows has its own matrix.
 
 A rows in E runs; the rows of run e are bounds[e] to bounds[e + 1], `bounds` (E + 1,). Measured (float32 and bfloat16, 8
 to 256 experts, CPU): `grouped_mm` is as fast as a loop over experts or up to 1.35 times faster, a padded batched matmul
-slower except for bfloat16 runs of a few rows; all give equal bits. It rejects float64 and widths that are not multiples
-of 16 bytes: a loop over experts computes those, and any precision that does more than multiply in its dtype.
+is slower except for bfloat16 runs of a few rows; all three give equal bits. `grouped_mm` rejects float64 and widths
+that are not multiples of 16 bytes: a loop over experts computes these cases, and precisions that override
+`compute_grad_x` or `compute_grad_w`.
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ class Products(ABC):
 
     @abstractmethod
     def multiply_rows(self, x_AI: Tensor, w_EOI: Tensor, bounds: Tensor) -> Tensor:
-        """Multiply each row by the transposed matrix of its run, (A, O), as a linear layer does."""
+        """Return each row times the transposed matrix of its run, (A, O), as in a linear layer."""
 
     @abstractmethod
     def compute_grad_x(self, y_AO: Tensor, w_EOI: Tensor, bounds: Tensor) -> Tensor:
-        """Multiply each row by the matrix of its run, (A, I): the gradient of the input of `multiply_rows`."""
+        """Return each row times the matrix of its run, (A, I): the input gradient of `multiply_rows`."""
 
     @abstractmethod
     def compute_grad_w(self, y_AO: Tensor, x_AI: Tensor, bounds: Tensor) -> Tensor:
-        """Compute each run's yᵀ x, (E, O, I): the gradient of the matrices of `multiply_rows`."""
+        """Return yᵀ x of each run, (E, O, I): the weight gradient of `multiply_rows`."""
 
 
 class PlainProducts(Products):
-    """Matmuls in the dtype of their inputs: `grouped_mm` if it supports them, else run by run."""
+    """Matmuls in the dtype of their inputs: `grouped_mm` if it supports them, otherwise one matmul per run."""
 
     def multiply_rows(self, x_AI: Tensor, w_EOI: Tensor, bounds: Tensor) -> Tensor:
         return _multiply_by_run(x_AI, w_EOI.transpose(1, 2), bounds)
@@ -53,7 +54,7 @@ class PlainProducts(Products):
 
 
 class PrecisionProducts(Products):
-    """Matmuls run by run, as the precision multiplies (float8)."""
+    """One matmul per run, computed by the precision (such as float8)."""
 
     def __init__(self, precision: Precision) -> None:
         self.precision = precision
@@ -78,7 +79,7 @@ class PrecisionProducts(Products):
 
 
 def choose_products(precision: Precision) -> Products:
-    """Choose grouped matmuls, unless the precision overrides `compute_grad_x` or `compute_grad_w`, as float8 does."""
+    """Return grouped matmuls, or one per run if the precision (float8) overrides `compute_grad_x` or `_grad_w`."""
     plain = (
         type(precision).compute_grad_x is Precision.compute_grad_x
         and type(precision).compute_grad_w is Precision.compute_grad_w
@@ -87,7 +88,7 @@ def choose_products(precision: Precision) -> Products:
 
 
 def list_runs(rows: Tensor, bounds: Tensor) -> list[tuple[int, slice]]:
-    """Return (index, slice) of each run with rows. The host waits for `bounds`. On the meta device: []."""
+    """Return (index, slice) of each run with rows; [] on the meta device. The host waits for the device."""
     if rows.is_meta:
         return []
     return [(i, slice(start, stop)) for i, (start, stop) in enumerate(pairwise(bounds.tolist())) if stop > start]
@@ -103,7 +104,7 @@ def _multiply_by_run(x_AI: Tensor, w_EIO: Tensor, bounds: Tensor) -> Tensor:
 
 
 def _fits(x: Tensor, *widths: int) -> bool:
-    """Return whether `grouped_mm` supports matrices of this dtype and these widths (when traced, only bfloat16)."""
+    """Return whether `grouped_mm` supports matrices of this dtype and these widths (if compiled, only bfloat16)."""
     if x.dtype == torch.float64 or x.is_meta or (x.dtype != torch.bfloat16 and torch.compiler.is_compiling()):
         return False
     return all(width * x.element_size() % 16 == 0 for width in widths)

@@ -13,17 +13,17 @@ from gangline_moe.load_history import StepLoads, compute_shares, list_layers, lo
 from gangline_moe.picture import draw_over_time
 
 VERBS = {"report": "how evenly the experts of each layer were used over a run"}
-SHADES = " .:-+*#%@"  # characters for the load over the mean, from 0 to SHADED times the mean and more
+SHADES = " .:-+*#%@"  # characters for load / mean load, from 0 to SHADED and more
 SHADED = 2.0
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run a verb of `gangline moe`; return its exit code."""
+    """Run a subcommand of `gangline moe`; return its exit code."""
     return run_verb("moe", VERBS, {"report": report}, argv)
 
 
 def report(argv: Sequence[str]) -> int:
-    """Print the loads of experts. Raises UserError for a run without experts, or a figure that cannot be written."""
+    """Print the load of a run's experts. Raises UserError without experts, or if the figure cannot be written."""
     flags = Flags("moe report", "Show the load of experts: a column for each stretch of steps, a row for each expert.")
     flags.add_argument("run_dir", metavar="RUN_DIR")
     flags.add_argument("--svg", metavar="FILE", help="the report as a picture, too")
@@ -38,7 +38,7 @@ def report(argv: Sequence[str]) -> int:
 
 
 def format_report(steps: list[StepLoads], columns: int, run: str) -> str:
-    """Format the loads as text: a block of rows for each layer, darker for more load over the mean."""
+    """Format the loads as text: per layer a row for each expert, with darker characters for a higher load."""
     parts = split_steps(steps, columns)
     lines = [
         f"load of the experts: {run}",
@@ -57,13 +57,13 @@ def format_report(steps: list[StepLoads], columns: int, run: str) -> str:
 
 
 def describe_load(last: list[float]) -> str:
-    """Describe the largest load over the mean, and the experts without tokens."""
+    """Describe the largest load / mean load, and the experts without tokens."""
     idle = [str(expert) for expert, value in enumerate(last) if value == 0]
     return f"max/mean {max(last):.2f}" + (f", no token for {', '.join(idle)}" if idle else "")
 
 
 def _format_numbers(step: StepLoads, layer: str) -> str:
-    """Format the layer's entropy and dropped share of a step."""
+    """Format a layer's router entropy and share of dropped pairs at a step."""
     numbers = {name.removeprefix(f"{layer}/"): value for name, value in step.numbers.items() if name.startswith(layer)}
     words = [f"{name} {numbers[name]:.4g}" for name in ("entropy", "dropped") if name in numbers]
     return "".join(f", {word}" for word in words)

@@ -10,7 +10,7 @@ from gangline_testkit import FLOAT64, LAYOUT, LAYOUT_CLAIM, ModelEditSuite, Part
 
 
 class RouterSuite(PartSuite):
-    """Test suite of a router. Subclass it with ``choice = "moe/router=mine"``: an MoE model with it, on any layout."""
+    """Test suite of a router in an MoE model, on several layouts. Subclass it with ``choice = "moe/router=mine"``."""
 
     worlds: ClassVar[tuple[int, ...]] = (2, 4)
     CLAIMS: ClassVar[dict[str, str]] = LAYOUT_CLAIM
@@ -20,7 +20,7 @@ class RouterSuite(PartSuite):
             metafunc.parametrize("world", self.worlds)
 
     def make_edit_suite(self) -> ModelEditSuite:
-        """Make the test suite of the edit that puts experts into a model, with the router chosen."""
+        """Make the test suite of the edit `moe` with this router."""
         suite = ModelEditSuite()
         (edit,) = self.around
         suite.choice, suite.settings = edit, (self.choice, *self.settings)
@@ -34,7 +34,7 @@ class RouterSuite(PartSuite):
 
     @mark_capability(LAYOUT)
     def test_layouts_agree(self, world: int) -> None:
-        """Compare loss, gradients, norm, metrics and weights with one process, in float64."""
+        """Compare loss, gradients, gradient norm, metrics and weights with a run of one process, in float64."""
         suite = self.make_edit_suite()
         suite.compare(suite.make_job(world), FLOAT64)
 

@@ -1,7 +1,7 @@
 """Sparse upcycling: experts initialised as copies of a trained feed-forward (Komatsuzaki et al., arXiv 2212.05055).
 
 The router is initialised randomly. If the weights of a token's experts add up to 1, the upcycled model starts with the
-outputs of the dense one.
+same outputs as the dense model.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def find_upcycle_problems(options: MoeOptions, run: Run) -> list[Problem]:
 
 
 def _open(run_dir: str) -> tuple[Run, Checkpointer, CheckpointId]:
-    """Return the run, its checkpointer and newest checkpoint. Raises UserError if run or checkpoint is missing."""
+    """Return the dense run, checkpointer and newest checkpoint. Raises UserError if run or checkpoint is missing."""
     source = RunDirectory.open(run_dir).run()
     checkpointer: Checkpointer = registry.build(source.checkpoint, source, None)
     id = checkpointer.find_latest()
@@ -57,7 +57,7 @@ def _open(run_dir: str) -> tuple[Run, Checkpointer, CheckpointId]:
 
 
 def upcycle(run_dir: str, shards: Sequence[Shard]) -> None:
-    """Fill this rank's arrays from the newest checkpoint of a dense run; the router keeps its initial weights.
+    """Fill this rank's shards from the newest checkpoint of a dense run; the router keeps its initial weights.
 
     Raises UserError if the two models differ in more than their experts.
     """
@@ -83,7 +83,7 @@ def upcycle(run_dir: str, shards: Sequence[Shard]) -> None:
             local = torch.empty(local.shape[1:], dtype=local.dtype)
         pairs.append((shard, Shard(name, shape, local.dtype, offset, local)))
     layouts = {part.name: Layout(part.global_shape) for _, part in pairs}
-    for shard, part in pairs:  # one at a time: at most one expert is held next to the model
+    for shard, part in pairs:  # one at a time, so that memory holds at most one more expert
         checkpointer.load(id, [part], Registry.of(Mesh.of({}), {part.name: layouts[part.name]}))
         if part.local is not shard.local:
             shard.local.copy_(part.local.expand_as(shard.local))

@@ -1,1 +1,1 @@
-"""Conversations as data: read, rendered by the tokenizer's chat template, masked and packed."""
+"""Data source `chat`: conversations read, rendered by the tokenizer's chat template, masked and packed."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gangline_basics.data.chat import ChatTemplate
     from gangline_basics.data.codec import TokenizerCodec
 
-RENDERED = 100  # maximum number of rows that a check renders, until the template accepts a row
+RENDERED = 100  # maximum number of rows to render in search of a row that the template accepts
 
 
 @dataclass
@@ -27,10 +27,10 @@ class TemplatedConfig(DataConfig, ABC):
     file_options: ClassVar[tuple[str, ...]] = ("path", "tokenizer", "template")
     holds: ClassVar[str] = "chats"
 
-    path: str | list[str] | None = None  # rows in .jsonl (compressed too) or .parquet: a file, directory, glob or list
-    tokenizer: str | None = None  # path of a tokenizer.json; null: the one next to model.weights
-    template: str | None = None  # file with a chat template; null: the tokenizer's own
-    validation_fraction: Share = 0.02  # share of the rows held out, evenly spread; 1, of a validation set: all
+    path: str | list[str] | None = None  # .jsonl (may be compressed) or .parquet data: a file, directory, glob or list
+    tokenizer: str | None = None  # path of tokenizer.json; null: tokenizer.json in model.weights
+    template: str | None = None  # chat template file; null: the template of the tokenizer
+    validation_fraction: Share = 0.02  # share of rows held out for validation, evenly spaced; 1: all rows
 
     def build_codec(self, run: Run) -> TokenizerCodec:
         from gangline_basics.data.codec import TokenizerCodec
@@ -52,7 +52,7 @@ class TemplatedConfig(DataConfig, ABC):
         return read_tokenizer_files(find_tokenizer(self.tokenizer, weights), weights, self.template)
 
     def check(self, run: Run) -> list[Problem]:
-        """Return problems of tokenizer, template and rows; not of rendering and tokenizing all rows."""
+        """Return problems of tokenizer, template and rows, without rendering or tokenizing all rows."""
         from gangline_finetune.chat.tokenizer import check_same
 
         try:
@@ -96,13 +96,13 @@ class TemplatedConfig(DataConfig, ABC):
 
 @dataclass
 class ChatConfig(TemplatedConfig):
-    """Conversations, trained on the assistant's messages. They are read into memory, and packed into rows.
+    """Options of `data=chat`: conversations, trained on the assistant's messages and packed into rows.
 
-    A chat is rendered by the tokenizer's chat template. Rows hold complete chats, one after another, without attention
-    between them; a chat longer than a row is truncated at its end.
+    All chats are in memory, rendered by the tokenizer's chat template. A row holds complete chats, one after another,
+    without attention between chats. A chat longer than a row is truncated at its end.
     """
 
-    field: str = "messages"  # field of a row with the list of messages, {"role": ..., "content": ...}
+    field: str = "messages"  # data field with the list of messages, {"role": ..., "content": ...}
 
     def make_renderer(self, row: dict[str, Any], where: str) -> Callable[[ChatTemplate], list[RenderedChat]]:
         from gangline_basics.data.answers import ASSISTANT, is_trained_on, render_chat

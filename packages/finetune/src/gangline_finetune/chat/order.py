@@ -1,4 +1,4 @@
-"""Order of rows: a new random permutation in each epoch, a function of (seed, split, epoch) only. Torch-free."""
+"""Order of rows: a random permutation per epoch, which depends only on (seed, split, epoch). Torch-free."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 
 class RowOrder:
-    """Map from sample i of the run to one of `count` rows."""
+    """Map from the index i of a sample in the run to one of `count` rows."""
 
     def __init__(self, count: int, seed: int, split: str) -> None:
         self.count, self.seed, self.split = count, seed, split

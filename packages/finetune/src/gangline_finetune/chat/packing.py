@@ -1,7 +1,7 @@
 """Packing of chats into rows of a fixed size, with little padding. Torch-free.
 
-Best-fit decreasing (Ding et al., arXiv 2404.10830, section 3): the longest first, each into the row with the least room
-that still holds it.
+Best-fit decreasing (Ding et al., arXiv 2404.10830, section 3): the longest chat first, each into the row with the
+least free space that is sufficient.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import numpy as np
 
 
 def pack_best_fit(lengths: np.ndarray, capacity: int) -> list[list[int]]:
-    """Return the pieces of each row, by number; rows by their first piece. A piece has 1 to `capacity` tokens."""
-    rooms: list[tuple[int, int]] = []  # (room, row), ascending
+    """Return the indices of the chats in each row, sorted. lengths: tokens of each chat, from 1 to `capacity`."""
+    rooms: list[tuple[int, int]] = []  # (free tokens, row), ascending
     rows: list[list[int]] = []
     for piece in np.argsort(-np.asarray(lengths), kind="stable").tolist():
         need = int(lengths[piece])

@@ -11,13 +11,13 @@ from gangline_basics.data.chat_rows import drop_nulls
 from gangline_basics.data.compressed import open_decompressed
 from gangline_basics.data.corpus import list_corpus
 
-Row = tuple[str, dict[str, Any]]  # (file and line, for messages; fields)
+Row = tuple[str, dict[str, Any]]  # (location "line N of FILE", fields)
 LINES, COLUMNS = (".jsonl", ".ndjson", ".json"), ".parquet"
 KINDS = "Read are .jsonl, compressed too, and .parquet."
 
 
 def read_rows(path: str | list[str] | None) -> Iterator[Row]:
-    """Yield (file and line, for messages; row) of all files that `path` names, in order.
+    """Yield (location "line N of FILE", row) of all files that `path` names, in order.
 
     Raises UserError for a missing, unsupported or damaged file.
     """
@@ -62,7 +62,7 @@ def _read_parquet(path: str) -> Iterator[Row]:
 
 
 def get_field(row: dict[str, Any], field: str, where: str) -> Any:
-    """Return a field of a row. Raises UserError, which lists the existing fields, if it is missing."""
+    """Return a field of a row. Raises UserError, which lists the row's fields, if the field is missing or null."""
     if row.get(field) is None:
         lists = [name for name, value in row.items() if isinstance(value, list)]
         raise UserError(
@@ -81,7 +81,7 @@ def says(message: dict[str, Any]) -> bool:
 
 
 def select_split(every: Sequence[Row], fraction: float, split: str) -> list[Row]:
-    """Return the rows of a split. `fraction` of all is held out, evenly spread, and at least one unless it is 0."""
+    """Return the rows of a split. The share `fraction` of rows, at least one unless 0, is held out, evenly spaced."""
     count = len(every)
     holdout_size = min(count, max(1, round(count * fraction))) if fraction else 0
     mask = [

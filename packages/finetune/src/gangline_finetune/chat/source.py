@@ -1,6 +1,6 @@
 """Chats in memory, several packed into a row.
 
-T tokens of a row
+T tokens per row
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 
 class ChatSource(TemplatedSource):
-    """Source of rows of T + 1 tokens: complete chats, then padding, each a separate document.
+    """Source of rows of T + 1 tokens: complete chats and then padding, each as a separate document.
 
-    A target contributes to the loss if the assistant said it and its input is in its chat. chats: truncated to T + 1
-    tokens already.
+    A target token is in the loss mask if it is an assistant's token and its input token is in the same chat.
+    chats: already truncated to T + 1 tokens.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class ChatSource(TemplatedSource):
 
 
 def build(config: ChatConfig, run: Run, split: Split) -> ChatSource:
-    """Read and tokenize one split. Raises UserError if no target is left to train on."""
+    """Read and tokenize one split. Raises UserError if no chat has a target to train on."""
     read, T = encode_rows(config, run, split), run.batch.sequence_length
     chats = [chat for row in read.rows for chat in row]
     long = sum(len(chat.tokens) > T + 1 for chat in chats)

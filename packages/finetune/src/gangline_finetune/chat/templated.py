@@ -1,6 +1,6 @@
 """Base of `data=chat` and `data=preferences`: rows of a file, rendered and tokenized, in memory.
 
-T tokens of a row
+T tokens per row
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 
 @dataclass
 class EncodedRows:
-    """Rows of a split, each its chats as tokens; left_out: reason -> number of rows left out."""
+    """Rows of a split as lists of tokenized chats; left_out: reason -> number of skipped rows."""
 
     codec: TokenizerCodec
     rows: list[list[MaskedTokens]]
     left_out: Counter[str] = field(default_factory=Counter)
 
     def describe_left_out(self) -> str:
-        """Describe the rows left out, beginning with a semicolon."""
+        """Describe the skipped rows, as text that starts with a semicolon."""
         return "".join(f"; {count} left out: {why}" for why, count in self.left_out.items() if count)
 
 
@@ -60,9 +60,9 @@ def encode_rows(config: TemplatedConfig, run: Run, split: Split) -> EncodedRows:
 
 @dataclass(frozen=True)
 class FilledRow:
-    """Row of chats, document 0, 1, ..., and then padding, a separate document; arrays are (T + 1,).
+    """Row of chats (documents 0, 1, ...) and then padding (one more document); arrays are (T + 1,).
 
-    filled: number of the first T tokens that are from chats.
+    filled: number of chat tokens among the first T tokens.
     """
 
     tokens: np.ndarray
@@ -72,7 +72,7 @@ class FilledRow:
     filled: int
 
     def make_sample(self, counts: np.ndarray) -> Sample:
-        """Make a sample of the row, with loss mask `counts` (T,)."""
+        """Make a sample of the row; counts: its loss mask, (T,)."""
         return {
             "tokens": self.tokens,
             "loss_mask": counts,
@@ -83,7 +83,7 @@ class FilledRow:
 
 
 class TemplatedSource(DataSource, ABC):
-    """Source of rows of chats in memory. chats: all; rows: numbers of the chats in each row of T + 1 tokens."""
+    """Source of rows of chats in memory. chats: all chats; rows: indices of the chats in each row."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class TemplatedSource(DataSource, ABC):
         self._of = (seed, split, sequence_length, codec.identity)
 
     def fill_row(self, row: int) -> FilledRow:
-        """Fill row number `row` with its chats and padding."""
+        """Return row number `row`, filled with its chats and padding."""
         T, numbers, at = self.sequence_length, self.rows[row], 0
         filled_row = FilledRow(
             np.zeros(T + 1, self.codec.dtype),

@@ -1,4 +1,4 @@
-"""Tokenizer of chat data: its path, and the check that it is the model's. Torch-free."""
+"""Tokenizer of chat data: its path, and the check that it matches the model. Torch-free."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gangline_basics.data.codec import TokenizerCodec
 
 
 def find_tokenizer(named: str | None, weights: str | None) -> str:
-    """Return the path of tokenizer.json: `named`, or the one next to the weights. Raises UserError without one."""
+    """Return the path of tokenizer.json: `named`, or the one in directory `weights`. Raises UserError without one."""
     if named is not None:
         return named
     beside = None if weights is None else Path(weights).expanduser() / "tokenizer.json"
@@ -20,7 +20,7 @@ def find_tokenizer(named: str | None, weights: str | None) -> str:
 
 
 def check_same(tokenizer: str, codec: TokenizerCodec, weights: str | None) -> None:
-    """Raise UserError if the tokenizer next to the model's weights has other tokens."""
+    """Raise UserError if the tokenizer in the directory `weights` has other token ids, or lacks tokens of `codec`."""
     beside = None if weights is None else Path(weights).expanduser() / "tokenizer.json"
     if beside is None or not beside.exists() or beside.samefile(Path(tokenizer).expanduser()):
         return

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 @dataclass
 class PreferencesConfig(TemplatedConfig):
-    """Pairs of answers to one prompt, one chosen and the other rejected, for `dpo=on`.
+    """Options of `data=preferences`: pairs of a chosen and a rejected answer to one prompt, for `dpo=on`.
 
-    A row of a file has `prompt`, `chosen` and `rejected`: texts, or lists of messages. `chosen` and `rejected` may be
-    complete chats with an equal beginning, with or without `prompt`. If a side has several answers, all are compared,
-    but messages of a user or a tool between them are not. A sample is a pair: both chats in one row, without attention
-    between them.
+    A row of a file has the fields `prompt`, `chosen` and `rejected`: texts, or lists of messages. `chosen` and
+    `rejected` may be complete chats with a common prefix; `prompt` may then be missing. If a side has several answers,
+    all of its answers are scored, but not the user and tool messages between them. A sample is a pair: both chats in
+    one row, without attention between the chats.
     """
 
     holds: ClassVar[str] = "pairs"
@@ -55,8 +55,8 @@ class DpoConfig(EditConfig):
 
         -log sigmoid(beta · (log p(chosen) / q(chosen) - log p(rejected) / q(rejected)))
 
-    q is the reference model, with the initial weights: it scores all pairs once, before the first step, without a
-    second copy in memory.
+    q is the reference model, which has the initial weights. It scores all pairs once, before the first step, so that
+    memory never holds a second model.
     """
 
     beta: PositiveFloat = 0.1  # DPO beta: strength of the penalty for diverging from the reference model
@@ -78,7 +78,7 @@ class DpoConfig(EditConfig):
         ]
 
     def summarise(self, metrics: Mapping[str, float | list[float]]) -> dict[str, float | list[float]]:
-        """Return the metrics of a step's pairs: share whose chosen answer gained more, and mean margin."""
+        """Return a step's dpo/accuracy (share of pairs whose chosen side gained more) and dpo/margin (mean margin)."""
         pairs = metrics.get("dpo_pairs")
         if not isinstance(pairs, float | int) or not pairs:
             return {}

@@ -1,4 +1,4 @@
-"""Model edit `dpo`: replaces the head's loss by a loss over pairs. Torch-free."""
+"""Model edit `dpo`: replaces the head's cross-entropy by the DPO loss over pairs. Torch-free."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def edit(tree: Node, plan: Plan, options: DpoConfig) -> tuple[Node, Plan, list[str]]:
-    """Wrap the head. Raises UserError if the head does not declare that it computes log-likelihoods."""
+    """Wrap the head. Raises UserError if its declared loss is not a plain log-likelihood of the targets."""
     call = get_calls(tree, plan, "loss").get(plan.head)
     if not isinstance(call, LossCall) or call.z:
         call_text = "nobody says what" if call is None else str(call)
@@ -28,9 +28,9 @@ def edit(tree: Node, plan: Plan, options: DpoConfig) -> tuple[Node, Plan, list[s
 
 
 def find_token_loss(run: Run) -> str | None:
-    """Return the path of a module that adds a loss over tokens; None: none does, or the model cannot be composed."""
+    """Return the path of a module that adds a loss over tokens; None if there is none or the model is invalid."""
     try:
         tree, _ = compose_model(run)
     except UserError:
-        return None  # reported when the model itself is composed
+        return None  # the check that composes the model reports the error
     return next((path for path, node in iterate_nodes(tree) if node.emits_loss()), None)

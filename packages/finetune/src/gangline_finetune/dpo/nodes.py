@@ -11,11 +11,11 @@ from gangline.model.tree import WrapNode
 
 @dataclass(frozen=True, kw_only=True)
 class DpoHeadNode(WrapNode):
-    """Head whose loss is over pairs."""
+    """Config node of a head with the DPO loss over pairs."""
 
     module: ClassVar[str] = "gangline_finetune.dpo.modules:DpoHead"
     beta: float
 
     def count_activation_bytes(self, sizes: LocalSizes) -> int:
-        """Return 0: logits exist for one answer at a time, and the wrapped head counts its own."""
+        """Return 0: the wrapped head counts its logits, and only one answer has logits at a time."""
         return 0

@@ -1,4 +1,4 @@
-"""Parser of a row of a file to a pair of chats. Torch-free."""
+"""Parser that converts a row of a file to a pair of answers. Torch-free."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Pair:
 
 
 def parse_pair(row: dict[str, Any], where: str) -> Pair:
-    """Parse the pair of a row; each side is one answer of the assistant, or several with other messages between.
+    """Parse the pair of a row; each side is one assistant answer, or several with other messages in between.
 
-    Raises UserError, naming the row, if it is empty, its sides are equal, or a side does not begin and end with an
-    answer.
+    Raises UserError, which names the row, if prompt or answers are empty, if the sides are equal, or if a side does not
+    begin and end with an answer of nonzero weight.
     """
     sides = [_make_messages(get_field(row, side, where), ASSISTANT, where, side) for side in SIDES]
     if row.get("prompt") is not None:
@@ -58,7 +58,7 @@ def parse_pair(row: dict[str, Any], where: str) -> Pair:
 
 
 def _strip_prompt(prompt: Messages, sides: list[Messages], where: str) -> tuple[Messages, list[Messages]]:
-    """Return (prompt, answers) of sides that may be complete chats, and may start with a system message."""
+    """Return (prompt, answers of both sides). Sides may be complete chats, also with a system message first."""
     begins = [_begin(prompt, side) for side in sides]
     whole = next((begin for begin in begins if begin), prompt)
     if any(begin is None or (begin and _list_turns(begin) != _list_turns(whole)) for begin in begins):
@@ -70,7 +70,7 @@ def _strip_prompt(prompt: Messages, sides: list[Messages], where: str) -> tuple[
 
 
 def _begin(prompt: Messages, side: Messages) -> Messages | None:
-    """Return the prompt that a complete chat begins with; []: the side is only the answer; None: another prompt."""
+    """Return `side` up to the end of `prompt`; [] if `side` has only answers; None for another prompt."""
     for before in (0, 1):
         end = before + len(prompt)
         if _list_turns(side[before:end]) == _list_turns(prompt) and all(

@@ -1,6 +1,6 @@
 """Pairs of answers in memory, one pair per row.
 
-T tokens of a row
+T tokens per row
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
     from gangline.config import Run
     from gangline_finetune.dpo.config import PreferencesConfig
 
-AT_ONCE = 64  # pairs that the reference model scores at a time
+AT_ONCE = 64  # number of pairs per call of the reference model
 Two = tuple[MaskedTokens, MaskedTokens]  # chosen and rejected
 
 
 class PreferenceSource(TemplatedSource):
-    """Source whose sample is a pair: chosen as document 0 of its row, rejected as document 1.
+    """Source whose sample is a pair: the chosen chat is document 0 of the row, the rejected chat document 1.
 
-    One target per pair is in the loss mask, so a loss divided by the number of targets is a mean over pairs. Further
-    fields of a sample:
+    The loss mask has one target per pair, so that a loss divided by the number of targets is a mean over pairs.
+    Additional fields of a sample:
 
-    dpo_answers  (2, n, 2) int64, positions [start, stop) in each document of the inputs whose targets are its
-                 answers, at most n per side (empty if it has fewer)
+    dpo_answers  (2, n, 2) int64, spans [start, stop) of each side's answers: positions of the inputs whose targets
+                 are the answer; n is the maximum number of answers per side, missing ones are empty spans
     dpo_first    (2,) float64, log-likelihoods of both sides' answers by the reference model
     dpo_length   T
     """
@@ -46,7 +46,7 @@ class PreferenceSource(TemplatedSource):
         sides = [side for pair in pairs for side in pair]
         super().__init__(sides, rows, codec, sequence_length=sequence_length, seed=seed, split=split, note=note)
         self.pairs = pairs
-        self.first: np.ndarray | None = None  # (pairs, 2)
+        self.first: np.ndarray | None = None  # reference log-likelihoods, (pairs, 2)
         self.answers = _find_answer_spans(sides).reshape(len(pairs), 2, -1, 2)
 
     def sample(self, i: int) -> Sample:
@@ -64,7 +64,7 @@ class PreferenceSource(TemplatedSource):
         }
 
     def begin(self, model: ReferenceModel) -> None:
-        """Score all pairs by the reference model, or read its scores. Raises UserError if a resumed run lacks them."""
+        """Score all pairs by the reference model at step 0, else read the scores. Raises UserError without them."""
         path = Path(model.directory) / f"first-model-{self.compute_fingerprint()}.npy"
         if model.step == 0:
             self.first = self._score_pairs(model)
@@ -93,7 +93,7 @@ class PreferenceSource(TemplatedSource):
             _write(path, self.first)
 
     def _score_pairs(self, model: ReferenceModel) -> np.ndarray:
-        """Return the reference model's log-likelihoods, (pairs, 2) float64."""
+        """Return the reference model's log-likelihoods of (chosen, rejected), (pairs, 2) float64."""
         scores = []
         for start in range(0, self.count_samples(), AT_ONCE):
             numbers = range(start, min(start + AT_ONCE, self.count_samples()))
@@ -104,7 +104,7 @@ class PreferenceSource(TemplatedSource):
         return np.concatenate(scores)
 
     def _make_sides(self, number: int) -> Sample:
-        """Return both sides of a pair as a sample: the loss mask is their answers, and each has a separate loss."""
+        """Return a pair as a sample to score: the loss mask has all answers, and each side a separate loss."""
         row = self.fill_row(number)
         return {  # type: ignore[typeddict-unknown-key]
             **row.make_sample(row.learnt[1:] & (row.document[1:] < 2) & (row.position[1:] > 0)),
@@ -121,7 +121,7 @@ def _write(path: Path, first: np.ndarray) -> None:
 
 
 def _find_answer_spans(sides: Sequence[MaskedTokens]) -> np.ndarray:
-    """Return the runs of loss targets in each side, by the positions of their inputs, (sides, n, 2)."""
+    """Return the spans of consecutive loss targets in each side, as positions of their inputs, (sides, n, 2)."""
     spans = [np.flatnonzero(np.diff(side.learnt[1:], prepend=False, append=False)).reshape(-1, 2) for side in sides]
     whole = np.zeros((len(sides), max(map(len, spans)), 2), np.int64)
     for runs, into in zip(spans, whole, strict=True):
@@ -130,7 +130,7 @@ def _find_answer_spans(sides: Sequence[MaskedTokens]) -> np.ndarray:
 
 
 def build(config: PreferencesConfig, run: Run, split: Split) -> PreferenceSource:
-    """Read and tokenize one split. Raises UserError if no pair is left."""
+    """Read and tokenize one split. Raises UserError if no usable pair remains."""
     read, T = encode_rows(config, run, split), run.batch.sequence_length
     pairs = [(chosen, rejected) for chosen, rejected in read.rows]
     fit = [pair for pair in pairs if sum(len(side.tokens) for side in pair) <= T + 1]

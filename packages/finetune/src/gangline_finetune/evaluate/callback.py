@@ -20,10 +20,10 @@ from gangline_finetune.evaluate.tasks import Questions, flatten_results
 
 
 class EvalCallback(Callback):
-    """Callback in which rank 0 runs lm-eval, and all ranks compute likelihoods and generation, on any layout.
+    """Callback in which rank 0 runs lm-eval, and all ranks compute likelihoods and generate, on any layout.
 
-    Results are of the weights after the step. They equal those of `gangline eval`, which computes in float32, up to the
-    rounding of the run's precision and layout.
+    Results are those of the weights after the step. They equal the results of `gangline eval`, which computes in
+    float32, up to rounding errors of the run's precision and layout.
     """
 
     def __init__(self, config: EvalConfig, run: Run) -> None:
@@ -37,7 +37,7 @@ class EvalCallback(Callback):
         self.writer = LiveWriter(self.run, runtime, comms)
 
     def begin(self, step: int) -> None:
-        """Load the tasks; a task that cannot be evaluated ends the run before its first step."""
+        """Load the tasks. Raises an error on all ranks, before the first step, if a task cannot be evaluated."""
         config = self.config
         if self.comms.rank == 0:
             try:
@@ -59,17 +59,17 @@ class EvalCallback(Callback):
         return answer["numbers"]
 
     def _ask(self) -> dict[str, Any]:
-        """Run the tasks on rank 0, and send metrics or the error to the waiting ranks, before the error is raised."""
+        """Run the tasks on rank 0; send the metrics, or the error before it is raised, to the waiting ranks."""
         try:
             answer: dict[str, Any] = {"numbers": flatten_results(self.questions.ask_model(self.model))}
         except Exception as error:
-            if self.writer.broken:  # the other ranks have raised it too, and do not wait
+            if self.writer.broken:  # the other ranks have raised the error too, and do not wait
                 raise
             self.failed, answer = error, {"failed": _format_error(error)}
         return self.writer.tell(answer)
 
     def _raise(self, why: list[str] | None) -> None:
-        """Raise an error on all ranks, on rank 0 with its own traceback."""
+        """Raise an error on all ranks if there is one; on rank 0 it has its original traceback."""
         if self.comms.rank == 0 and self.failed is not None:
             raise self.failed
         if why is not None:

@@ -29,7 +29,7 @@ def _parse_integer(text: str, least: int) -> int:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print lm-eval's table. Raises UserError for a run without a checkpoint, and for unknown tasks."""
+    """Run `gangline eval`: print lm-eval's table. Raises UserError without a checkpoint, and for unknown tasks."""
     parser = argparse.ArgumentParser(prog="gangline eval", description="Evaluate the model of a run by lm-eval.")
     parser.add_argument("run_dir", metavar="RUN_DIR", help="the run's directory")
     parser.add_argument("--tasks", nargs="+", required=True, metavar="TASK", help="names of lm-eval, or YAML files")
@@ -55,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
         print(f"gangline eval: note: the model sees {model.max_length} tokens at a time, {why}.", file=sys.stderr)
     try:
         questions.check(model)
-    except OSError as error:  # no network, or an unknown data set
+    except OSError as error:  # no network, or an unknown dataset
         why = "lm-eval loads them from the hub, and keeps them: once with a network, then without one."
         raise UserError(f"the questions cannot be read: {error}.", why) from error
     report = questions.ask_model(model)
@@ -69,7 +69,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _check_out(path: Path) -> None:
-    """Raise UserError if the results could not be written, before they are computed."""
+    """Raise UserError if the results cannot be written to `path`; called before the evaluation."""
     if path.exists():
         raise UserError(f"{path} exists.", "Nothing is overwritten.", "Name another file.")
     if not path.parent.is_dir():

@@ -19,26 +19,26 @@ SUFFIXES = (".yaml", ".yml")  # suffixes of files that describe a task
 
 
 def _has_only_names(tasks: Any) -> bool:
-    """Return whether all tasks are names. A file is a program: lm-eval imports the Python that it names."""
+    """Return whether all tasks are names. A YAML file can run code: lm-eval imports Python modules that it names."""
     return not any(str(task).endswith(SUFFIXES) for task in tasks)
 
 
 @dataclass
 class EvalConfig(CallbackConfig):
-    """Tasks of lm-eval every n steps, on the run's own ranks: the evaluation of `gangline eval` during the run.
+    """Options of `callback=eval`: lm-eval tasks every n steps on the run's ranks, as `gangline eval` evaluates them.
 
-    The step's record, and so every tracker, gets `eval/TASK/METRIC`.
+    The results `eval/TASK/METRIC` are in the step's record, which every tracker gets.
     """
 
     file_options: ClassVar[tuple[str, ...]] = ("files",)
 
     every: PositiveInt = 100  # interval of evaluations in steps
     tasks: Annotated[list[str], RunsCode(data=_has_only_names)] = field(default_factory=list)  # names of lm-eval tasks
-    files: Annotated[list[str], RunsCode()] = field(default_factory=list)  # YAML files that describe one task each
-    shots: NonNegativeInt | None = None  # few-shot examples before each question; null: the task's own number
-    limit: PositiveInt | None = None  # maximum number of questions per task; null: all
-    batch: PositiveInt = 8  # batch size in texts, on each data rank
-    chat: bool = False  # chat template of the run's data, applied to questions
+    files: Annotated[list[str], RunsCode()] = field(default_factory=list)  # YAML files of lm-eval tasks, one per file
+    shots: NonNegativeInt | None = None  # number of few-shot examples per question; null: the task's default
+    limit: PositiveInt | None = None  # maximum number of questions per task; null: no limit
+    batch: PositiveInt = 8  # evaluation batch size in texts per data-parallel rank
+    chat: bool = False  # apply the chat template of the run's data to the questions
 
     def check(self, run: Run) -> list[Problem]:
         if not self.tasks and not self.files:
@@ -60,10 +60,9 @@ def check_installed(command: str = "gangline eval") -> None:
 
 
 def locate_tasks(tasks: Sequence[str]) -> tuple[list[str], list[str], bool]:
-    """Return (names of tasks, folders of their files, whether a name without a file may be a task of lm-eval itself).
+    """Return (task names, folders of the YAML files, whether a task is given by name, as a built-in task of lm-eval).
 
-    tasks: names, and YAML files that describe one task each. Raises UserError for a file that is missing or describes
-    none.
+    tasks: names, and YAML files with one task each. Raises UserError for a file that cannot be read or has no task.
     """
     names, folders, theirs = [], [], False
     for task in tasks:

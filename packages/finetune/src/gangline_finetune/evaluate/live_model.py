@@ -1,4 +1,4 @@
-"""Model of a running run, on all of its ranks: rank 0 requests, and all ranks compute.
+"""Model of a run in progress, on all ranks: rank 0 sends requests, and all ranks compute.
 
 T tokens
 """
@@ -20,9 +20,9 @@ from gangline_finetune.evaluate.text_model import AskedRow, TextModel, make_lm_c
 
 
 class LiveWriter(Writer):
-    """Writer on all ranks: `serve` on the other ranks answers rank 0's calls, and returns the result that rank 0 gets.
+    """Writer on all ranks: rank 0 makes calls, and `serve` on the other ranks computes them too, until `tell`.
 
-    Errors of the runtime are raised on all ranks; `broken` is then true.
+    Errors of the runtime are raised on all ranks; `broken` is then true on rank 0.
     """
 
     def __init__(self, run: Run, runtime: Runtime, comms: Comms) -> None:
@@ -59,10 +59,10 @@ class LiveWriter(Writer):
         sampling = Sampling(**{**how, "ends": frozenset(how["ends"])})
         return self.runtime.generate(starts, sampling, stop=self.find_stop(stop))
 
-    # --- requests on rank 0, and `serve` on the others --------------------------------------------------------------
+    # --- requests on rank 0, `serve` on other ranks -- --------------------------------------------------------------
 
     def score(self, rows: list[AskedRow]) -> list[float]:
-        """Score the log-likelihoods of the last tokens of each row. On rank 0."""
+        """Return the log-likelihood of each row's last tokens. Call it on rank 0."""
         return self._call_together("score", rows)
 
     def generate(self, starts: Sequence[Sequence[int]], sampling: Sampling, stop: Sequence[str] = ()) -> list[Written]:
@@ -70,11 +70,11 @@ class LiveWriter(Writer):
         return self._call_together("write", [list(start) for start in starts], how, list(stop))
 
     def tell(self, answer: Any) -> Any:
-        """End `serve` on the other ranks, which return `answer`."""
+        """End `serve` on the other ranks, which return `answer`. Call it on rank 0."""
         return gather_json(self.comms.world, self.device, ["end", answer])[0][1]
 
     def serve(self) -> Any:
-        """Serve rank 0's requests until it sends the answer, and return that. On every other rank."""
+        """Serve rank 0's requests until `tell`, and return its answer. Call it on every other rank."""
         while True:
             what, *arguments = gather_json(self.comms.world, self.device, None)[0]
             if what == "end":
@@ -94,7 +94,7 @@ class LiveWriter(Writer):
 
 
 class LiveModel(TextModel):
-    """Model for lm-eval's requests, on rank 0. batch: rows at a time on each data rank."""
+    """Model for lm-eval's requests, on rank 0. batch: batch size in rows per data-parallel rank."""
 
     writer: LiveWriter
 
@@ -102,7 +102,7 @@ class LiveModel(TextModel):
         super().__init__(writer, batch * writer.runtime.data_coordinate[1], likelihoods_alone)
 
     def score_rows(self, rows: list[AskedRow]) -> list[tuple[float, bool]]:
-        """Score rows; a continuation is the likeliest if greedy generation of that length writes it."""
+        """Score rows; a continuation is the likeliest if greedy generation yields it."""
         values = [value for part in self._split_batches(rows) for value in self.writer.score(part)]
         return list(zip(values, self._check_likeliest(rows), strict=True))
 
@@ -121,5 +121,5 @@ class LiveModel(TextModel):
 
 
 def make_live_lm(writer: LiveWriter, batch: int, likelihoods_alone: Collection[str]) -> Any:
-    """Make the model an instance of lm-eval's `LM`."""
+    """Make a `LiveModel` that is an instance of lm-eval's `LM`."""
     return make_lm_class(LiveModel)(writer, batch, likelihoods_alone)

@@ -1,4 +1,4 @@
-"""Model of a finished run, or of a checkpoint: complete, in one process.
+"""Model of a checkpoint of a run, complete in one process.
 
 B batch, T tokens, V vocabulary
 """
@@ -19,15 +19,15 @@ from gangline_models.hugging_face.contract import get_model_format
 
 
 def load_lm(run_dir: str, **options: Any) -> Any:
-    """Load the model of a run as lm-eval's `LM`. options: those of `RunModel`. Raises UserError as it does."""
+    """Load the model of a run as lm-eval's `LM`. options: see `RunModel`. Raises UserError without a checkpoint."""
     return make_lm_class(RunModel)(run_dir, **options)
 
 
 def read_context_length(run: Run) -> int:
     """Return the context length in tokens that lm-eval uses for the exported model, from its config.json.
 
-    Learned positions and scaled RoPE reach beyond the rows of the run. A model that cannot be exported has the length
-    of the run's rows.
+    With learned positions or scaled RoPE it may exceed the run's sequence length. For a model that cannot be exported,
+    it is the run's sequence length.
     """
     row_length, format = run.batch.sequence_length, get_model_format(run.model)
     try:
@@ -38,7 +38,7 @@ def read_context_length(run: Run) -> int:
 
 
 class RunModel(TextModel):
-    """Model of a checkpoint, by default the newest, with the context length of its export.
+    """Model of a checkpoint, by default the newest, with the context length of the exported model.
 
     Raises UserError if there is no checkpoint.
     """
@@ -51,7 +51,7 @@ class RunModel(TextModel):
         self._device = next(self.model.parameters()).device
 
     def score_rows(self, rows: list[AskedRow]) -> list[tuple[float, bool]]:
-        """Score rows, batched by similar length."""
+        """Score rows, in batches of similar length."""
         scores: list[tuple[float, bool]] = [(0.0, False)] * len(rows)
         order = sorted(range(len(rows)), key=lambda n: -len(rows[n].tokens))
         for start in range(0, len(order), self.batch):

@@ -1,4 +1,4 @@
-"""Tasks of lm-eval, and the results of a model."""
+"""Tasks of lm-eval, their evaluation on a model, and the results."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from gangline import UserError
 from gangline_finetune.evaluate.config import locate_tasks
 from gangline_finetune.evaluate.text_model import TextModel
 
-Aggregate = Callable[[Any], Any]  # values of a metric, one per question -> result
-LARGEST = 1e15  # largest number that a table shows in full
+Aggregate = Callable[[Any], Any]  # function from a metric's values per question to its result
+LARGEST = 1e15  # largest number that a table shows with all digits
 
 
 class Questions:
@@ -32,7 +32,7 @@ class Questions:
     def __init__(self, tasks: Sequence[str], *, shots: int | None, limit: int | None, chat: bool) -> None:
         self.names, folders, theirs = locate_tasks(tasks)
         self.shots, self.limit, self.chat = shots, limit, chat
-        # With its defaults, lm-eval reads all of its 14,000 task files to know their names.
+        # With include_defaults, lm-eval reads its 14,000 task files to find their names.
         self._manager = TaskManager(include_path=folders or None, include_defaults=theirs)
         if unknown := [name for name in self.names if name not in self._manager.all_tasks]:
             what = f"lm-eval has no task {unknown[0]}."
@@ -40,11 +40,11 @@ class Questions:
 
     @cached_property
     def _tasks(self) -> dict[str, Any]:
-        """Tasks by name, loaded with their questions, so that missing data shows. Raises lm-eval's errors."""
+        """Tasks by name, loaded with their datasets, so that missing data is found early. Raises lm-eval's errors."""
         return self._manager.load(self.names)["tasks"]
 
     def find_likelihood_tasks(self) -> set[str]:
-        """Return the names of tasks with choices, which need likelihoods but not whether one is the likeliest text.
+        """Return the names of multiple-choice tasks that need likelihoods, but not whether an answer is greedy.
 
         Raises lm-eval's errors if a task cannot be read.
         """
@@ -55,7 +55,7 @@ class Questions:
         }
 
     def check(self, model: TextModel) -> None:
-        """Raise UserError if a task needs answers that the model cannot generate, before the first question."""
+        """Raise UserError if a task needs answers that the model cannot generate. Call it before `ask_model`."""
         for task in self._tasks.values():
             if task.OUTPUT_TYPE == "generate_until":
                 model.get_max_answer_tokens(task.config.generation_kwargs or {})
@@ -63,8 +63,8 @@ class Questions:
     def ask_model(self, model: Any) -> dict[str, Any]:
         """Evaluate a model, an instance of lm-eval's `LM`; return lm-eval's report.
 
-        It does what lm-eval's `simple_evaluate` does, except for the description of the machine, for which that runs
-        pip and other commands for seconds, here in the middle of a run.
+        Does the same as lm-eval's `simple_evaluate`, except for the description of the machine, for which
+        `simple_evaluate` runs pip and other commands for seconds, here in the middle of a run.
         """
         with _isolate_random():
             random.seed(DEFAULT_RANDOM_SEED)
@@ -89,9 +89,9 @@ class Questions:
 
 
 def _bound_aggregations(aggregation: Callable[[], dict[str, Aggregate]]) -> dict[str, Aggregate]:
-    """Return a task's aggregations by metric, which return inf if the number is too large for a float.
+    """Return a task's aggregations by metric, which return inf on overflow of a float.
 
-    The word perplexity of a poorly trained model is too large, and lm-eval would lose the results of every task.
+    The word perplexity of a poorly trained model overflows, and lm-eval would lose the results of all tasks.
     """
 
     def bound(aggregate: Aggregate) -> Aggregate:
@@ -108,7 +108,7 @@ def _bound_aggregations(aggregation: Callable[[], dict[str, Aggregate]]) -> dict
 
 
 def flatten_results(found: dict[str, Any]) -> dict[str, float]:
-    """Return "TASK/METRIC" -> number, without errors; a filter other than lm-eval's "none" follows the metric."""
+    """Return "TASK/METRIC" -> number, without standard errors; "TASK/METRIC/FILTER" for a filter other than "none"."""
     flat = {}
     for task, of_task in found["results"].items():
         for key, value in of_task.items():
@@ -119,7 +119,7 @@ def flatten_results(found: dict[str, Any]) -> dict[str, float]:
 
 
 def format_results(found: dict[str, Any]) -> dict[str, Any]:
-    """Return the results for lm-eval's table, which fails on numbers that are too large or not finite."""
+    """Return the results for lm-eval's table, with text for numbers on which the table fails: huge or not finite."""
 
     def format_value(value: Any) -> Any:
         return f"~{value:.4g}" if isinstance(value, float) and not abs(value) < LARGEST else value
@@ -132,7 +132,7 @@ def format_results(found: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def _isolate_random() -> Iterator[None]:
-    """Restore the process's random generators after the block, since lm-eval seeds them."""
+    """Restore the state of the process's random generators after the block, since lm-eval seeds them."""
     python, arrays = random.getstate(), np.random.get_state()
     with torch.random.fork_rng():
         try:

@@ -1,4 +1,4 @@
-"""Base of models as lm-eval's `LM`: likelihoods of texts, and greedy answers."""
+"""Base class of models for lm-eval's `LM`: likelihoods of texts, and greedy generation."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from gangline_basics.data.codec import TextCodec
 from gangline_basics.data.named_tokens import read_special_tokens
 from gangline_basics.sampling.sampler import Writer
 
-Asked = tuple[tuple[str, str], list[int], list[int]]  # texts, and tokens of context and continuation
+Asked = tuple[tuple[str, str], list[int], list[int]]  # ((context, continuation) texts, their tokens)
 
 
 class AskedRow(NamedTuple):
-    """A row of tokens to score.
+    """Row of tokens to score.
 
-    answer_length  number of the last tokens that are scored
-    greedy         whether the caller needs to know if they are the likeliest; if false, that result is arbitrary
+    answer_length  number of tokens to score, at the end of the row
+    greedy         true if the caller needs to know whether they are the likeliest; otherwise that result is arbitrary
     """
 
     tokens: list[int]
@@ -35,10 +35,10 @@ def make_lm_class(model: type[TextModel]) -> type[Any]:
 
 
 class TextModel(ABC):
-    """Methods that lm-eval's `TemplateLM` requires of a model.
+    """Model with the methods that lm-eval's `TemplateLM` requires.
 
-    batch: rows at a time. likelihoods_alone: names of tasks that do not ask whether an answer is the likeliest text.
-    Raises UserError for a run whose data is not text.
+    batch: batch size in rows. likelihoods_alone: names of tasks that need likelihoods, but not whether an answer is the
+    likeliest. Raises UserError for a run whose data is not text.
     """
 
     def __init__(self, writer: Writer, batch: int, likelihoods_alone: Collection[str] = ()) -> None:
@@ -50,24 +50,24 @@ class TextModel(ABC):
         self.max_length = writer.context
         self.path: str | None = getattr(self.codec, "path", None)
         self._special = {} if self.path is None else read_special_tokens(Path(self.path).expanduser().parent)
-        self._greedy: list[bool] | None = None  # per current request; None: no requests
+        self._greedy: list[bool] | None = None  # `greedy` of each current request; None: no requests
 
     @abstractmethod
     def score_rows(self, rows: list[AskedRow]) -> list[tuple[float, bool]]:
-        """Return the log-likelihood of each row's last tokens, and whether they are the likeliest."""
+        """Return (log-likelihood, whether they are the likeliest) of each row's last `answer_length` tokens."""
 
     # --- tokens ------------------------------------------------------------------------------------------------------
 
     @property
     def eot_token_id(self) -> int:
-        """Token that ends a text: the tokenizer's end of sequence, else the separator of files."""
+        """End-of-text token id: the tokenizer's EOS, else the separator of documents, else 0."""
         token_id = self._find_token("eos_token")
         token_id = getattr(self.codec, "separator", None) if token_id is None else token_id
         return 0 if token_id is None else token_id
 
     @property
     def prefix_token_id(self) -> int:
-        """Token before a text without context: the tokenizer's beginning of sequence, else the end token."""
+        """Id of the token before a text without context: the tokenizer's BOS, else the end-of-text token."""
         token_id = self._find_token("bos_token")
         return self.eot_token_id if token_id is None else token_id
 
@@ -80,7 +80,7 @@ class TextModel(ABC):
         return str(self.path)
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
-        """Return the tokens that lm-eval's HFLM takes: with the BOS that the tokenizer adds, unless the text has it."""
+        """Return the tokens as lm-eval's HFLM: with the tokenizer's special tokens, unless the text starts with BOS."""
         if not isinstance(self.codec, TextCodec):
             return list(self.codec.encode(string))
         if add_special_tokens is None:
@@ -97,12 +97,12 @@ class TextModel(ABC):
     # --- requests of lm-eval -----------------------------------------------------------------------------------------
 
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """Return the log-likelihoods as `TemplateLM` does, and note which tasks need the likeliest answer."""
+        """Return the log-likelihoods as `TemplateLM` does, after noting which requests need the likeliest answer."""
         self._greedy = [request.task_name not in self.likelihoods_alone for request in requests]
         return super().loglikelihood(requests, disable_tqdm)  # type: ignore[misc]
 
     def _loglikelihood_tokens(self, requests: list[Asked], **_: Any) -> list[tuple[float, bool]]:
-        """Return the log-likelihood of each continuation, and whether it is what greedy generation writes.
+        """Return each continuation's log-likelihood, and whether greedy generation yields the continuation.
 
         Raises UserError for a continuation longer than the context, before anything is computed.
         """
@@ -124,7 +124,7 @@ class TextModel(ABC):
                 )
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
-        """Return the log-likelihood of each complete text, in windows of the model's context length."""
+        """Return the log-likelihood of each text, summed over windows of the model's context length."""
         from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
         log_likelihoods = []
@@ -142,12 +142,12 @@ class TextModel(ABC):
     def get_max_answer_tokens(self, options: Mapping[str, Any]) -> int:
         """Return the maximum number of tokens of an answer.
 
-        options: a task's `generation_kwargs`. Raises UserError for sampled answers, and for too long ones.
+        options: a task's `generation_kwargs`. Raises UserError for sampled answers, and if they fill the context.
         """
         if options.get("do_sample") and options.get("temperature", 1.0) > 0:
             raise UserError("the task wants answers that are drawn.", "gangline eval writes the likeliest.")
         most = int(options.get("max_gen_toks", 256))  # lm-eval's default
-        if most >= self.max_length:  # as lm-eval's own models refuse: no room would be left for the question
+        if most >= self.max_length:  # refused by lm-eval's own models too: no token would be left for the question
             raise UserError(
                 f"the task wants answers of up to {most} tokens from a model of {self.max_length}.",
                 "No token is left for the question.",
@@ -159,6 +159,6 @@ class TextModel(ABC):
         most = self.get_max_answer_tokens(options)
         until = options.get("until") or []
         until = [until] if isinstance(until, str) else list(until)
-        row = self.tok_encode(text)[most - self.max_length :]  # as tokens: re-encoded text may have more
+        row = self.tok_encode(text)[most - self.max_length :]  # as tokens, since re-encoded text may have more
         (answer,) = self.writer.write([row or text], most, temperature=0.0, stop=list(filter(None, until)))
         return answer.text

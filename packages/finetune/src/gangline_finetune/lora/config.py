@@ -22,26 +22,27 @@ if TYPE_CHECKING:
 
 @dataclass
 class LoraConfig(EditConfig):
-    """LoRA: next to each target linear W a low-rank product of two narrow matrices is trained, and all else is frozen.
+    """Options of `lora=on`: train low-rank matrices A and B next to each target linear W, and freeze everything else.
 
         y = W x + scale · B A x        A (rank, in) random, B (out, rank) zero: the initial model is unchanged
 
     scale is alpha / rank (Hu et al., arXiv 2106.09685, section 4.1), or with `rslora` alpha / sqrt(rank) (arXiv
-    2312.03732). With `dora` each row of W + scale · B A has a separately trained length (arXiv 2402.09353).
+    2312.03732). With `dora` the L2 norm of each row of W + scale · B A is trained separately (arXiv
+    2402.09353).
     """
 
     wraps: ClassVar[bool] = True
     file_options: ClassVar[tuple[str, ...]] = ("adapter",)
 
-    rank: PositiveInt = 8  # rank of the low-rank matrices B A
-    alpha: PositiveFloat = 16.0  # LoRA alpha: B A x is scaled by alpha / rank
-    targets: list[str] = field(default_factory=lambda: ["*"])  # target linears by last name (wq) or path; * is any
-    dropout: Annotated[float, Ge(0), Lt(1)] = 0.0  # dropout rate of the adapter's input features
-    rslora: bool = False  # rank-stabilised scale alpha / sqrt(rank), in place of alpha / rank
-    dora: bool = False  # DoRA: directions and lengths of rows trained separately
-    base: Literal["full", "bf16", "8bit"] = "full"  # storage of the frozen weights; full: in the precision's dtype
+    rank: PositiveInt = 8  # LoRA rank of the matrices A and B
+    alpha: PositiveFloat = 16.0  # LoRA alpha: B A x is scaled by alpha / rank (rslora: alpha / sqrt(rank))
+    targets: list[str] = field(default_factory=lambda: ["*"])  # target linears by last name (wq) or path; *: all
+    dropout: Annotated[float, Ge(0), Lt(1)] = 0.0  # dropout probability of the adapter's input features
+    rslora: bool = False  # rank-stabilised LoRA: scale alpha / sqrt(rank) instead of alpha / rank
+    dora: bool = False  # DoRA: train the row norms (magnitudes) of the weights separately
+    base: Literal["full", "bf16", "8bit"] = "full"  # storage of frozen weights; full: dtype of the precision
 
-    adapter: str | None = None  # directory of a peft adapter to start from; null: random initialization
+    adapter: str | None = None  # directory of a peft adapter to start from; null: a new adapter (A random, B zero)
 
     @property
     def scale(self) -> float:
@@ -49,7 +50,7 @@ class LoraConfig(EditConfig):
         return self.alpha / (self.rank**0.5 if self.rslora else self.rank)
 
     def check(self, run: Run) -> list[Problem]:
-        """Return problems of base storage, and of an adapter to start from with another base or other options."""
+        """Return problems of `base` and of `adapter`, such as an adapter with another base model or other options."""
         from gangline.run.directory import holds_checkpoint
         from gangline_finetune.lora.start import find_adapter_problems
 
@@ -73,7 +74,7 @@ class LoraConfig(EditConfig):
         return []
 
     def list_notices(self, run: Run) -> list[str]:
-        """Return notices of adapters that peft does not support, which an export would refuse only after training."""
+        """Return notices of adapters that peft does not support: an export after training would refuse them."""
         from gangline.model.compose import compose_model
         from gangline.model.tree import get_parameter_shapes
         from gangline_finetune.lora.peft import split_unsupported_linears
@@ -94,7 +95,7 @@ class LoraConfig(EditConfig):
 
         shards = [shard for shard in shards if not plan.is_frozen(parse_parameter(shard.name))]
         if not shards:
-            return  # only the base is requested: the adapter may be gone by now
+            return  # only base weights are requested: the adapter directory may be missing
         from gangline_finetune.lora.load import load
         from gangline_finetune.lora.start import compose_names_and_shapes
 

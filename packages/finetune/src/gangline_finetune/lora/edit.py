@@ -1,4 +1,4 @@
-"""Model edit `lora`: wraps linears, and extends the plan for the adapters. Torch-free."""
+"""Model edit `lora`: wraps linears with adapters, and adds the adapters' rules to the plan. Torch-free."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gangline_finetune.lora.nodes import DoraNode, DroppedLoraNode, LengthsNode,
 
 
 def edit(tree: Node, plan: Plan, options: LoraConfig) -> tuple[Node, Plan, list[str]]:
-    """Wrap every target. Raises UserError if a target matches no linear, and for options that stacks do not support."""
+    """Wrap the target linears. Raises UserError if a target matches no linear, or for options that a stack lacks."""
     plan, coded = plan.extend(frozen=("*",)), list[str]()
     if options.base == "bf16":
         plan = keep_in_bf16(tree, plan)
@@ -41,7 +41,7 @@ def edit(tree: Node, plan: Plan, options: LoraConfig) -> tuple[Node, Plan, list[
             Init(a, "uniform", linear.in_features**-0.5),
             *(Init(part, "constant", 0.0) for part in parts[1:]),
         )
-        theirs[place] = tuple(HFName(f"{part}.weight", "") for part in parts)  # absent in a directory of the base model
+        theirs[place] = tuple(HFName(f"{part}.weight", "") for part in parts)  # base directories have none
         trained_parts[place] = parts
     every = {"cuts": cuts, "inits": inits, "names": theirs, "trained": trained_parts}
     rules: dict[str, tuple] = {kind: sum(of_places.values(), ()) for kind, of_places in every.items()}
@@ -49,10 +49,10 @@ def edit(tree: Node, plan: Plan, options: LoraConfig) -> tuple[Node, Plan, list[
 
 
 def choose_linears(linears: Mapping[str, LinearNode], targets: Iterable[str]) -> dict[str, LinearNode]:
-    """Return the linears, by path, that a target matches. Raises UserError for a target without a match.
+    """Return path -> linear of the linears that match a target. Raises UserError for a target without a match.
 
-    A target without a dot is the last name of a path, with * for any characters; with dots it is a path, with * for one
-    name.
+    A target without a dot matches the last name of a path, and * matches any characters. A target with dots matches a
+    complete path, and * matches one name.
     """
     paths: set[str] = set()
     for target in targets:
@@ -85,7 +85,7 @@ def _check_stacks(found: Mapping[str, LinearNode], options: LoraConfig) -> None:
 
 
 def _get_site(path: str, plan: Plan) -> str:
-    """Return the path of a linear within its block, so that blocks stay alike; a random draw is keyed by block too."""
+    """Return a linear's path within its block, equal for all blocks; random draws depend on the block too."""
     return re.sub(rf"{re.escape(plan.blocks)}\.\d+\.", "", path, count=1)
 
 
@@ -118,7 +118,7 @@ def _make_cuts(cut: ShardRule | None, a: str, b: str) -> tuple[ShardRule, ...]:
     return (
         ShardRule.rowwise(a, cut.unit),
         ShardRule.whole(b, "tp"),
-    )  # row parallel: A sharded by inputs, its outputs summed
+    )  # row parallel: A sharded by input features, its outputs summed
 
 
 def _make_length_cuts(cut: ShardRule | None, lengths: str) -> tuple[ShardRule, ...]:

@@ -1,4 +1,4 @@
-"""Row lengths of DoRA: absolute in peft's files, here as differences from the base."""
+"""DoRA magnitudes (row norms): absolute in peft's files, here differences from the base weight's row norms."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ LENGTHS = ".lora_lengths.weight"
 
 
 def compute_lengths(name: str, tensor: Tensor, stored: Mapping[str, Tensor]) -> Tensor:
-    """Return adapter parameter `name` as peft stores it. stored: all parameters of the checkpoint."""
+    """Return the adapter parameter `name` as peft stores it: magnitudes become absolute.
+
+    stored: all parameters of the checkpoint.
+    """
     if not name.endswith(LENGTHS):
         return tensor
     return stored[f"{name.removesuffix(LENGTHS)}.weight"].norm(dim=1) + tensor

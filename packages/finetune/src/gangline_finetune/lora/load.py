@@ -1,4 +1,4 @@
-"""Loader of a peft adapter into the arrays of a run, each rank its own shards."""
+"""Loader of a peft adapter into a rank's shards."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def load(
     plan: Plan,
     base: str | None,
 ) -> None:
-    """Fill the shards that belong to an adapter.
+    """Fill the shards of adapter parameters from a peft adapter.
 
-    names: parameter -> peft's name. shapes: of all parameters of the model. base: the directory of its weights, for
-    DoRA.
+    names: parameter -> peft's name. shapes: shapes of all parameters of the model. base: directory of the base
+    model's weights, which DoRA requires.
     """
     from safetensors import safe_open
 
@@ -44,7 +44,7 @@ def load(
 
 
 def _compute_base_lengths(base: str, weight: str, shape: Shape, like: Shard, plan: Plan) -> torch.Tensor:
-    """Compute the row lengths of a base weight, only of the rows in the shard `like`."""
+    """Compute the row norms of a base weight, for the rows in the shard `like`."""
     (rows,) = like.box.slices
     w = torch.empty(rows.stop - rows.start, shape[1], dtype=torch.float32)
     name, offset = name_model_array(weight), (rows.start, 0)

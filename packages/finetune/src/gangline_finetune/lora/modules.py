@@ -1,4 +1,4 @@
-"""Adapters next to a linear, of I features in and O out: LoRA and DoRA."""
+"""Adapters next to a linear with I input and O output features: LoRA and DoRA."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gangline_finetune.lora.nodes import DoraNode, DroppedLoraNode, LengthsNode,
 
 
 class Lengths(nn.Module):
-    """Additions to the length of each row, (O,)."""
+    """DoRA's trained difference of each row's norm from that of the base weight, (O,)."""
 
     def __init__(self, node: LengthsNode) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class Lengths(nn.Module):
 
 
 class LowRank(Wrapper, ABC):
-    """Adapted linear: x (..., I) -> wrapped linear + scale · B A x, (..., O). `where`: bounds of rows in a stack."""
+    """Adapted linear: x (..., I) -> linear(x) + scale · B A x, (..., O). `where`: row bounds of a stack of linears."""
 
     lora_a: Any
     lora_b: Any
@@ -32,11 +32,11 @@ class LowRank(Wrapper, ABC):
         self.lora_a, self.lora_b, self.scale = construct(node.lora_a), construct(node.lora_b), node.scale
 
     def forward(self, x: Tensor, *where: Tensor) -> Tensor:
-        beside = self.lora_a(self.drop_inputs(x), *where) * self.scale  # scaled while it is narrow
+        beside = self.lora_a(self.drop_inputs(x), *where) * self.scale  # scaled here, where it has only `rank` features
         return super().forward(x, *where) + self.lora_b(beside, *where)
 
     def drop_inputs(self, x: Tensor) -> Tensor:
-        """Return the input of A."""
+        """Return the input of A: x, with dropout if any."""
         return x
 
 
@@ -45,10 +45,10 @@ class Lora(LowRank):
 
 
 class DroppedLowRank(LowRank, ABC):
-    """LoRA with dropout of x for A, drawn by (seed, step, sample, position, feature, path of the linear)."""
+    """LoRA with dropout of A's input. Random draws depend on (seed, step, sample, position, feature, linear)."""
 
-    weight: Tensor  # of the wrapped linear
-    matrix: Tensor  # that the wrapped linear multiplies by
+    weight: Tensor  # weight of the wrapped linear
+    matrix: Tensor  # matrix by which the wrapped linear multiplies: decoded, if codes are stored
     bias: Tensor | None
     tp: Comm | None = None  # the ranks that hold the other shards of the weight
 
@@ -61,7 +61,7 @@ class DroppedLowRank(LowRank, ABC):
 
     @property
     def row_cut(self) -> Comm | None:
-        """Ranks that hold the other features of x; None: all features are on this rank."""
+        """Ranks over which the features of x are sharded; None: all features are on this rank."""
         return self.tp if self.tp is not None and self.weight.shape[1] < self.in_features else None
 
     def drop_inputs(self, x: Tensor) -> Tensor:
@@ -77,10 +77,10 @@ class DroppedLora(DroppedLowRank):
 
 
 class Dora(DroppedLowRank):
-    """DoRA: x (..., I) -> m V x / |V| + bias with V = W + scale · B A, |V| its row lengths and m = |W| + `lengths`.
+    """DoRA: x (..., I) -> m V x / |V| + bias with V = W + scale · B A, |V| its row norms, m = |W| + `lora_lengths`.
 
-    |V| counts as a constant in the backward pass (arXiv 2402.09353, section 4.3). Stored are differences from |W|
-    instead of m, so that their initial value is zero for any sharding of W.
+    The backward pass treats |V| as a constant (arXiv 2402.09353, section 4.3). The parameter is the difference m - |W|
+    instead of m, so that its initial value is zero for any sharding of W.
     """
 
     def wrap(self, node: DoraNode) -> None:  # type: ignore[override]
@@ -95,7 +95,7 @@ class Dora(DroppedLowRank):
 
     @torch.no_grad()
     def _compute_lengths(self) -> tuple[Tensor, Tensor]:
-        """Return |W| and |V|, both (O,), of unsharded rows."""
+        """Return the norms |W| and |V| of complete rows, both (O,)."""
         w = self.matrix.detach()  # decoded, if codes are stored
         v = w + self.scale * (self.lora_b.weight.to(w.dtype) @ self.lora_a.weight.to(w.dtype))
         wide = torch.promote_types(w.dtype, torch.float32)
@@ -103,4 +103,4 @@ class Dora(DroppedLowRank):
         if self.row_cut:
             squares = self.row_cut.all_reduce(squares)
         before, after = squares.sqrt()
-        return before, after.clamp_min(torch.finfo(wide).tiny)  # rows of zeros give zeros
+        return before, after.clamp_min(torch.finfo(wide).tiny)  # avoids division by 0 for rows of zeros

@@ -12,7 +12,7 @@ from gangline.model.tree import Decoding, Node, Shape, WrapNode
 
 @dataclass(frozen=True, kw_only=True)
 class LengthsNode(Node):
-    """DoRA's additions to the length of each row of a weight (out, in)."""
+    """Config node of DoRA's differences of row norms, for a weight (out, in)."""
 
     module: ClassVar[str] = "gangline_finetune.lora.modules:Lengths"
     out_features: int
@@ -29,7 +29,7 @@ class LengthsNode(Node):
 
 @dataclass(frozen=True, kw_only=True)
 class LoraNode(WrapNode):
-    """Linear, or stack of linears, with a low-rank adapter: lora_a (rank, in), lora_b (out, rank)."""
+    """Config node of a linear, or stack of linears, with a low-rank adapter: lora_a (rank, in), lora_b (out, rank)."""
 
     module: ClassVar[str] = "gangline_finetune.lora.modules:Lora"
     lora_a: LinearNode
@@ -46,7 +46,7 @@ class LoraNode(WrapNode):
 
 @dataclass(frozen=True, kw_only=True)
 class DroppedLoraNode(LoraNode):
-    """LoRA linear with dropout. site: the linear's path in its block, which keys the random draw."""
+    """Config node of a LoRA linear with dropout. site: the linear's path in its block, which keys the random draw."""
 
     module: ClassVar[str] = "gangline_finetune.lora.modules:DroppedLora"
     dropout: float = 0.0
@@ -56,14 +56,14 @@ class DroppedLoraNode(LoraNode):
         return "tokenwise"
 
     def count_activation_bytes(self, sizes: LocalSizes) -> int:
-        """Return the bytes of A x; with dropout also the input of A and its mask."""
+        """Return the bytes of A x; with dropout also of the input of A and the dropout mask."""
         dropped = 2 * self.lora_a.in_features if self.dropout else 0
         return super().count_activation_bytes(sizes) + self.lora_a.count_rows(sizes) * dropped * sizes.itemsize
 
 
 @dataclass(frozen=True, kw_only=True)
 class DoraNode(DroppedLoraNode):
-    """DoRA linear, with trained row lengths."""
+    """Config node of a DoRA linear, with trained row norms."""
 
     module: ClassVar[str] = "gangline_finetune.lora.modules:Dora"
     lora_lengths: LengthsNode
@@ -72,7 +72,7 @@ class DoraNode(DroppedLoraNode):
         return "tokenwise"
 
     def count_activation_bytes(self, sizes: LocalSizes) -> int:
-        """Return the bytes of `DroppedLoraNode` and of the linear's output, for the gradient of the lengths."""
+        """Return the bytes of `DroppedLoraNode`, and of the linear's output, for the gradient of the row norms."""
         return (
             super().count_activation_bytes(sizes)
             + self.lora_b.count_rows(sizes) * self.lora_b.out_features * sizes.itemsize

@@ -3,7 +3,7 @@
     gangline  blocks.0.attention.wq.lora_a.weight
     peft      base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight
 
-DoRA's lengths are stored here as differences from the base's, and by peft as absolute lengths.
+DoRA's magnitudes are stored here as differences from the base weight's row norms, and by peft as absolute norms.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ PARTS = {
     "lora_b.weight": "lora_B.weight",
     "lora_lengths.weight": "lora_magnitude_vector",
 }
-SAME = {"rank": "r", "alpha": "lora_alpha", "rslora": "use_rslora", "dora": "use_dora"}  # option -> key of equal value
+SAME = {"rank": "r", "alpha": "lora_alpha", "rslora": "use_rslora", "dora": "use_dora"}  # option -> key of peft
 DEFAULTS: dict[str, Any] = {"r": 8, "lora_alpha": 8, "use_rslora": False, "use_dora": False}  # peft's defaults
-# Keys that may have any value: about training, about other readers, or given by the tensors.
+# Keys that may have any value: for training only, for other software, or implied by the tensors.
 IDLE = {
     "auto_mapping",
     "base_model_name_or_path",
@@ -50,17 +50,17 @@ IDLE = {
     "target_modules",
     "task_type",
 }
-# Values without an effect on the output. Other initialisations (pissa, olora, corda, loftq, future ones) may have
-# changed the base too: their adapter then belongs to another base than the one named.
+# Key -> values that do not change the output. Other initialisations (pissa, olora, corda, loftq, future ones) may have
+# changed the base weights too: the adapter then belongs to a base other than base_model_name_or_path.
 PLAIN: dict[str, tuple[Any, ...]] = {
     "bias": ("none",),
     "init_lora_weights": (True, False, "gaussian", "orthogonal"),
 }
-EMPTY: tuple[Any, ...] = (None, False, [], {})  # of any other key: switched off
+EMPTY: tuple[Any, ...] = (None, False, [], {})  # values that switch off any other key
 
 
 def find_unknown_key(config: Mapping[str, Any]) -> str | None:
-    """Return the first key of peft's config whose value may change the output and is not supported, or None."""
+    """Return the first key of adapter_config.json whose value is not supported and may change the output, or None."""
     for name, value in config.items():
         if name in SAME.values() or name in IDLE:
             continue
@@ -72,7 +72,7 @@ def find_unknown_key(config: Mapping[str, Any]) -> str | None:
 def find_module(plan: Plan, path: str, shape: Shape) -> str:
     """Return the Hugging Face module of the linear at `path`, whose weight has this shape.
 
-    Raises UserError if one Hugging Face matrix is several parameters, or several are one: their adapters differ too.
+    Raises UserError unless the parameter is exactly one Hugging Face matrix, since their adapters would differ too.
     """
     matrices = find_theirs(plan, f"{path}.weight", shape)
     if len(matrices) != 1 or matrices[0].index is not None or matrices[0].first is not None:
@@ -86,9 +86,9 @@ def find_module(plan: Plan, path: str, shape: Shape) -> str:
 
 
 def split_unsupported_linears(shapes: Mapping[str, Shape], plan: Plan) -> tuple[list[str], list[str]]:
-    """Return last names of adapted linears: (those whose Hugging Face matrices are divided differently, the others).
+    """Return last names of adapted linears: (names with an adapter that peft does not support, supported names).
 
-    A linear that the files do not have is in neither list.
+    peft does not support linears that Hugging Face files join or split. Linears that the files lack are in no list.
     """
     other, same = dict[str, None](), dict[str, None]()
     for part in shapes:
@@ -104,7 +104,7 @@ def split_unsupported_linears(shapes: Mapping[str, Shape], plan: Plan) -> tuple[
 
 
 def map_names(shapes: Mapping[str, Shape], plan: Plan) -> dict[str, str]:
-    """Return adapter parameter -> peft's name."""
+    """Return adapter parameter -> tensor name in peft's file."""
     names = {}
     for name in shapes:
         for ours, theirs in PARTS.items():
@@ -133,7 +133,7 @@ def make_adapter_config(options: LoraConfig, shapes: Mapping[str, Shape], plan: 
 
 
 def _list_unwrapped(shapes: Mapping[str, Shape], plan: Plan, wrapped: list[str]) -> set[str]:
-    """Return the last names of Hugging Face matrices without an adapter."""
+    """Return the last names of Hugging Face modules without an adapter."""
     paths = {
         name.removesuffix(".weight") for name, shape in shapes.items() if name.endswith(".weight") and len(shape) > 1
     }
@@ -143,13 +143,13 @@ def _list_unwrapped(shapes: Mapping[str, Shape], plan: Plan, wrapped: list[str])
 
 
 def _shorten_names(modules: list[str], others: set[str]) -> list[str]:
-    """Return the modules' last names if no other module has them, else full names; peft and servers accept both."""
+    """Return the modules' last names if no module in `others` has the same, else full names; peft accepts both."""
     last = {module.rpartition(".")[2] for module in modules}
     return sorted(modules if last & others else last)
 
 
 def read_config(directory: str) -> dict[str, Any]:
-    """Read adapter_config.json. Raises UserError if it is missing, or of an unsupported adapter."""
+    """Read adapter_config.json. Raises UserError if it is missing, damaged, or describes an unsupported adapter."""
     path = Path(directory).expanduser() / CONFIG
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
@@ -171,7 +171,7 @@ def read_config(directory: str) -> dict[str, Any]:
 
 
 def read_shapes(directory: str) -> dict[str, Shape]:
-    """Return the shapes of an adapter's tensors, by name. Raises UserError for a file that cannot be read."""
+    """Return name -> shape of an adapter's tensors. Raises UserError if the file cannot be read."""
     path = Path(directory).expanduser() / WEIGHTS
     try:
         with TensorFile(path) as file:

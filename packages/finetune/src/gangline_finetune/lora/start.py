@@ -1,4 +1,4 @@
-"""Check before a run starts that a peft adapter fits it. Torch-free."""
+"""Check before the start of a run that a peft adapter fits the run's model. Torch-free."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 def compose_names_and_shapes(run: Run) -> tuple[dict[str, str], dict[str, Shape], Plan]:
-    """Return (parameter of the run's adapter -> peft's name, shapes of all parameters, the plan)."""
+    """Return (adapter parameter -> peft's name, shapes of all parameters of the model, the plan)."""
     tree, plan = compose_model(run)
     shapes = get_parameter_shapes(tree)
     return map_names(shapes, plan), shapes, plan
 
 
 def find_adapter_problems(options: LoraConfig, run: Run) -> list[Problem]:
-    """Return problems that keep the run from starting with `options.adapter`."""
+    """Return problems that prevent the run from starting with `options.adapter`."""
     directory = str(options.adapter)
     try:
         theirs = read_config(directory)

@@ -26,20 +26,20 @@ SUBDOMAIN = re.compile(rf"{NAME.pattern}(\.{NAME.pattern})*")
 
 @dataclass
 class KubernetesLaunch(ClusterLaunch):
-    """Options of `launch=kubernetes`: a JobSet in a queue of Kueue, each pod a node."""
+    """Options of `launch=kubernetes`: a JobSet with one pod per node, optionally in a queue of Kueue."""
 
     namespace: str = "default"  # Kubernetes namespace of the JobSet and its queue
-    queue: str | None = None  # LocalQueue of Kueue that gives quotas; null: start at once, without Kueue
-    cluster_queue: str | None = None  # ClusterQueue for which to create that LocalQueue; null: the LocalQueue exists
-    priority: str | None = None  # WorkloadPriorityClass of Kueue; null: none
-    topology: str | None = None  # node label whose value all pods share, such as cloud.provider.com/topology-rack
-    topology_mode: Literal["required", "preferred"] = "preferred"  # topology placement: required waits for one domain
+    queue: str | None = None  # LocalQueue of Kueue for the JobSet; null: start at once, without Kueue
+    cluster_queue: str | None = None  # ClusterQueue for which to create launch.queue; null: launch.queue exists
+    priority: str | None = None  # WorkloadPriorityClass of Kueue; null: the default priority
+    topology: str | None = None  # node label whose value all pods should share (cloud.provider.com/topology-rack)
+    topology_mode: Literal["required", "preferred"] = "preferred"  # topology placement; required: wait for one domain
     levels: list[str] = field(default_factory=list)  # node labels, widest first, that order ranks by network locality
-    resources: list[str] | None = None  # pod resources besides GPUs, NAME:COUNT; []: the site adds what it needs
-    volume: str | None = None  # PersistentVolumeClaim that holds the run directory, CLAIM:/mount
-    secrets: list[str] = field(default_factory=list)  # Kubernetes Secrets whose keys become variables of the ranks
-    futile_requeues: NonNegativeInt = 10  # limit on consecutive pod exits with code 75 (requeue) without a new step
-    job_restarts: NonNegativeInt = 3  # maximum number of restarts of the whole JobSet
+    resources: list[str] | None = None  # pod resources besides GPUs, NAME:COUNT; []: set by the site; null: none
+    volume: str | None = None  # required PersistentVolumeClaim for the run directory, CLAIM:/mount
+    secrets: list[str] = field(default_factory=list)  # Kubernetes Secrets whose keys become environment variables
+    futile_requeues: NonNegativeInt = 10  # maximum number of consecutive exits with 75 (requeue) per pod without a step
+    job_restarts: NonNegativeInt = 3  # maximum number of restarts of the JobSet
 
     def count_gpus_per_node(self, run: Run) -> int:
         if run.job.device is not None and run.job.device.split(":")[0] == "cpu":
@@ -47,7 +47,7 @@ class KubernetesLaunch(ClusterLaunch):
         return 8 if self.gpus_per_node is None else self.gpus_per_node
 
     def check(self, run: Run) -> list[Problem]:
-        """Return problems of any cluster launch, and of image, volume, run directory, names and devices of a pod."""
+        """Return problems of `ClusterLaunch.check`, and of a pod's image, volume, run directory, names and devices."""
         problems = super().check(run)
         if self.image is None:
             fix = "launch.image=registry/name:tag, made from this version."
@@ -73,14 +73,14 @@ class KubernetesLaunch(ClusterLaunch):
         return problems
 
     def claim_and_mount(self) -> tuple[str, str]:
-        """Return both halves of `launch.volume`, the mount point without `..` and without a slash at its end."""
+        """Return (claim, mount point) of `launch.volume`; the mount point has no `..` and no trailing slash."""
         claim, _, mount = (self.volume or "").partition(":")
         return claim, mount and os.path.normpath(mount)
 
     def map_to_pod(self, run_dir: str | Path) -> Path | None:
-        """Return the path of the run directory in a pod; None if it is not below the volume's mount point here.
+        """Return the path of the run directory in a pod; None if it is not below the mount point.
 
-        Links are resolved here, because a pod has only the volume: there the directory is below `launch.volume`.
+        Symbolic links are resolved on this machine, because a pod sees only the volume.
         """
         _, mount = self.claim_and_mount()
         path = os.path.relpath(os.path.realpath(run_dir), os.path.realpath(mount))
@@ -92,8 +92,8 @@ class KubernetesLaunch(ClusterLaunch):
         return {each["name"]: each["count"] for each in read if each}
 
     def _check_names(self) -> list[Problem]:
-        """Return problems of names that Kubernetes would refuse after the submit, or read as something else."""
-        forms = {  # option: (what it names, its pattern, maximum length: 63 for label values)
+        """Return problems of names that Kubernetes would refuse after the submit, or misread."""
+        forms = {  # option: (named object, pattern, maximum length: 63 for label values)
             "namespace": ("a namespace", NAME, 63),
             "queue": ("a LocalQueue", SUBDOMAIN, 63),
             "cluster_queue": ("a ClusterQueue", SUBDOMAIN, 253),

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from gangline_launch.kubernetes.config import KubernetesLaunch
 
 FILE = "jobset.yaml"
-LATE = re.compile(r"no answer|timed? ?out|EOF|connection reset", re.IGNORECASE)  # kubectl may still apply it
+LATE = re.compile(r"no answer|timed? ?out|EOF|connection reset", re.IGNORECASE)  # kubectl may have applied it
 
 
 class KubernetesLauncher(Launcher):
@@ -38,7 +38,7 @@ class KubernetesLauncher(Launcher):
         self.config, self.run = config, run
 
     def launch(self, directory: RunDirectory) -> int:
-        """Apply the manifests and follow the job; return its exit code. Ctrl-C detaches. Raises UserError."""
+        """Apply the manifests and follow the job; return the run's exit code. Ctrl-C detaches. Raises UserError."""
         run_dir = directory.path.resolve()
         mark = uuid.uuid4().hex
         in_pod = self.config.map_to_pod(run_dir)
@@ -63,7 +63,7 @@ class KubernetesLauncher(Launcher):
 
 
 def refuse_second(run_dir: Path) -> None:
-    """Raise UserError if an earlier job has not ended, or its state is unknown: two jobs of one run would damage it."""
+    """Raise UserError if the run's earlier job is not over or its state is unknown: two jobs would damage the run."""
     job = jobs.read_job(run_dir)
     if job is None or job.scheduler != "kubernetes":
         return
@@ -83,10 +83,10 @@ def refuse_second(run_dir: Path) -> None:
 
 
 def submit(directory: RunDirectory, job: SubmittedJob, manifest: Path) -> None:
-    """Apply the manifest. job.json is written before, so that a submit that is killed or gets no answer loses no job.
+    """Write job.json and apply the manifest, in this order: a killed or unanswered submit then loses no job.
 
-    Raises UserError if the submit is refused; all files are then as before. Raises it also if it is unknown whether the
-    cluster took the job; the directory is then the job's.
+    Raises UserError if the submit is refused, with all files restored. Raises UserError also if it is unknown whether
+    the cluster took the job; the job then owns the directory.
     """
     before, ending = jobs.read_job(directory.path), read_ending(directory.path)
     jobs.write_job(directory.path, job)
@@ -123,5 +123,5 @@ def _as_before(run_dir: Path, job: SubmittedJob | None, ending: RunEnding | None
 
 
 def dump(objects: list[dict[str, Any]]) -> str:
-    """Return the objects as one YAML text."""
+    """Return the objects as one YAML stream."""
     return "---\n".join(yaml.safe_dump(each, sort_keys=False, width=120) for each in objects)

@@ -1,6 +1,6 @@
 """Kubernetes objects of a run as plain data: a JobSet, and a LocalQueue of Kueue if one is to be created. Torch-free.
 
-The JobSet has one replicated job of one indexed Job, whose pods are the nodes. Kueue admits all pods or none (gang
+The JobSet has one replicated job with one indexed Job, whose pods are the nodes. Kueue admits all pods or none (gang
 scheduling). The Job recreates a lost pod under its index, while the agents of the other pods continue.
 """
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from gangline.config import Run
     from gangline_launch.kubernetes.config import KubernetesLaunch
 
-FINAL_CODES = (2, 3)  # a mistake or a verdict: not to be started again
+FINAL_CODES = (2, 3)  # a user's mistake or a health verdict: do not restart
 SAVED_CODES = (75,)
-MARK = "gangline/submit"  # label that tells the JobSet of a submit from all others
+MARK = "gangline/submit"  # label that identifies the JobSet of one submit
 
 
 def make_name(run_dir: Path, mark: str) -> str:
     """Return the JobSet's name, unique per submit: the run directory's name, a hash of its path and the submit's mark.
 
-    It begins with a letter, as a DNS-1035 label, and has at most 40 characters: pods append the replicated job, their
-    index and a suffix, 63 in all.
+    It begins with a letter, as a DNS-1035 label, and has at most 40 characters: pod names append
+    the replicated job's name, an index and a suffix, at most 63 characters in total.
     """
     words = re.sub(r"[^a-z0-9]+", "-", run_dir.name.lower()).strip("-")
     words = words if words[:1].isalpha() else f"run-{words}"
@@ -37,7 +37,7 @@ def make_name(run_dir: Path, mark: str) -> str:
 
 
 def render(config: KubernetesLaunch, run: Run, run_dir: Path, mark: str) -> list[dict[str, Any]]:
-    """Return the objects to apply, in order. run_dir: its path in the pods; mark: unique to this submit."""
+    """Return the objects to apply, in order. run_dir: path in the pods; mark: unique label of the submit."""
     objects = []
     if config.cluster_queue is not None:
         objects.append(
@@ -92,7 +92,7 @@ def build_job_set(config: KubernetesLaunch, run: Run, run_dir: Path, mark: str) 
 
 
 def build_pod_rules() -> list[dict[str, Any]]:
-    """Return the Job's failure rules: a final exit code fails the job; eviction or exit 75 does not count as a try."""
+    """Return the Job's failure rules: a final exit code fails the job; eviction and exit 75 do not count as failure."""
     return [
         {"action": "FailJob", "onExitCodes": {"operator": "In", "values": list(FINAL_CODES)}},
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
@@ -101,10 +101,11 @@ def build_pod_rules() -> list[dict[str, Any]]:
 
 
 def render_script(config: KubernetesLaunch, run: Run, run_dir: Path) -> str:
-    """Return the bash script of a pod. Its output goes to a file in the run directory, as on any other cluster.
+    """Return the bash script of a pod, which writes its output to a file in the run directory.
 
-    bash becomes the agent (exec), which therefore gets the pod's SIGTERM. tail shows the file to `kubectl logs` from
-    this pod's start, and may miss lines of the last second. The index is the Job's own (batch/v1, Indexed).
+    The script executes the agent with `exec`, so that the agent gets the pod's SIGTERM. `tail` copies the file to
+    `kubectl logs` from this pod's start, and may miss lines of the last second. JOB_COMPLETION_INDEX is set by
+    Kubernetes (batch/v1, Indexed).
     """
     agent = [
         "exec python -P -m gangline_launch.agent",
@@ -127,7 +128,7 @@ def render_script(config: KubernetesLaunch, run: Run, run_dir: Path) -> str:
 
 
 def build_pod(config: KubernetesLaunch, run: Run, run_dir: Path) -> dict[str, Any]:
-    """Return the pod template of a node: one agent with all GPUs of its machine."""
+    """Return the pod template of a node: one agent with all requested GPUs."""
     claim, mount = config.claim_and_mount()
     own = {"GANGLINE_KUBERNETES_NODE": "spec.nodeName", "GANGLINE_POD": "status.podIP"}
     variables = [{"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in own.items()]
@@ -137,7 +138,7 @@ def build_pod(config: KubernetesLaunch, run: Run, run_dir: Path) -> dict[str, An
     container: dict[str, Any] = {
         "name": "agent",
         "image": config.image,
-        # Kubernetes turns $$ into $
+        # Kubernetes replaces $$ by $
         "command": ["/bin/bash", "-c", render_script(config, run, run_dir).replace("$", "$$")],
         "env": variables,
         "volumeMounts": [{"name": "runs", "mountPath": mount}, {"name": "shm", "mountPath": "/dev/shm"}],
@@ -145,7 +146,7 @@ def build_pod(config: KubernetesLaunch, run: Run, run_dir: Path) -> dict[str, An
     limits = {"nvidia.com/gpu": str(gpus)} if (gpus := config.count_gpus_per_node(run)) else {}
     if limits := {**limits, **config.parse_devices()}:
         container["resources"] = {"limits": limits}
-    if config.fabric in fabric.POD_DEVICES:  # adapters register (pin) memory
+    if config.fabric in fabric.POD_DEVICES:  # network adapters register (pin) memory
         container["securityContext"] = {"capabilities": {"add": ["IPC_LOCK"]}}
     if config.secrets:
         container["envFrom"] = [{"secretRef": {"name": name}} for name in config.secrets]

@@ -15,7 +15,7 @@ SECONDS = 120.0
 
 
 class KubectlError(SchedulerError):
-    """kubectl refused a command or got no answer; its text says why. The cluster may have carried out the command."""
+    """Error of a kubectl command that failed or got no answer. The cluster may have executed the command anyway."""
 
 
 def run_kubectl(*words: str) -> str:
@@ -37,7 +37,7 @@ def run_kubectl(*words: str) -> str:
 
 
 class KubernetesScheduler:
-    """Scheduler that asks `kubectl get jobset`. A job's id is NAMESPACE/NAME; its JobSet has its mark as label."""
+    """Scheduler that runs `kubectl get jobset`. Job ids are NAMESPACE/NAME; a JobSet has the job's mark as label."""
 
     def get_state(self, job: SubmittedJob) -> JobState:
         namespace, _, name = job.id.partition("/")
@@ -69,7 +69,7 @@ def read(text: str) -> dict[str, Any] | None:
 
 
 def parse_state(job_set: dict[str, Any]) -> JobState:
-    """Return the state of a job, from its JobSet as kubectl prints it."""
+    """Return the state of a job, from the JSON of its JobSet."""
     status = job_set.get("status", {})
     starts = int(status.get("restarts", 0))
     for condition in status.get("conditions", []):
@@ -82,5 +82,5 @@ def parse_state(job_set: dict[str, Any]) -> JobState:
     ready, active = (sum(int(each.get(name, 0)) for each in counts) for name in ("ready", "active"))
     if ready or not active:
         return JobState(RUNS if ready else WAITS, "running" if ready else "pods start", starts=starts)
-    # A job is ready when all its pods are. The run trains earlier, without a spare or a lost pod.
+    # A job is ready when all its pods are ready. The run trains earlier, while a spare or a lost pod is missing.
     return JobState(RUNS, "active", "not every pod is ready", starts=starts)

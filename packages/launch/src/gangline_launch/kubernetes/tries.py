@@ -1,7 +1,7 @@
-"""Counts of a pod's exits with 75 in a row without a new step, in RUN_DIR/launch/tries-INDEX.json. Torch-free.
+"""Counts of a pod's consecutive exits with 75 without a new step, in RUN_DIR/launch/tries-INDEX.json. Torch-free.
 
-An exit with 75 does not count as a try of a Job, so Kubernetes alone would restart such a pod without limit: if another
-pod never starts, all others wait, exit with 75 and keep their GPUs.
+An exit with 75 does not count as a failure of the Job, so Kubernetes alone would restart such a pod without limit. If
+one pod never starts, all other pods wait, exit with 75, restart and keep their GPUs.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from gangline_launch.slurm.requeues import read_highest_step
 
 
 def forget(run_dir: Path) -> None:
-    """Remove the counts of an earlier submit."""
+    """Remove the counts of earlier submits."""
     for path in jobs.make_launch_folder(run_dir).glob("tries-*.json"):
         path.unlink(missing_ok=True)
 
 
 def count(run_dir: Path, index: str) -> tuple[int, int]:
-    """Count an exit of the pod with 75; return the number of exits in a row without a new step, and the last step."""
+    """Count an exit of the pod with 75; return (number of consecutive exits without a new step, highest step)."""
     path, step = jobs.make_launch_folder(run_dir) / f"tries-{index}.json", read_highest_step(run_dir)
     try:
         before, tries = json.loads(read_regular(path))
@@ -35,7 +35,7 @@ def count(run_dir: Path, index: str) -> tuple[int, int]:
 
 
 def refuse_more(run_dir: Path, index: str, most: int) -> None:
-    """Count an exit of the pod with 75. Raises UserError at the `most`-th exit in a row without a new step."""
+    """Count an exit of the pod with 75. Raises UserError at the `most`-th consecutive exit without a new step."""
     tries, step = count(run_dir, index)
     if tries < max(1, most):
         return

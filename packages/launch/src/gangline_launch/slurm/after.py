@@ -1,4 +1,4 @@
-"""Last line of the batch script: restarts the job or not, by ending.json and by the results of earlier starts.
+"""Last line of the batch script: decides from ending.json and earlier starts whether to restart the job.
 
 python -m gangline_launch.slurm.after RUN_DIR CODE
 """
@@ -27,7 +27,7 @@ WORDS = {"requeue": "it is queued again", "submit": "it is submitted again witho
 
 
 def read_own_job(environ: Mapping[str, str] = os.environ) -> str:
-    """Return this job's id as scontrol takes it. SLURM_JOB_ID of an array's last task would mean the whole array."""
+    """Return this job's id for scontrol. For an array's last task, SLURM_JOB_ID would mean the complete array."""
     array, task = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
     return f"{array}_{task}" if array and task else environ["SLURM_JOB_ID"]
 
@@ -35,10 +35,10 @@ def read_own_job(environ: Mapping[str, str] = os.environ) -> str:
 def decide(
     ending: RunEnding | None, code: int, step: int, before: list[JobRequeue], futile: int, new: tuple[str, ...]
 ) -> tuple[str, str]:
-    """Return ("requeue", "submit" or "end", why).
+    """Return ("requeue", "submit" or "end", reason).
 
-    before: the earlier starts. futile: number of starts in a row without a new step that ends the job. new: nodes to
-    exclude that the job may still get.
+    before: earlier starts. futile: number of consecutive starts without a new step after which the job ends. new: nodes
+    to exclude that the current job does not exclude.
     """
     ending = ending or decide_ending(0, failure="lost", exit_code=code)
     if not ending.requeue:
@@ -59,7 +59,7 @@ def main(run_dir: str, code: str) -> int:
     end = ending.exit_code if ending is not None else int(code)
     try:
         lines = retry_while_away(lambda: commands.show_job(job))
-        if lines and lines[0].get("JobState") == "RUNNING":  # else it was cancelled, or Slurm restarts it by itself
+        if lines and lines[0].get("JobState") == "RUNNING":  # otherwise the job was cancelled, or Slurm restarts it
             restart_job(path, job, ending, int(code))
     except (SlurmError, UserError, OSError) as error:
         print(f"train: job {job} is not started again: {error}\n{jobs.format_resume_hint(path)}", flush=True)
@@ -67,7 +67,7 @@ def main(run_dir: str, code: str) -> int:
 
 
 def restart_job(path: Path, job: str, ending: RunEnding | None, code: int) -> None:
-    """Restart the job by requeue or submit, or let it end, and log which. Raises SlurmError, UserError."""
+    """Restart (requeue or resubmit) or end the job, and log which. Raises SlurmError, UserError."""
     config = RunDirectory.open(path).run().launch
     if not isinstance(config, SlurmLaunch):
         raise UserError("the run has another launcher by now than launch=slurm.")
@@ -91,7 +91,7 @@ def restart_job(path: Path, job: str, ending: RunEnding | None, code: int) -> No
 
 
 def resubmit(path: Path, words: list[str]) -> None:
-    """Submit a new job of the batch script; for a sweep, only this task. Raises as `submit` does."""
+    """Submit a new job with the batch script; for a sweep, only this task. Raises UserError, SlurmAway."""
     task = os.environ.get("SLURM_ARRAY_TASK_ID")
     script = next(above / "launch" / FILE for above in (path, *path.parents) if (above / "launch" / FILE).exists())
     submit(
@@ -104,7 +104,7 @@ def resubmit(path: Path, words: list[str]) -> None:
 
 
 def drain(names: list[str], ending: RunEnding | None) -> None:
-    """Drain the nodes in Slurm, with the evidence as the reason; print a line if Slurm refuses."""
+    """Drain the nodes in Slurm, with the ending's evidence as the reason; print a message if Slurm refuses."""
     why = (ending.evidence.splitlines() or [""])[0] if ending is not None else ""
     try:
         commands.ask("scontrol", "update", f"NodeName={','.join(names)}", "State=DRAIN", f"Reason=gangline: {why}")

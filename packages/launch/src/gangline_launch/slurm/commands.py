@@ -16,11 +16,11 @@ from gangline import UserError
 from gangline_launch.state import SchedulerError
 
 Answer = TypeVar("Answer")
-SECONDS = 120.0  # a busy controller answers late
-PATIENCE = 900.0  # a controller that restarts is away for minutes
-ASK_AGAIN, ASK_AGAIN_MOST = 2.0, 60.0  # seconds between two attempts: at first, and maximum
+SECONDS = 120.0  # timeout of a command; a busy controller answers late
+PATIENCE = 900.0  # maximum wait for a controller that restarts
+ASK_AGAIN, ASK_AGAIN_MOST = 2.0, 60.0  # interval of retries in seconds: initial and maximum
 STATE = re.compile(r"\s(JobState|Reason|Restarts|ExitCode|NodeList)=")  # fields of scontrol that are parsed
-AWAY = re.compile(  # errors of Slurm's commands if the controller did not answer
+AWAY = re.compile(  # error messages of Slurm's commands if the controller does not answer
     r"timed out|unable to contact|connection (refused|reset)|communication connection failure|zero bytes were|"
     r"transport endpoint|controller not responding|backup controller|unexpected message received",
     re.IGNORECASE,
@@ -28,15 +28,15 @@ AWAY = re.compile(  # errors of Slurm's commands if the controller did not answe
 
 
 class SlurmError(SchedulerError, ABC):
-    """A command of Slurm failed; its text says why."""
+    """Error of a Slurm command; the message has the reason."""
 
 
 class SlurmRefused(SlurmError):
-    """Slurm answered with a refusal."""
+    """Error of a Slurm command that the controller refused."""
 
 
 class SlurmAway(SlurmError):
-    """The controller gave no answer: it restarts or is busy. It may have carried out the command."""
+    """Error of a Slurm command without an answer: the controller restarts or is busy, and may have executed it."""
 
 
 def ask(*command: str, environment: Mapping[str, str] | None = None) -> str:
@@ -58,7 +58,7 @@ def ask(*command: str, environment: Mapping[str, str] | None = None) -> str:
 
 
 def retry_while_away(question: Callable[[], Answer], seconds: float = PATIENCE) -> Answer:
-    """Return the answer; ask again, ever later, while the controller is away. Raises SlurmAway after `seconds`."""
+    """Return the result of `question`; retry with backoff on SlurmAway. Raises SlurmAway after `seconds`."""
     deadline, wait = time.monotonic() + seconds, ASK_AGAIN
     while True:
         try:
@@ -72,7 +72,7 @@ def retry_while_away(question: Callable[[], Answer], seconds: float = PATIENCE) 
 
 
 def submit(script: str, words: Sequence[str] = (), environment: Mapping[str, str] | None = None) -> str:
-    """Return the new job's number. Raises UserError with hints on refusal, SlurmAway if it is unknown."""
+    """Submit and return the new job's id. Raises UserError if Slurm refuses the job, SlurmAway without an answer."""
     try:
         return ask("sbatch", "--parsable", *words, script, environment=environment).split(";")[0].strip()
     except SlurmAway:
@@ -82,7 +82,7 @@ def submit(script: str, words: Sequence[str] = (), environment: Mapping[str, str
 
 
 def find_job_by_comment(comment: str) -> str | None:
-    """Return the number of this user's job, also a recently ended one, whose comment ends with `comment`, or None."""
+    """Return the id of this user's job, even if recently ended, whose comment ends with `comment`; None without one."""
     user = getpass.getuser()
     lines = ask("squeue", "--noheader", "--states=all", f"--user={user}", "--format=%F %k").splitlines()
     return next((line.split()[0] for line in lines if line.strip().endswith(comment)), None)
@@ -102,7 +102,7 @@ def show_job(job: str) -> list[dict[str, str]]:
 def parse_fields(line: str) -> dict[str, str]:
     """Parse a line of `scontrol --oneliner`: "A=1 B=x y C=" -> {"A": "1", "B": "x y", "C": ""}.
 
-    Of two equal keys the first counts: paths, which may hold any text, are last in the line.
+    If a key occurs twice, the first value is kept: paths, which may contain any text, are last in the line.
     """
     pairs = re.findall(r"(?:^|(?<=\s))([A-Za-z][\w/:]*)=(.*?)(?=\s+[A-Za-z][\w/:]*=|\s*$)", line)
     return dict(reversed(pairs))
@@ -110,7 +110,7 @@ def parse_fields(line: str) -> dict[str, str]:
 
 @cache
 def find_gpus_per_node(partition: str | None) -> int | None:
-    """Return the GPUs that every node of a partition (None: the default) has; None if Slurm does not answer."""
+    """Return the minimum number of GPUs per node of a partition (None: the default); None if Slurm does not answer."""
     options = ["--partition", partition] if partition else []
     try:
         lines = ask("sinfo", "--noheader", "--format=%P %G", *options).splitlines()
@@ -152,7 +152,7 @@ def _parse_errors(text: str) -> list[str]:
 
 
 def _suggest_fixes(error: str) -> list[str]:
-    """Return hints for the user, by Slurm's error message."""
+    """Return hints for the user, chosen by Slurm's error message."""
     there = f"Partitions: {', '.join(list_partitions())}." if "artition" in error and list_partitions() else ""
     hints = {
         "account": "The site wants an account:  launch.account=...   Yours:  sacctmgr show associations user=$USER",

@@ -17,7 +17,7 @@ from gangline_launch.slurm.commands import STATE
 if TYPE_CHECKING:
     from gangline.config import Run
 
-# Options of sbatch that the script sets itself -> the option of gangline that sets them.
+# Option of sbatch that the batch script sets -> option of gangline that controls it.
 OWN = {
     **{name: f"launch.{name}" for name in ("partition", "account", "qos", "time", "constraint", "nodes", "switches")},
     **{"segment": "launch.segment", "gpus-per-node": "launch.gpus_per_node", "exclusive": "launch.exclusive"},
@@ -28,7 +28,7 @@ OWN = {
         "the launcher itself",
     ),
 }
-# Options of sbatch that choose nodes and time. Others can run a program: --export sets BASH_ENV for the script.
+# Options of sbatch that only choose resources and priority. Other options can run code: --export can set BASH_ENV.
 PLACE = ("reservation", "gres", "mem", "mem-per-gpu", "cpus-per-task", "cpus-per-gpu", "nodelist", "exclude", "nice")
 NOT_IN_A_LINE = re.compile("[\\\\\x00-\x1f\x7f\x85\u2028\u2029]")
 TIME = re.compile(r"\d+-\d+(:\d+){0,2}|\d+(:\d+){1,2}")
@@ -48,21 +48,21 @@ class SlurmLaunch(ClusterLaunch):
     partition: str | None = None  # Slurm partition; null: the site's default
     account: str | None = None  # Slurm account that is charged; null: your default account
     qos: str | None = None  # Slurm quality of service (QOS); null: the account's default
-    time: str | None = None  # time limit: '2:30:00' or 1-12:00:00, quoted in YAML; null: the partition's default
-    constraint: str | None = None  # node features, as for sbatch --constraint: 'h100&ib'; null: any node
-    exclusive: bool = True  # exclusive use of complete nodes
+    time: str | None = None  # job time limit: '2:30:00' (quoted in YAML) or 1-12:00:00; null: partition's default
+    constraint: str | None = None  # required node features (sbatch --constraint): 'h100&ib'; null: any node
+    exclusive: bool = True  # exclusive use of nodes (sbatch --exclusive)
     container: Literal["pyxis", "apptainer"] = "pyxis"  # container runtime for launch.image
     mounts: Annotated[list[str], RunsCode()] = field(
         default_factory=list
-    )  # mounts of the image besides the run directory: /data or /from:/to
-    switches: PositiveInt | None = None  # maximum number of leaf switches of the job (topology/tree); null: no limit
-    switches_wait: str | None = None  # time to wait for nodes on so few switches; null: the site's maximum
-    segment: PositiveInt | None = None  # nodes per segment, each in one block (topology/block, Slurm 23.11 or newer)
-    drain: bool = False  # drain of bad nodes in Slurm; needs an operator's rights
+    )  # container mounts in addition to the run directory: /data or /from:/to
+    switches: PositiveInt | None = None  # maximum number of leaf switches per job (topology/tree); null: no limit
+    switches_wait: str | None = None  # maximum wait for launch.switches, as '0:30:00'; null: site's maximum
+    segment: PositiveInt | None = None  # nodes per segment in one block (topology/block, Slurm >= 23.11); null: none
+    drain: bool = False  # drain bad nodes in Slurm (scontrol); requires operator rights
     options: Annotated[list[str], RunsCode(data=_is_placement)] = field(
         default_factory=list
-    )  # more options of sbatch that a site needs: --reservation=night
-    most_running: PositiveInt | None = None  # maximum number of runs of a sweep at a time; null: all
+    )  # additional options of sbatch that the site needs: --reservation=night
+    most_running: PositiveInt | None = None  # maximum number of concurrent runs of a sweep; null: no limit
 
     def count_gpus_per_node(self, run: Run) -> int:
         if run.job.device is not None and run.job.device.split(":")[0] == "cpu":
@@ -70,11 +70,11 @@ class SlurmLaunch(ClusterLaunch):
         return (commands.find_gpus_per_node(self.partition) or 0) if self.gpus_per_node is None else self.gpus_per_node
 
     def refuse_unknown_gpus(self, run: Run) -> None:
-        """Raise UserError if Slurm did not report the GPUs of a node, before a submit without launch.gpus_per_node."""
+        """Raise UserError if launch.gpus_per_node is null and Slurm did not report the number of GPUs per node."""
         asks = self.gpus_per_node is None and (run.job.device or "").split(":")[0] != "cpu"
         if (
             asks and commands.find_gpus_per_node(self.partition) is None and shutil.which("sinfo")
-        ):  # without sinfo, sbatch is missing too and says so
+        ):  # without sinfo, sbatch is missing too and is reported instead
             raise UserError(
                 "Slurm did not say how many GPUs a node has.",
                 "sinfo had no answer; without it the job would ask for none.",
@@ -82,13 +82,13 @@ class SlurmLaunch(ClusterLaunch):
             )
 
     def make_exclude_option(self, names: Iterable[str]) -> list[str]:
-        """Return --exclude for sbatch, with the nodes of `options` too: a command line replaces their own --exclude."""
+        """Return --exclude for sbatch: `names`, and the excluded nodes of `options`, whose --exclude it replaces."""
         own = [word.partition("=")[2] for word in self.options if word.startswith("--exclude=")]
         left_out = sorted(names)
         return [f"--exclude={','.join([*own, *left_out])}"] if left_out else []
 
     def check(self, run: Run) -> list[Problem]:
-        """Return problems of any cluster launch, and of values that Slurm would refuse or read differently."""
+        """Return problems of `ClusterLaunch.check`, and of values that Slurm would refuse or misread."""
         problems = super().check(run)
         problems += self._check_text(run)
         limit = parse_slurm_time(self.time)
@@ -130,7 +130,7 @@ class SlurmLaunch(ClusterLaunch):
         return problems
 
     def _check_text(self, run: Run) -> list[Problem]:
-        """Return problems of text: a script line is one option, sbatch removes backslashes, % in a path is special."""
+        """Return problems of text in options: line breaks, backslashes (which sbatch removes), and % in a path."""
         problems = []
         if "%" in (run.job.dir or ""):
             why = "Slurm puts numbers in the place of % in the names of files that nodes write."
@@ -150,7 +150,7 @@ class SlurmLaunch(ClusterLaunch):
 
 
 def parse_slurm_time(time: str | None) -> int | None:
-    """Return the seconds of a Slurm time: minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]]."""
+    """Return a Slurm time in seconds; None if it has no form [hours:]minutes:seconds or days-hours[:min[:sec]]."""
     if time is None or not TIME.fullmatch(time):
         return None
     days, dash, clock = time.rpartition("-")

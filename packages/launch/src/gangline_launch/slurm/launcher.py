@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class SlurmLauncher(Launcher):
-    """Launcher whose ranks run on the nodes that Slurm gives; this process only follows them."""
+    """Launcher whose ranks run on nodes that Slurm allocates; this process only follows the job."""
 
     def __init__(self, config: SlurmLaunch, run: Run) -> None:
         self.config, self.run = config, run
@@ -55,7 +55,7 @@ class SlurmLauncher(Launcher):
             return follow(run_dir, SlurmScheduler(), shown=directory.path)
 
     def launch_all(self, directories: Sequence[RunDirectory]) -> list[int]:
-        """Submit one array job, a run per task, and follow it; return each run's exit code. Ctrl-C detaches."""
+        """Submit one array job with a task per run, and follow it; return each run's exit code. Ctrl-C detaches."""
         paths = [directory.path.resolve() for directory in directories]
         runs = [directory.run() for directory in directories]
         refuse_different(self.config, runs, [str(directory.path) for directory in directories])
@@ -77,7 +77,7 @@ class SlurmLauncher(Launcher):
         return follow_all(paths, SlurmScheduler())
 
     def _submit(self, above: Path, run_dirs: Sequence[Path], tasks: Sequence[int] = ()) -> str:
-        """Render and submit the script, without excluded nodes; return the job's number. Old endings are removed."""
+        """Render and submit the script, without excluded nodes; return the job's id. Old ending.json are removed."""
         path = jobs.make_launch_folder(above) / script.FILE
         write_whole(path, script.render(self.config, self.run, above, len(tasks)))
         path.chmod(0o755)
@@ -104,7 +104,7 @@ class SlurmLauncher(Launcher):
         return number
 
     def _refuse_storage(self, above: Path, runs: Iterable[tuple[Run, Path]]) -> None:
-        """Raise UserError if a path that the nodes need is local, unless all nodes are this machine."""
+        """Raise UserError if a path that the nodes need is on a local disk, unless the cluster is only this machine."""
         paths = [("the run directory", str(above))]
         for run, run_dir in runs:
             paths += storage.list_needed_paths(run, run_dir, code=self.config.image is None)
@@ -114,7 +114,7 @@ class SlurmLauncher(Launcher):
 
 
 def refuse_different(config: SlurmLaunch, runs: Sequence[Run], names: Sequence[str]) -> None:
-    """Raise UserError, which names the differing options, if the runs of a sweep need different jobs."""
+    """Raise UserError if the runs of a sweep need different jobs; the error names the differing options."""
     first = runs[0]
     if all(
         script.build_agent_command(config, run, Path()) == script.build_agent_command(config, first, Path())
@@ -147,7 +147,7 @@ def list_differing_options(runs: Sequence[Run]) -> list[str]:
 
 
 def report_unknown_job(error: SlurmAway, directories: Sequence[RunDirectory]) -> int:
-    """Report that the job's existence is unknown and keep the directories for it; return an exit code."""
+    """Report that it is unknown whether the job exists, and keep the run directories; return an exit code."""
     for directory in directories:
         directory.hand_over()
     print(
@@ -159,7 +159,7 @@ def report_unknown_job(error: SlurmAway, directories: Sequence[RunDirectory]) ->
 
 
 def refuse_second(run_dir: Path) -> None:
-    """Raise UserError if an earlier job has not ended, or its state is unknown: two jobs of one run would damage it."""
+    """Raise UserError if the run's earlier job is not over or its state is unknown: two jobs would damage the run."""
     try:
         job = find_job(run_dir)
         state = SlurmScheduler().get_state(job) if job is not None and job.scheduler == "slurm" else None

@@ -1,4 +1,4 @@
-"""Log of each start of a run's jobs, RUN_DIR/launch/requeues.jsonl: its result and what came next. Torch-free."""
+"""Log of the starts of a run's jobs, RUN_DIR/launch/requeues.jsonl: result and next action. Torch-free."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ BEGIN = "begin"
 
 @dataclass(frozen=True)
 class JobRequeue:
-    """A line of requeues.jsonl: a start of the job ended after `step` steps, and what came next.
+    """A line of requeues.jsonl: a start of the job ended at step `step`, and the next action.
 
-    then  "requeue", "submit" (a new job without the nodes in `exclude`), "end", or "begin": the user submitted the run,
-          and earlier lines no longer count
+    then  next action: "requeue", "submit" (a new job without the nodes in `exclude`) or "end"; "begin" instead marks a
+          submit by the user, after which earlier lines are ignored
     """
 
     time: float
@@ -46,7 +46,7 @@ def read(run_dir: Path) -> list[JobRequeue]:
 
 
 def append(run_dir: Path, line: JobRequeue) -> None:
-    """Append a line; after a torn line it still starts a new one."""
+    """Append a line, on a new line even after an incomplete one."""
     path = jobs.make_launch_folder(run_dir) / FILE
     torn = path.exists() and not read_regular(path).endswith(b"\n")
     with open_own(path, "a") as file:
@@ -54,7 +54,7 @@ def append(run_dir: Path, line: JobRequeue) -> None:
 
 
 def read_excluded_nodes(lines: list[JobRequeue]) -> set[str]:
-    """Return the nodes that the newest job was submitted without."""
+    """Return the nodes that the newest job excludes."""
     return {name for line in lines if line.then in (BEGIN, "submit") for name in line.exclude}
 
 

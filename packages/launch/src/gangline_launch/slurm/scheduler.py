@@ -1,4 +1,4 @@
-"""State of a Slurm job, from scontrol and never sacct: many sites and every test have no accounting."""
+"""State of a Slurm job, from scontrol. sacct is not used: many sites and all tests have no accounting."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gangline_launch.state import ENDED, GONE, RUNS, WAITS, JobState
 _WAITS = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
 _RUNS = ("RUNNING", "CONFIGURING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING")
 
-# Slurm's pending reasons that waiting does not resolve -> what to change.
+# Slurm's pending reason that waiting does not resolve -> option to change.
 HOPELESS = {
     "BadConstraints": "No node is like that: launch.constraint, launch.gpus_per_node, launch.nodes, launch.partition.",
     "PartitionNodeLimit": "The partition gives no job so many nodes: launch.nodes, launch.spares, launch.partition.",
@@ -40,7 +40,7 @@ HELD = re.compile(r"held|hold", re.IGNORECASE)  # JobHeldUser, JobHoldMaxRequeue
 
 
 class SlurmScheduler:
-    """Scheduler that asks `scontrol show job`."""
+    """Scheduler that queries `scontrol show job`."""
 
     def get_state(self, job: SubmittedJob) -> JobState:
         lines = commands.show_job(job.id if job.task is None else f"{job.id}_{job.task}")
@@ -50,7 +50,7 @@ class SlurmScheduler:
         try:
             commands.ask("scancel", job.id if job.task is None else f"{job.id}_{job.task}")
         except SlurmError:
-            if not self.get_state(job).over:  # else it has ended meanwhile
+            if not self.get_state(job).over:  # otherwise the job has ended meanwhile
                 raise
 
 
@@ -74,6 +74,6 @@ def parse_state(fields: dict[str, str]) -> JobState:
 
 
 def _format_job_number(fields: dict[str, str]) -> str:
-    """Return the job's number as the user types it; of a task of an array, both numbers."""
+    """Return the job's id as the user types it: JOB, or ARRAY_TASK for a task of an array."""
     array, task = fields.get("ArrayJobId"), fields.get("ArrayTaskId", "")
     return f"{array}_{task}" if array and task.isdigit() else fields.get("JobId", "JOB")

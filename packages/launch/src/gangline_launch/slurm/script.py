@@ -1,4 +1,4 @@
-"""Batch script of a run: rendered once, kept in RUN_DIR/launch/, and readable for whoever fixes it. Torch-free."""
+"""Batch script of a run, rendered once, stored in RUN_DIR/launch/ and meant to be read. Torch-free."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ def render(config: SlurmLaunch, run: Run, run_dir: Path, tasks: int = 0) -> str:
 
 
 def quote_python() -> str:
-    """Return the path of the submit's Python, quoted for the shell."""
+    """Return the path of the submitting command's Python, quoted for the shell."""
     return shlex.quote(sys.executable)
 
 
 def build_agent_command(config: SlurmLaunch, run: Run, run_dir: Path) -> list[str]:
-    """Return the words of the agent's command on each node, inside the image if there is one."""
+    """Return the arguments of the command that starts the agent on each node, inside the container image if set."""
     command = [
         f"{'python' if config.image else quote_python()} -P -m gangline_launch.agent",
         '"$run_dir"',
@@ -71,7 +71,7 @@ def build_agent_command(config: SlurmLaunch, run: Run, run_dir: Path) -> list[st
 
 
 def list_mounts(config: SlurmLaunch, run_dir: Path) -> list[str]:
-    """Return the mounts of the image, the run directory first."""
+    """Return the mounts of the container image, the run directory first."""
     return [str(run_dir), *config.mounts]
 
 

@@ -1,4 +1,4 @@
-"""One job per submit: if sbatch got no answer, the queue shows whether there is a job. Torch-free."""
+"""Submit of exactly one job: if sbatch got no answer, the queue shows whether the job exists. Torch-free."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from gangline_launch.slurm import commands
 from gangline_launch.slurm.commands import SlurmAway, SlurmError
 from gangline_launch.slurm.variables import make_sbatch_environment
 
-FILE = "submitting"  # in RUN_DIR/launch, from before sbatch until job.json is written
-LOOKS, LOOK_SECONDS = 3, 5.0  # number of looks for a job whose sbatch got no answer, and the time from one to the next
-PATIENCE = 60.0  # seconds to wait for a controller that is away, while a user waits
+FILE = "submitting"  # in RUN_DIR/launch: exists from before sbatch until job.json is written
+LOOKS, LOOK_SECONDS = 3, 5.0  # number and interval of queries for a job whose sbatch got no answer
+PATIENCE = 60.0  # default time in seconds to wait for an unreachable controller
 
 
 def submit(
@@ -29,11 +29,11 @@ def submit(
     tasks: Sequence[int] = (),
     patience: float | None = None,
 ) -> str:
-    """Submit the script and write the job to each run's job.json; return the job's number.
+    """Submit the script and write the job to each run's job.json; return the job's id.
 
     tasks     index of each run in the array job
-    patience  seconds to wait for a controller that is away
-    Raises UserError if Slurm refuses the job, SlurmAway if it is unknown whether there is a job (see `find_job`).
+    patience  seconds to wait for an unreachable controller; None: PATIENCE
+    Raises UserError if Slurm refuses the job, SlurmAway if it is unknown whether the job exists (see `find_job`).
     """
     mark = f"gangline-{uuid.uuid4().hex}"
     places: Sequence[int | None] = tasks or [None] * len(run_dirs)
@@ -53,7 +53,7 @@ def submit(
 
 @contextmanager
 def cancel_on_error(number: str) -> Iterator[None]:
-    """Cancel the job on an OSError (disk full). Raises that error, or UserError if the job cannot be cancelled."""
+    """Cancel the job on OSError (disk full). Raises the OSError, or UserError if the job cannot be cancelled."""
     try:
         yield
     except OSError as error:
@@ -69,7 +69,7 @@ def cancel_on_error(number: str) -> Iterator[None]:
 
 
 def find_job(run_dir: Path) -> SubmittedJob | None:
-    """Return the newest job of a run, even if its sbatch got no answer or was killed; or None. Raises SlurmAway."""
+    """Return the newest job of a run, also if sbatch got no answer or was killed; or None. Raises SlurmError."""
     path = Path(run_dir, jobs.FOLDER, FILE)
     if path.exists():
         request = json.loads(read_regular(path))
@@ -81,7 +81,7 @@ def find_job(run_dir: Path) -> SubmittedJob | None:
 
 
 def _submit_job(script: Path, words: Sequence[str], mark: str, patience: float) -> str:
-    """Submit with sbatch and return the job's number. If sbatch gets no answer, look for the job in the queue."""
+    """Submit with sbatch and return the job's id. If sbatch gets no answer, search the queue for the job."""
     environment, dropped = make_sbatch_environment(script)
     if dropped:
         print(f"train: not passed to sbatch: {', '.join(dropped)}; {script} sets these options", flush=True)

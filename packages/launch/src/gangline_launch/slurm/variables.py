@@ -9,7 +9,7 @@ from pathlib import Path
 
 # Options that only the launcher may set, even if the script omits them.
 OWN = ("array", "error", "exclusive", "no-kill", "no-requeue", "signal", "wait")
-# Options whose variable has another name, by "INPUT ENVIRONMENT VARIABLES" of https://slurm.schedmd.com/sbatch.html.
+# Options whose variable has another name, from "INPUT ENVIRONMENT VARIABLES" of https://slurm.schedmd.com/sbatch.html.
 NAMES = {
     "array": ("ARRAY_INX",),
     "mem": ("MEM_PER_NODE",),
@@ -22,7 +22,7 @@ NAMES = {
 def make_sbatch_environment(script: Path, environ: Mapping[str, str] = os.environ) -> tuple[dict[str, str], list[str]]:
     """Return the environment of sbatch, and the names of the variables removed from it.
 
-    Slurm takes the command line before the environment, and the environment before the script.
+    For Slurm, the command line overrides the environment, and the environment overrides the script.
     """
     script_options = re.findall(r"^#SBATCH --([a-z-]+)", script.read_text(), flags=re.MULTILINE)
     dropped = sorted(_list_variables([*OWN, *script_options]) & set(environ))
@@ -30,5 +30,5 @@ def make_sbatch_environment(script: Path, environ: Mapping[str, str] = os.enviro
 
 
 def _list_variables(options: Iterable[str]) -> set[str]:
-    """Return the variables that set these options of sbatch."""
+    """Return the environment variables that set these options of sbatch."""
     return {f"SBATCH_{name}" for option in options for name in NAMES.get(option, (option.upper().replace("-", "_"),))}

@@ -1,1 +1,1 @@
-"""Model families: for each its options, its tree of nodes, its Hugging Face names and its config.json."""
+"""Model families, one module each: options, tree of nodes, Hugging Face names and config.json."""

@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 
 @dataclass
 class FamilyConfig(ModelConfig):
-    """Options of a family's decoder."""
+    """Base options of every family's decoder."""
 
     file_options: ClassVar[tuple[str, ...]] = ("weights",)
 
     dim: PositiveInt = 768  # hidden size: width of the residual stream
-    layers: PositiveInt = 12  # number of blocks of attention and feed-forward
+    layers: PositiveInt = 12  # number of decoder blocks (attention and feed-forward)
     heads: PositiveInt = 12  # number of attention (query) heads
     ffn_dim: PositiveInt = 2048  # intermediate size: width of the feed-forward
-    tied: bool = False  # weight tying: the head uses the embedding's weight
-    norm_eps: NonNegativeFloat = 1e-6  # epsilon added to the mean square, or the variance, in every norm
+    tied: bool = False  # weight tying: the head shares the embedding's weight
+    norm_eps: NonNegativeFloat = 1e-6  # epsilon of the norms, added to the mean square (RMSNorm) or variance
     z_loss: NonNegativeFloat = 0.0  # weight of the z-loss, log²Z of the logits; only in the gradients (PaLM: 1e-4)
-    init_std: NonNegativeFloat = 0.02  # standard deviation of initial matrices; output projections: / sqrt(2 · layers)
+    init_std: NonNegativeFloat = 0.02  # standard deviation of initial weights; output projections: / sqrt(2 · layers)
     weights: str | None = None  # Hugging Face directory of initial weights; null: random initialization
 
     def get_weights_directory(self) -> str | None:
@@ -40,7 +40,7 @@ class FamilyConfig(ModelConfig):
 
     @property
     def head_width(self) -> int:
-        """Width of a head."""
+        """Width of an attention head."""
         return self.dim // self.heads
 
     def get_window(self, block: int) -> int | None:
@@ -68,9 +68,9 @@ class FamilyConfig(ModelConfig):
 class RotaryConfig(FamilyConfig):
     """Options of families with rotary positions and grouped-query attention."""
 
-    kv_heads: PositiveInt | None = None  # number of key and value heads (grouped-query attention); null: heads
-    head_dim: PositiveInt | None = None  # width of a head; null: dim / heads
-    rope_theta: PositiveFloat = 10_000.0  # RoPE base (theta) of the wavelengths
+    kv_heads: PositiveInt | None = None  # number of key-value heads (grouped-query attention); null: model.heads
+    head_dim: PositiveInt | None = None  # width of an attention head; null: model.dim / model.heads
+    rope_theta: PositiveFloat = 10_000.0  # RoPE base (theta)
     rope: RopeChoice = field(default_factory=PlainRope)
 
     @property
@@ -83,7 +83,7 @@ class RotaryConfig(FamilyConfig):
 
     @property
     def rotated(self) -> int:
-        """Number of rotated features of a head."""
+        """Number of features per head that RoPE rotates."""
         return self.head_width
 
     def get_rope(self, block: int, length: int) -> Rope | None:
@@ -111,7 +111,7 @@ class RotaryConfig(FamilyConfig):
 class WindowedConfig(RotaryConfig):
     """Options of families with one sliding window for all blocks."""
 
-    window: PositiveInt | None = None  # sliding window: tokens that a query sees, itself included; null: full attention
+    window: PositiveInt | None = None  # sliding window in tokens, including the query's own; null: full attention
 
     def get_window(self, block: int) -> int | None:
         return self.window
@@ -121,8 +121,8 @@ class WindowedConfig(RotaryConfig):
 class PatternConfig(WindowedConfig):
     """Options of families with a sliding window in some blocks and full attention in others."""
 
-    full_first: NonNegativeInt = 0  # number of first blocks with full attention, if there is a window
-    full_every: PositiveInt | None = None  # interval of full-attention blocks, if there is a window; null: none
+    full_first: NonNegativeInt = 0  # number of initial blocks with full attention, if model.window is set
+    full_every: PositiveInt | None = None  # interval of full-attention blocks, if model.window is set; null: none
 
     def get_window(self, block: int) -> int | None:
         full = block < self.full_first or (self.full_every and (block + 1) % self.full_every == 0)
@@ -131,9 +131,9 @@ class PatternConfig(WindowedConfig):
 
 @dataclass
 class TwoRopesConfig(PatternConfig):
-    """Options of families whose blocks with a window have their own RoPE base; only the other blocks are scaled."""
+    """Options of families with a separate, unscaled RoPE in blocks with a sliding window."""
 
-    local_rope_theta: PositiveFloat = 10_000.0  # RoPE base (theta) in blocks with a window
+    local_rope_theta: PositiveFloat = 10_000.0  # RoPE base (theta) of blocks with a sliding window
 
     def get_rope(self, block: int, length: int) -> Rope | None:
         return Rope(self.local_rope_theta) if self.get_window(block) else super().get_rope(block, length)

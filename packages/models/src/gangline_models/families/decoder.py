@@ -1,4 +1,4 @@
-"""Llama, Mistral and Qwen3: converter between part `decoder` of basics and their config.json. Torch-free."""
+"""Converter between part `decoder` of gangline-basics and config.json of Llama, Mistral and Qwen3. Torch-free."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gangline_models.families.decoder_window import WINDOW_FIELDS, make_window_j
 from gangline_models.hugging_face.contract import ModelFormat
 from gangline_models.hugging_face.fields import check_value, refuse_unknown
 
-# architecture -> whether it has norms of queries and keys (QK norm)
+# architecture -> whether queries and keys are normalised (QK norm)
 ARCHITECTURES = {"LlamaForCausalLM": False, "MistralForCausalLM": False, "Qwen3ForCausalLM": True}
 MODEL_TYPES = {"LlamaForCausalLM": "llama", "MistralForCausalLM": "mistral", "Qwen3ForCausalLM": "qwen3"}
 
@@ -31,9 +31,9 @@ SAME = {
     "norm_eps": "rms_norm_eps",
 }
 NEEDED = ("vocab_size", "dim", "layers", "heads", "kv_heads", "ffn_dim")
-# Features that this architecture lacks: field -> the only value that means it is absent.
+# Fields of features that the decoder does not support -> the only accepted value.
 ABSENT = {"attention_bias": False, "mlp_bias": False, "hidden_act": "silu"}
-# All fields that are read. Any other field is refused by name, unless it is harmless.
+# All supported fields. Any other field is refused by name, unless it is harmless.
 KNOWN = frozenset((*SAME.values(), *ABSENT, *ROPE_FIELDS, *WINDOW_FIELDS))
 
 
@@ -58,7 +58,7 @@ class DecoderFormat(ModelFormat):
 
 
 def read_decoder_config(directory: str | Path, theirs: dict[str, Any]) -> DecoderConfig:
-    """Return the options of a config.json that has one of `ARCHITECTURES`.
+    """Return the options that describe a config.json with one of `ARCHITECTURES`.
 
     Reads the fields of transformers 4 (rope_theta, rope_scaling) and 5 (rope_parameters). Raises UserError for
     unsupported features.
@@ -84,7 +84,7 @@ def read_decoder_config(directory: str | Path, theirs: dict[str, Any]) -> Decode
     ours.setdefault("norm_eps", 1e-6)  # default of transformers
     refuse_unknown(directory, theirs, KNOWN)
     if ARCHITECTURES[architecture]:
-        ours.setdefault("head_dim", 128)  # default of Qwen3; for the others hidden_size / heads
+        ours.setdefault("head_dim", 128)  # default of Qwen3; other architectures: hidden_size / heads
     return DecoderConfig(
         **ours,
         **read_rope(directory, theirs, ranges),
@@ -95,7 +95,7 @@ def read_decoder_config(directory: str | Path, theirs: dict[str, Any]) -> Decode
 
 
 def choose_architecture(config: DecoderConfig) -> str:
-    """Return the Hugging Face architecture that computes this model. Raises UserError if none does."""
+    """Return the Hugging Face architecture of this model. Raises UserError if no architecture supports its options."""
     other = {"attention_scale": config.attention_scale, "soft_cap": config.soft_cap, "sinks": config.sinks or None}
     if extras := [f"model.{name}" for name, value in other.items() if value is not None]:
         raise UserError(
@@ -108,9 +108,9 @@ def choose_architecture(config: DecoderConfig) -> str:
 
 
 def make_config_json(config: DecoderConfig, *, dtype: str = "float32", max_position: int = 2048) -> dict[str, Any]:
-    """Return the config.json for transformers, with fields that both 4 and 5 read.
+    """Return the config.json, with fields that both transformers 4 and 5 read.
 
-    max_position: the context it was trained with; with RoPE scaling it follows from the scaling. Raises UserError for
+    max_position: context length in training; ignored with RoPE scaling, which determines it. Raises UserError for
     features that no architecture supports. The z-loss is left out, since it matters only in training.
     """
     architecture = choose_architecture(config)

@@ -9,7 +9,7 @@ from typing import Any
 from gangline.errors import UserError
 from gangline_models.hugging_face.fields import check_value
 
-# option -> field of config.json, for llama3
+# option -> field of config.json, for rope_type=llama3
 SCALING = {
     "rope_scaling_factor": "factor",
     "rope_low_freq_factor": "low_freq_factor",
@@ -22,7 +22,7 @@ PLAIN = {"rope_type", "type", "rope_theta", SHARE, ORIGINAL}
 
 
 def read_rope(directory: str | Path, theirs: Mapping[str, Any], ranges: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of rotary positions. A missing field has the default of transformers for these architectures.
+    """Return the RoPE options of a config.json. A missing field has transformers' default for these architectures.
 
     ranges: option -> its type and range. Raises UserError for unsupported features, and for an incomplete scaling.
     """

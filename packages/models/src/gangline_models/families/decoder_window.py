@@ -1,7 +1,8 @@
 """Converter of the blocks' sliding windows from and to config.json. Torch-free.
 
-Llama has none, Mistral one for all blocks, Qwen3 gives it per block (`layer_types`; `max_window_layers` if a file has
-no such list). Its window counts as in gangline: a query sees itself and the `sliding_window` - 1 tokens before it.
+Llama has no sliding window, Mistral has one in all blocks, and Qwen3 specifies it per block (`layer_types`, or
+`max_window_layers` if the file has no such list). As in gangline, a query attends to itself and to the
+`sliding_window` - 1 tokens before it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ SLIDING, FULL = "sliding_attention", "full_attention"
 
 
 def read_window(directory: str | Path, theirs: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """Return `window` and `full_every` of a config.json. Raises UserError for a pattern that they cannot describe."""
+    """Return `window` and `full_every` from a config.json. Raises UserError for a pattern they cannot describe."""
     architecture = (theirs.get("architectures") or [None])[0]
     kinds = {"sliding_window": PositiveInt | None, "max_window_layers": NonNegativeInt | None}
     for name, hint in (kinds | {"use_sliding_window": bool | None}).items():
@@ -73,7 +74,7 @@ def _find_full_every(directory: str | Path, slides: Sequence[bool]) -> int | Non
 
 
 def make_window_json(config: DecoderConfig, architecture: str) -> dict[str, Any]:
-    """Return the window fields of config.json. Raises UserError if the architecture cannot have these windows."""
+    """Return the window fields of config.json. Raises UserError if the architecture does not support these windows."""
     if architecture == "LlamaForCausalLM":
         return {}
     if architecture == "MistralForCausalLM":

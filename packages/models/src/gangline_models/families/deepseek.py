@@ -1,8 +1,8 @@
-"""DeepSeek-V3 (arXiv 2412.19437, section 2.1): latent attention (MLA) and, by gangline-moe, experts. Torch-free.
+"""DeepSeek-V3 (arXiv 2412.19437, section 2.1): latent attention (MLA); experts are added by gangline-moe. Torch-free.
 
-The first blocks stay dense, the others have experts of gangline-moe (`moe.first`, `moe.shared`, `moe/router=grouped`).
-A model with all blocks dense is valid too. Weights for multi-token prediction (section 2.2) are read with mtp=on, and
-skipped otherwise.
+In the published model the first blocks are dense and the others have experts (`moe.first`, `moe.shared`,
+`moe/router=grouped`). A model with only dense blocks is valid too. Weights for multi-token prediction (MTP, section
+2.2) are loaded with mtp=on, and skipped otherwise.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ NAMES = LAYER | {
     "attention.kv.norm": "self_attn.kv_a_layernorm",
     "attention.kv.up": "self_attn.kv_b_proj",
 }
-# Tensors of the layers after the last, for multi-token prediction.
+# Tensors of layers after the last block, for multi-token prediction (MTP).
 FURTHER = tuple(
     HFName(f"blocks.*.{name}.weight", f"model.layers.{{0}}.{name}.weight", unread="layer")
     for name in ("eh_proj", "enorm", "hnorm", "embed_tokens", "shared_head.norm", "shared_head.head")
 )
-INNER_EPS = 1e-6  # eps of the norms of latent vectors, independent of rms_norm_eps
+INNER_EPS = 1e-6  # epsilon of the norms of latent vectors; rms_norm_eps does not apply
 ROUTING = (
     *("n_group", "topk_group", "norm_topk_prob", "routed_scaling_factor", "num_experts_per_tok", "n_shared_experts"),
     *("moe_intermediate_size", "router_aux_loss_coef", "output_router_logits", "ep_size", "aux_loss_alpha", "seq_aux"),
@@ -60,14 +60,14 @@ PASSED = ("qk_head_dim", "num_nextn_predict_layers", "num_mtp_layers")  # follow
 class DeepSeek(FamilyConfig):
     """Options of DeepSeek-V3: latent attention; experts come from the edit `moe`."""
 
-    q_rank: PositiveInt | None = 1536  # rank of the latent vector of queries (q_lora_rank); null: no latent vector
-    kv_rank: PositiveInt = 512  # rank of the latent vector of keys and values (kv_lora_rank)
-    nope_dim: PositiveInt = 128  # features of a query and a key without RoPE
-    rope_dim: PositiveInt = 64  # features of a query and a key with RoPE; all heads share those of the key
-    v_dim: PositiveInt = 128  # width of a value head
-    interleaved: bool = True  # interleaved RoPE: rotated pairs are neighbours; false: half the features apart
-    biases: bool = False  # biases of the down-projections to latent vectors and of the output
-    rope_theta: PositiveFloat = 10_000.0  # RoPE base (theta) of the wavelengths
+    q_rank: PositiveInt | None = 1536  # rank of the latent query vector (q_lora_rank); null: no latent query
+    kv_rank: PositiveInt = 512  # rank of the latent key-value vector (kv_lora_rank)
+    nope_dim: PositiveInt = 128  # number of query and key features per head without RoPE
+    rope_dim: PositiveInt = 64  # number of query and key features with RoPE per head; the key's are shared by all heads
+    v_dim: PositiveInt = 128  # width of an attention head's values
+    interleaved: bool = True  # interleaved RoPE: rotate neighbouring features; false: features half the width apart
+    biases: bool = False  # biases of the down-projections to latent vectors and of the output projection
+    rope_theta: PositiveFloat = 10_000.0  # RoPE base (theta)
     rope: RopeChoice = field(default_factory=PlainRope)
 
     @property
@@ -76,12 +76,12 @@ class DeepSeek(FamilyConfig):
 
     @property
     def rotated(self) -> int:
-        """Number of rotated features of a head."""
+        """Number of features per head that RoPE rotates."""
         return self.rope_dim
 
     @property
     def scale(self) -> float:
-        """Scale of the attention scores, which YaRN increases in addition to queries and keys (`mscale_all_dim`)."""
+        """Scale of the attention scores: 1 / sqrt(head width), times YaRN's squared magnitude of `mscale_all_dim`."""
         magnitude = 1.0
         if isinstance(self.rope, YarnRope) and self.rope.mscale_all_dim and self.rope.factor > 1:
             magnitude = 0.1 * self.rope.mscale_all_dim * math.log(self.rope.factor) + 1
@@ -99,7 +99,7 @@ class DeepSeek(FamilyConfig):
         return [Problem(what, "Rotary positions turn features in pairs.", f"Take {self.rope_dim + 1}.")]
 
     def list_notices(self, run: Run) -> list[str]:
-        """Return notices of skipped weights: those of layers after the ones that mtp=on reads."""
+        """Return a notice if the directory has layers after the last block that mtp=on does not load."""
         depth = getattr(run.edits.get("mtp"), "depth", 0)
         return report_skipped(self.weights, f"model.layers.{self.layers + depth}.")
 
@@ -135,7 +135,7 @@ class DeepSeekFormat(FamilyFormat[DeepSeek]):
             reader.take(name)
         for name, value in (("moe_layer_freq", 1), ("scoring_func", "sigmoid"), ("topk_method", "noaux_tc")):
             reader.expect(name, value)
-        reader.expect("head_dim", None, options["rope_dim"])  # transformers uses it as the rotated width
+        reader.expect("head_dim", None, options["rope_dim"])  # transformers uses head_dim as the rotated width
         if (key_heads := reader.take("num_key_value_heads", 128)) not in (options["heads"], None):
             raise reader.explain("num_key_value_heads", key_heads, "Every head has a key of its own here.")
         return read_rope(reader, 10_000.0)

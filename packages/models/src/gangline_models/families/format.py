@@ -35,12 +35,12 @@ TwoRopes = TypeVar("TwoRopes", bound=TwoRopesConfig)
 
 
 class FamilyFormat(ModelFormat, ABC, Generic[Family]):
-    """Converter of a family's config.json, as data; `read_more` and `write_more` handle fields that are not one value.
+    """Converter of a family's config.json, by tables; `read_more` and `write_more` handle fields that fit no table.
 
-    same      option -> field of the same value
-    absent    fields that must have one value, because the family's tree supports no other
-    silent    option -> its value in a file without the field: the default of the class in transformers
-    nullable  options that a file may give as null
+    same      option -> field of config.json with the same value
+    absent    field -> the only value that the family supports
+    silent    option -> value if a file lacks the field: the default in transformers
+    nullable  options whose field may be null
     """
 
     options: type[Family]
@@ -67,7 +67,7 @@ class FamilyFormat(ModelFormat, ABC, Generic[Family]):
         return self.options(**options, weights=str(directory))
 
     def read_more(self, reader: ConfigReader, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the options that are not one field. options: those of `same`."""
+        """Return the options that `same` does not contain. options: the options read by `same`."""
         return {}
 
     def write(self, options: Family, dtype: str, max_position: int) -> dict[str, Any]:
@@ -93,7 +93,7 @@ class FamilyFormat(ModelFormat, ABC, Generic[Family]):
 
 
 def _read_special_tokens(weights: str | None) -> dict[str, Any]:
-    """Return the special token ids of the initial weights; null without them: transformers has other defaults."""
+    """Return the special token ids of the directory `weights`; null without it, since transformers has defaults."""
     there = Path(weights or ".") / "config.json"
     config = json.loads(there.read_text(encoding="utf-8")) if weights and there.is_file() else {}
     return {name: config.get(name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
@@ -102,7 +102,7 @@ def _read_special_tokens(weights: str | None) -> dict[str, Any]:
 class RotaryFormat(FamilyFormat[Rotary], ABC):
     """Converter of families with rotary positions and grouped-query attention."""
 
-    silent_theta: float = 10_000.0  # RoPE base if a file has none
+    silent_theta: float = 10_000.0  # RoPE base if a file has no rope_theta
     nullable = frozenset(("kv_heads",))
 
     def read_more(self, reader: ConfigReader, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -119,7 +119,7 @@ class RotaryFormat(FamilyFormat[Rotary], ABC):
 
 
 class PatternFormat(RotaryFormat[Pattern], ABC):
-    """Converter of families with a window in some blocks."""
+    """Converter of families with a sliding window in some blocks."""
 
     def write_more(self, options: Pattern, max_position: int) -> dict[str, Any]:
         window_fields = {"sliding_window": options.window, "layer_types": list_layer_types(options.windows)}
@@ -127,7 +127,7 @@ class PatternFormat(RotaryFormat[Pattern], ABC):
 
 
 class TwoRopesFormat(PatternFormat[TwoRopes], ABC):
-    """Converter of families with another RoPE base in blocks with a window."""
+    """Converter of families with a separate RoPE base in blocks with a sliding window."""
 
     def write_more(self, options: TwoRopes, max_position: int) -> dict[str, Any]:
         config_fields = super().write_more(options, max_position)

@@ -1,8 +1,8 @@
 """Gemma 2 (arXiv 2408.00118, section 2) and Gemma 3 (arXiv 2503.19786, section 2). Torch-free.
 
-Both: norms before and after attention and feed-forward, with weights counted from 1; token embeddings times sqrt(D);
-GELU in place of SiLU (GEGLU); windows in most blocks. Gemma 2 bounds scores and logits by soft caps; Gemma 3 instead
-has norms of queries and keys, and another RoPE base in blocks with a window.
+Both: norms before and after attention and feed-forward, with scale 1 + weight; token embeddings times sqrt(D);
+GELU in place of SiLU (GEGLU); sliding windows in some blocks. Gemma 2 bounds attention scores and logits by soft caps;
+Gemma 3 instead has QK norm, and a separate RoPE base in blocks with a sliding window.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ ABSENT = {"hidden_activation": "gelu_pytorch_tanh", "attention_bias": False, "us
 
 @dataclass
 class Gemma2(PatternConfig):
-    """Options of Gemma 2: soft caps, norms before and after, a window in every second block."""
+    """Options of Gemma 2: soft caps, norms before and after sublayers, a sliding window in every second block."""
 
     tied: bool = True
-    query_scalar: PositiveFloat = 256.0  # divisor of the attention scores, by its square root
-    soft_cap: PositiveFloat | None = 50.0  # soft cap of the attention scores, cap · tanh(scores / cap); null: none
-    logit_soft_cap: PositiveFloat | None = 30.0  # soft cap of the logits; null: none
+    query_scalar: PositiveFloat = 256.0  # query scalar: attention scores are divided by its square root
+    soft_cap: PositiveFloat | None = 50.0  # soft cap of the attention scores, cap · tanh(scores / cap); null: no cap
+    logit_soft_cap: PositiveFloat | None = 30.0  # soft cap of the logits; null: no cap
     window: int | None = 4096
     full_every: int | None = 2
 
@@ -78,10 +78,10 @@ class Gemma2Format(PatternFormat[Gemma2]):
 
 @dataclass
 class Gemma3(TwoRopesConfig):
-    """Options of Gemma 3: norms of queries and keys, norms before and after, two RoPE bases."""
+    """Options of Gemma 3: QK norm, norms before and after sublayers, two RoPE bases."""
 
     tied: bool = True
-    query_scalar: PositiveFloat = 256.0  # divisor of the attention scores, by its square root
+    query_scalar: PositiveFloat = 256.0  # query scalar: attention scores are divided by its square root
     rope_theta: float = 1_000_000.0
     window: int | None = 1024
     full_every: int | None = 6
@@ -114,7 +114,7 @@ class Gemma3Format(TwoRopesFormat[Gemma3]):
 
 
 def make_scalar_json(query_scalar: float) -> dict[str, Any]:
-    """Return query_pre_attn_scalar, an integer without a decimal point: transformers does not open 256.0."""
+    """Return query_pre_attn_scalar, as an integer if possible: transformers does not accept 256.0."""
     return {"query_pre_attn_scalar": int(query_scalar) if query_scalar == int(query_scalar) else query_scalar}
 
 

@@ -1,6 +1,6 @@
 """GPT-2 (Radford et al., 2019): learned positions, LayerNorm, GELU, biases everywhere. Torch-free.
 
-Hugging Face files hold queries, keys and values in one matrix, and every matrix transposed.
+In Hugging Face files the query, key and value weights are one matrix, and all matrices are transposed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ LAYER = {
 }
 TRANSPOSED = frozenset(name for name in LAYER if "norm" not in name)
 MASKS = ("attn.bias", "attn.masked_bias")
-SUMMARY = ("type", "use_proj", "activation", "proj_to_labels", "first_dropout")  # fields of a head for other tasks
+SUMMARY = ("type", "use_proj", "activation", "proj_to_labels", "first_dropout")  # fields of the head for other tasks
 
 
 @dataclass
@@ -52,7 +52,7 @@ class Gpt2(FamilyConfig):
     vocab_size: int = 50_257
     ffn_dim: int = 3072
     positions: PositiveInt = 1024  # maximum sequence length: number of learned position embeddings
-    prefix: str = "transformer."  # prefix of the tensor names in its files; empty in the first published files
+    prefix: str = "transformer."  # prefix of the Hugging Face tensor names; empty in the first published files
     tied: bool = True
     norm_eps: float = 1e-5
 
@@ -91,7 +91,7 @@ class Gpt2Format(FamilyFormat[Gpt2]):
         from gangline_models.hugging_face.tensors import list_tensor_names
 
         for name in ("n_ctx", "reorder_and_upcast_attn", *(f"summary_{word}" for word in SUMMARY)):
-            reader.take(name)  # obsolete, rounding only, or of other tasks
+            reader.take(name)  # obsolete, effect on rounding only, or for other tasks
         names = list_tensor_names(reader.directory)
         prefix = "" if "wte.weight" in names else "transformer."
         reader.expect("max_position_embeddings", None, options["positions"])  # alias of n_positions

@@ -1,8 +1,8 @@
-"""gpt-oss (arXiv 2508.10925, section 2): sinks, a window in every second block, biases, clamped SwiGLU. Torch-free.
+"""gpt-oss (arXiv 2508.10925, section 2): attention sinks, windows, biases, clamped SwiGLU. Torch-free.
 
-A sink is a number per head that joins the sum of its softmax (Xiao et al., arXiv 2309.17453). Published gpt-oss models
-have experts as feed-forwards: this is the model around the experts, which gangline-moe adds. A dense model can be
-trained, but has no names in Hugging Face files.
+An attention sink is a learned logit per head that is added to the softmax denominator (Xiao et al., arXiv 2309.17453).
+Every second block has a sliding window. Published gpt-oss models have experts, which gangline-moe adds to this model. A
+dense model can be trained, but its feed-forwards have no names in Hugging Face files.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ LINEARS = ("w_gate", "w_up", "w_down")
 
 
 def build_rope() -> YarnRope:
-    """Build the default YaRN options of transformers."""
+    """Build the YaRN options that are the default of gpt-oss in transformers."""
     return YarnRope(factor=32.0, original_max_position=4096, truncate=False)
 
 
 @dataclass
 class GptOss(PatternConfig):
-    """Options of gpt-oss: sinks, a window in every second block, biases, clamped SwiGLU; experts by the edit `moe`."""
+    """Options of gpt-oss: attention sinks, windows, biases, clamped SwiGLU; experts are added by the edit `moe`."""
 
     norm_eps: float = 1e-5
     rope_theta: float = 150_000.0
@@ -50,8 +50,8 @@ class GptOss(PatternConfig):
     window: int | None = 128
     full_every: int | None = 2
     biases: bool = True  # biases of the query, key, value and output projections
-    slope: PositiveFloat = 1.702  # slope of the sigmoid that gates (swiglu_alpha)
-    limit: PositiveFloat = 7.0  # clamp of gate and up-projection of a feed-forward (swiglu_limit)
+    slope: PositiveFloat = 1.702  # slope of the sigmoid in the SwiGLU gate (swiglu_alpha)
+    limit: PositiveFloat = 7.0  # clamp limit of gate and up-projection of a feed-forward (swiglu_limit)
 
 
 class GptOssFormat(PatternFormat[GptOss]):

@@ -1,4 +1,4 @@
-"""Granite 3 (IBM, 2024): the decoder of basics with four multipliers, tuned on a small model (muP, arXiv 2203.03466).
+"""Granite 3 (IBM, 2024): the decoder of gangline-basics with four multipliers in the style of muP (arXiv 2203.03466).
 
 Torch-free.
 """
@@ -30,7 +30,7 @@ class Granite(RotaryConfig):
     """Options of Granite: multipliers of embedding, residual stream, attention scores and logits."""
 
     embedding_multiplier: PositiveFloat = 12.0  # multiplier of the token embeddings
-    residual_multiplier: PositiveFloat = 0.22  # multiplier of each block's output to the residual stream
+    residual_multiplier: PositiveFloat = 0.22  # multiplier of attention and feed-forward outputs to the residual
     attention_multiplier: PositiveFloat = 0.015625  # multiplier of the attention scores, in place of 1 / sqrt(head_dim)
     logits_scaling: PositiveFloat = 8.0  # divisor of the logits
 

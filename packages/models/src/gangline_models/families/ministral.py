@@ -1,4 +1,4 @@
-"""Ministral (Mistral 7B, arXiv 2310.06825, section 2): each block has a window or full attention. Torch-free."""
+"""Ministral (Mistral 7B, arXiv 2310.06825, section 2): sliding window or full attention per block. Torch-free."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Ministral(PatternConfig):
-    """Options of Ministral: the decoder of basics with a window in some blocks."""
+    """Options of Ministral: the decoder of gangline-basics with a sliding window in some blocks."""
 
 
 class MinistralFormat(PatternFormat[Ministral]):

@@ -1,6 +1,6 @@
 """OLMo 2 (arXiv 2501.00656, section 2.1) and OLMo 3: norms after attention and feed-forward. Torch-free.
 
-Queries and keys are normalised over all heads together. OLMo 3 has a window in three of four blocks.
+Queries and keys are normalised over all heads together. OLMo 3 has a sliding window in three of four blocks.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ABSENT = {"hidden_act": "silu", "attention_bias": False}
 
 @dataclass
 class Olmo2(RotaryConfig):
-    """Options of OLMo 2: norms after attention and feed-forward, and over all queries and all keys."""
+    """Options of OLMo 2: norms after attention and feed-forward, QK norm over all heads together."""
 
     norm_eps: float = 1e-6
     rope_theta: float = 500_000.0
@@ -58,7 +58,7 @@ class Olmo2Format(RotaryFormat[Olmo2]):
 
 @dataclass
 class Olmo3(TwoRopesConfig):
-    """Options of OLMo 3: OLMo 2 with a window in most blocks."""
+    """Options of OLMo 3: OLMo 2 with a sliding window in most blocks."""
 
     norm_eps: float = 1e-6
     rope_theta: float = 500_000.0

@@ -1,6 +1,6 @@
-"""Phi 3 (arXiv 2404.14219) and Phi 4 mini: the decoder of basics with partial RoPE. Torch-free.
+"""Phi 3 (arXiv 2404.14219) and Phi 4 mini: the decoder of gangline-basics with partial RoPE. Torch-free.
 
-Hugging Face files hold queries, keys and values in one matrix, and gate and up-projection in another, stacked by rows.
+In Hugging Face files the query, key and value weights are one matrix, stacked by rows; so are gate and up-projection.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Phi3(WindowedConfig):
     """Options of Phi 3: partial RoPE."""
 
     norm_eps: float = 1e-5
-    rotary_share: Annotated[float, Gt(0), Le(1)] = 1.0  # share of a head's features that RoPE rotates, the first ones
+    rotary_share: Annotated[float, Gt(0), Le(1)] = 1.0  # partial RoPE: share of a head's first features to rotate
 
     @property
     def rotated(self) -> int:

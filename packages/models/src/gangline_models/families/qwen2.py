@@ -1,6 +1,6 @@
 """Qwen2 and Qwen2.5 (arXiv 2407.10671, section 2.2.1; 2412.15115): biases on queries, keys and values. Torch-free.
 
-Blocks from `max_window_layers` on may have a sliding window; the published models use none.
+Blocks from index `max_window_layers` on may have a sliding window; the published models have full attention.
 """
 
 from __future__ import annotations

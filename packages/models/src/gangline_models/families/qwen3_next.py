@@ -1,8 +1,9 @@
 """Qwen3-Next (Qwen, 2025): gated delta-rule layers, and gated attention in every fourth block. Torch-free.
 
-Norms are counted from 1, and RoPE is partial. Published models have experts of gangline-moe, of which one shared
-expert is gated (`moe.shared=1 moe.shared_gate=true`). The state of a delta-rule layer passes from token to token, so
-context parallelism is refused. Weights for multi-token prediction (`mtp.*`) are skipped: the model is trained without.
+Norms scale by 1 + weight, and RoPE is partial. Published models have experts, which gangline-moe adds, with one gated
+shared expert (`moe.shared=1 moe.shared_gate=true`). The state of a delta-rule layer passes from token to token, so
+context parallelism is refused. Weights for multi-token prediction (`mtp.*`) are skipped: the model is trained
+without it.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ NAMES = LAYER | {
     "attention.decay.dt_bias": "linear_attn.dt_bias",
     **dict.fromkeys(("attention.conv_q", "attention.conv_k", "attention.conv_v"), "linear_attn.conv1d"),
 }
-# Names for multi-token prediction have 1 to 9 parts after `mtp`: `mtp.fc.weight` has two, an expert's seven.
+# Names of multi-token prediction tensors have 1 to 9 parts after `mtp`: `mtp.fc.weight` has two, an expert has seven.
 FURTHER = tuple(HFName(f"mtp.{parts}", "mtp" + ".{n}" * parts, unread="tensor") for parts in range(1, 10))
 KINDS = ("default", "yarn")  # types of rotary positions
 ROUTING = (
@@ -66,13 +67,13 @@ class Qwen3Next(RotaryConfig):
 
     head_dim: int | None = 256
     rotary_share: Annotated[float, Gt(0), Le(1)] = (
-        0.25  # partial RoPE: share of an attention head's features, the first ones, that are rotated
+        0.25  # partial RoPE: share of an attention head's first features to rotate
     )
-    full_every: PositiveInt | None = 4  # interval of attention blocks, the last of every n; null: none
+    full_every: PositiveInt | None = 4  # interval of attention blocks (last of every n); null: no attention
     biases: bool = False  # biases of the query, key, value and output projections
-    delta_key_heads: PositiveInt = 16  # number of query and key heads of a delta-rule layer
-    delta_heads: PositiveInt = 32  # number of value heads, delta_heads / delta_key_heads for each key head
-    delta_key_dim: PositiveInt = 128  # width of a query and a key head of a delta-rule layer
+    delta_key_heads: PositiveInt = 16  # number of query-key heads of a delta-rule layer
+    delta_heads: PositiveInt = 32  # number of value heads of a delta-rule layer; a multiple of delta_key_heads
+    delta_key_dim: PositiveInt = 128  # width of a query-key head of a delta-rule layer
     delta_value_dim: PositiveInt = 128  # width of a value head of a delta-rule layer
     delta_taps: PositiveInt = 4  # kernel size of the short causal convolution over queries, keys and values
 
@@ -98,7 +99,7 @@ class Qwen3Next(RotaryConfig):
         return problems
 
     def list_notices(self, run: Run) -> list[str]:
-        """Return notices of skipped weights: those for multi-token prediction."""
+        """Return a notice if weights for multi-token prediction are skipped."""
         return report_skipped(self.weights, "mtp.")
 
 
@@ -154,7 +155,7 @@ class Qwen3NextFormat(RotaryFormat[Qwen3Next]):
 
 def build(config: Qwen3Next, run: Run | None = None) -> tuple[DecoderNode, Plan]:
     """Build the tree and its plan."""
-    values = config.delta_heads // config.delta_key_heads  # value heads per key head: they are sharded together
+    values = config.delta_heads // config.delta_key_heads  # value heads per key head, which tp keeps on one rank
     wide = values * config.delta_value_dim
     here, convolutions = "blocks.*.attention", ("conv_q", "conv_k", "conv_v")
     norm = build_norm(config, offset=1.0)

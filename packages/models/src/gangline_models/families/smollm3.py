@@ -1,7 +1,7 @@
 """SmolLM 3 (Hugging Face, 2025, huggingface.co/blog/smollm3): every fourth block has no rotary positions. Torch-free.
 
-Such a block (NoPE) distinguishes positions by causality alone (Kazemnejad et al., arXiv 2305.19466; in every fourth
-block: Yang et al., arXiv 2501.18795).
+A block without rotary positions (NoPE) infers positions from the causal mask alone (Kazemnejad et al., arXiv
+2305.19466; in every fourth block: Yang et al., arXiv 2501.18795).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class SmolLM3(RotaryConfig):
 
     tied: bool = True
     rope_theta: float = 2_000_000.0
-    nope_every: PositiveInt | None = 4  # interval of blocks without rotary positions (NoPE), the last of n; null: none
+    nope_every: PositiveInt | None = 4  # interval of blocks without RoPE (NoPE), the last of every n; null: none
 
     def get_rope(self, block: int, length: int) -> Rope | None:
         return None if self.nope_every and (block + 1) % self.nope_every == 0 else super().get_rope(block, length)
@@ -54,7 +54,7 @@ class SmolLM3Format(RotaryFormat[SmolLM3]):
     silent = {"tied": True, "norm_eps": 1e-6, "kv_heads": 4}
 
     def read_more(self, reader: ConfigReader, options: Mapping[str, Any]) -> dict[str, Any]:
-        for name in ("sliding_window", "max_window_layers"):  # not in use
+        for name in ("sliding_window", "max_window_layers"):  # transformers ignores these fields here
             reader.take(name)
         layers, every = options["layers"], reader.read_given("no_rope_layer_interval", 4, PositiveInt)
         if (types := read_types(reader, [FULL] * layers)) != [FULL] * layers:

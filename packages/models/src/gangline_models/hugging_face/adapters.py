@@ -1,6 +1,6 @@
-"""Adapters of wrapping edits (such as LoRA): merged into the weights that they wrap, or exported apart. Torch-free.
+"""Adapters of wrapping edits (such as LoRA): merged into the weights that they wrap, or exported alone. Torch-free.
 
-The edit defines both: `EditConfig.merge` and `EditConfig.extract_adapter`.
+An edit defines how by `EditConfig.merge` and `EditConfig.extract_adapter`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Stored(Mapping[str, "torch.Tensor"]):
-    """Parameters of a checkpoint by name, each read when it is accessed."""
+    """Parameters of a checkpoint by name, read lazily on access."""
 
     def __init__(self, shapes: Shapes, read: Read) -> None:
         self._shapes, self._read = shapes, read
@@ -42,7 +42,7 @@ class Stored(Mapping[str, "torch.Tensor"]):
 
 
 def decode_kept(read: Read, shapes: Shapes, plan: Plan) -> Read:
-    """Wrap `read` to decode int8 codes (`Plan.low_bit`) to weights. shapes: of all parameters of the checkpoint."""
+    """Wrap `read` to decode int8 codes (`Plan.low_bit`) to weights. shapes: shapes of all checkpoint parameters."""
     if all(rule.dtype != "int8" for rule in plan.low_bit):
         return read
 
@@ -60,9 +60,9 @@ def decode_kept(read: Read, shapes: Shapes, plan: Plan) -> Read:
 
 
 def merge_edits(read: Read, shapes: Shapes, edits: Mapping[str, EditConfig]) -> Read:
-    """Wrap `read` to merge wrapping edits (by group, the innermost first) into each parameter.
+    """Wrap `read` to merge wrapping edits into each parameter. edits: group -> options, the innermost edit first.
 
-    shapes: of all parameters of the checkpoint. Raises UserError for an edit that cannot be merged.
+    shapes: shapes of all parameters of the checkpoint. Raises UserError for an edit that cannot be merged.
     """
     parameters = Stored(shapes, read)
 
@@ -79,16 +79,16 @@ def merge_edits(read: Read, shapes: Shapes, edits: Mapping[str, EditConfig]) -> 
 
 
 def find_frozen_bits(shapes: Shapes, plan: Plan, base: str | None) -> int | None:
-    """Return the bits that frozen weights were rounded to (`Plan.low_bit`), the fewest; None: they are as in `base`.
+    """Return the lowest bit width to which frozen weights were rounded (`Plan.low_bit`); None: equal to `base`.
 
-    shapes: of all parameters. base: their Hugging Face directory. Weights that are bfloat16 in `base` are not rounded
-    by bfloat16 storage; if the directory cannot be read, all are assumed to be rounded.
+    shapes: shapes of all parameters. base: Hugging Face directory of the base weights; None: no directory. Weights that
+    are bfloat16 in `base` are not rounded by bfloat16 storage. If `base` cannot be read, all are assumed to be rounded.
     """
     from gangline_models.hugging_face.names import find_theirs
     from gangline_models.hugging_face.tensors import Tensors
 
     def is_in_base(name: str) -> bool:
-        """Return whether the base holds the parameter in bfloat16."""
+        """Return whether the base directory stores the parameter in bfloat16."""
         return all(tensors.get_dtype(theirs.name) == "bfloat16" for theirs in find_theirs(plan, name, shapes[name]))
 
     dtypes = {name: rule.dtype for name in shapes if (rule := plan.find_low_bit(name)) is not None}
@@ -104,7 +104,7 @@ def find_frozen_bits(shapes: Shapes, plan: Plan, base: str | None) -> int | None
 def write_apart(
     directory: str | Path, adapter: Adapter, arrays: Read, shapes: Shapes, dtype: str, base: str | None = None
 ) -> None:
-    """Write an adapter to `directory`, completely or not at all. base: directory of the base weights; None: unknown.
+    """Write an adapter to `directory`, completely or not at all. base: base directory; None: unknown.
 
     Raises UserError if `directory` exists or cannot be written.
     """
@@ -122,7 +122,7 @@ def write_apart(
         parameters, tensors = Stored(shapes, arrays), {}
         for name, tensor in arrays(adapter_shapes):
             changed_tensor = adapter.change(name, tensor, parameters) if adapter.change else tensor
-            # a copy, since the next tensor may reuse the memory
+            # copied, since the next tensor may reuse the memory
             tensors[adapter.names[name]] = changed_tensor.to(getattr(torch, dtype), copy=True).contiguous()
         save_file(tensors, partial / adapter.weights, {"format": "pt"})
         for name, content in adapter.files.items():

@@ -1,4 +1,4 @@
-"""Commands `gangline export` and `gangline import`: weights of a run to Hugging Face, and back."""
+"""Commands `gangline export` and `gangline import`: a run's weights to a Hugging Face directory, and back."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def export_run(argv: Sequence[str]) -> int:
 
 
 def add_output(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `write_model`: which weights to write, the path and the format."""
+    """Add the command-line arguments of `write_model`: choice of weights, output path and format."""
     parser.add_argument("out", metavar="OUT", help="the directory to write; it must not exist")
     add_weights(parser)
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of the weights (%(default)s)")
@@ -88,13 +88,14 @@ def write_model(
     read: Read,
     check: Callable[[], None] = lambda: None,
 ) -> int:
-    """Write the model of a checkpoint as a Hugging Face directory; return the number of its tensors.
+    """Write the model of a checkpoint as a Hugging Face directory; return the number of parameters written.
 
-    where   name of the source of the weights, in messages
+    where   source of the weights, for messages
     arrays  name -> shape of every array in the checkpoint
-    read    from names and shapes of arrays to the arrays, unsharded
-    check   called at the end; if it raises, the directory is not created
-    Raises UserError if no Hugging Face architecture is known for the model.
+    read    function from names and shapes of arrays to the unsharded arrays
+    check   called after the last read; if it raises, the directory is not created
+    Raises UserError if no Hugging Face architecture is known for the model, or if wrapping edits are neither merged nor
+    exported.
     """
     from gangline.model.compose import compose_model
     from gangline_models.hugging_face.adapters import decode_kept, find_frozen_bits, merge_edits, write_apart
@@ -153,7 +154,7 @@ def _check_after(
 
 
 def _collect_files(run: Run) -> dict[str, bytes]:
-    """Collect files that accompany the weights. If data files are missing since the run, print a note and return {}."""
+    """Collect files to write next to the weights (tokenizer); if they are missing, print a note and return {}."""
     try:
         return run.data.export_files(run)
     except UserError as error:
@@ -163,7 +164,7 @@ def _collect_files(run: Run) -> dict[str, bytes]:
 
 
 def _map_reader(read: Read, held: Mapping[str, str]) -> Read:
-    """Wrap `read`, which reads arrays, to read parameters, each from the array that `held` names."""
+    """Wrap `read`, which reads arrays, to read parameters. held: parameter -> name of its array."""
 
     def read_by_parameter(shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, torch.Tensor]]:
         parameters = {held[name]: name for name in shapes}
@@ -191,7 +192,7 @@ def _compose_plan(run: Run) -> Plan:
 def _read_arrays(
     kept: Checkpointer, id: CheckpointId, plan: Plan, shapes: Mapping[str, tuple[int, ...]]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield arrays of a checkpoint, unsharded, one after another."""
+    """Yield (name, unsharded array) of a checkpoint, one after another."""
     import torch
 
     from gangline.mesh import Mesh
@@ -220,7 +221,7 @@ def import_model(argv: Sequence[str]) -> int:
 
 
 def _check_tensors(directory: Path, config: ModelConfig, edits: Sequence[EditConfig]) -> None:
-    """Raise UserError if weights of the directory are missing or do not fit, as a run that starts from it would."""
+    """Raise UserError if a run could not start from the directory: weights are missing or do not fit the model."""
     from gangline.config.check import find_part_problems
     from gangline.config.defaults import build_default_run
     from gangline.model.build import construct
@@ -238,7 +239,7 @@ def _check_tensors(directory: Path, config: ModelConfig, edits: Sequence[EditCon
 
 
 def list_overrides(directory: Path) -> list[str]:
-    """Return the overrides of `train` for the model in a Hugging Face directory, unquoted: first `model=...`.
+    """Return the unquoted overrides of `train` for the model in a Hugging Face directory, `model=...` first.
 
     Only the headers of the weights are read. Raises UserError if `train` would refuse them.
     """
@@ -248,7 +249,7 @@ def list_overrides(directory: Path) -> list[str]:
 
 
 def _list_part_overrides(config: PartConfig) -> list[str]:
-    """Return the overrides that choose a part and the parts that it opens."""
+    """Return the overrides that select a part, its inner parts, and their options that differ from the defaults."""
     from gangline.plugin.registry import installed
 
     offer = installed().find_part(config)
@@ -261,7 +262,7 @@ def _list_part_overrides(config: PartConfig) -> list[str]:
 
 
 def _list_settings(config: PartConfig, place: str, opens: Collection[str] = ()) -> list[str]:
-    """Return the overrides that differ from the part's defaults."""
+    """Return the overrides of the options that differ from the part's defaults."""
     defaults = type(config)()
     settings = [
         (item.name, value)
@@ -272,7 +273,7 @@ def _list_settings(config: PartConfig, place: str, opens: Collection[str] = ()) 
 
 
 def format_train_command(overrides: Sequence[str]) -> str:
-    """Format the command to paste into a shell, one override per line."""
+    """Format the `train` command for a shell, one override per line."""
     return " \\\n  ".join(["train " + shlex.quote(overrides[0]), *map(shlex.quote, overrides[1:])])
 
 

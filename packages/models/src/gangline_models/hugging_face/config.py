@@ -23,7 +23,7 @@ from gangline_models.hugging_face.fields import check_value
 from gangline_models.hugging_face.tensors import list_tensor_names
 
 _HUB = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")  # OWNER/MODEL
-# Types of some fields; others are checked when they are read.
+# Field -> type, checked at loading. Other fields are checked when they are read.
 SHAPES = {
     "architectures": list[str] | None,
     "layer_types": list[str] | None,
@@ -31,7 +31,7 @@ SHAPES = {
     "rope_scaling": dict | None,
 }
 COUNTS = ("num_hidden_layers", "n_layer", "num_nextn_predict_layers", "num_mtp_layers")
-FEW = 1000  # number of layers up to which a list is cheap: larger counts are compared with the tensors
+FEW = 1000  # maximum number of layers that is accepted without comparison with the number of tensors
 
 
 def read_config(directory: str | Path) -> dict[str, Any]:
@@ -65,7 +65,7 @@ def read_config(directory: str | Path) -> dict[str, Any]:
 
 
 def _refuse_counts(directory: str | Path, content: dict[str, Any]) -> None:
-    """Raise UserError if the file gives more layers than the weights have tensors, before it makes such a list."""
+    """Raise UserError if config.json gives more layers than there are tensors, before lists of that length are made."""
     for name in COUNTS:
         count = content.get(name)
         if isinstance(count, int) and count > FEW and count > (tensor_count := len(list_tensor_names(directory))):
@@ -76,9 +76,10 @@ def _refuse_counts(directory: str | Path, content: dict[str, Any]) -> None:
 
 
 def read_model_config(directory: str | Path) -> ModelConfig:
-    """Return the configuration of the plain model in a Hugging Face directory, to start from its weights.
+    """Return the options of the model in a Hugging Face directory, without edits, with `weights` set to the directory.
 
-    Its part is the installed one of the architecture. Raises UserError if there is none, and for unsupported features.
+    The model's part is the installed part that supports the architecture. Raises UserError if there is none, and for
+    unsupported features.
     """
     return _read_model(directory, read_config(directory))
 
@@ -86,9 +87,9 @@ def read_model_config(directory: str | Path) -> ModelConfig:
 def read_edited_config(
     directory: str | Path, edits: Iterable[type[EditConfig]] | None = None
 ) -> tuple[ModelConfig, list[EditConfig]]:
-    """Return (the configuration of the model without its edits, the edits found in config.json).
+    """Return (options of the model without edits, options of the edits found in config.json).
 
-    edits: the classes to choose from; None: those of all installed edits.
+    edits: option classes of edits to look for; None: classes of all installed edits.
     """
     theirs, edit_options = read_config(directory), []
     for cls in list_edit_classes() if edits is None else edits:
@@ -104,9 +105,9 @@ def _read_model(directory: str | Path, theirs: dict[str, Any]) -> ModelConfig:
 
 
 def make_run_config_json(run: Run, where: str, dtype: str) -> dict[str, Any]:
-    """Return the config.json of the run's model, edits included. Raises UserError without such an architecture.
+    """Return the config.json of the run's model with its edits. Raises UserError if no architecture describes it.
 
-    where: source of the weights, in the message. dtype: of the weights.
+    where: source of the weights, for the message. dtype: dtype of the weights.
     """
     what, format = type(run.model).__name__, get_model_format(run.model)
     config = None if format is None else format.write(run.model, dtype, run.batch.sequence_length)
@@ -123,10 +124,10 @@ def make_run_config_json(run: Run, where: str, dtype: str) -> dict[str, Any]:
 
 
 def check_weights(run: Run) -> list[Problem]:
-    """Return problems of the directory in `model.weights`: it must hold this model.
+    """Return a problem if the directory in `model.weights` holds another model than the run's.
 
-    Edits compare their options in `EditConfig.check`. A run that continues takes its weights from its checkpoint and
-    does not need the directory.
+    Edits compare their options in `EditConfig.check`. A resumed run loads its checkpoint instead, and does not
+    need the directory.
     """
     config, directory = run.model, run.model.get_weights_directory()
     if directory is None or (here := get_model_format(config)) is None or holds_checkpoint(run):

@@ -1,4 +1,4 @@
-"""Reader of config.json, field by field, that refuses unread fields. Torch-free."""
+"""Reader of config.json, field by field, which refuses fields that were not read. Torch-free."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from gangline_models.hugging_face.fields import check_value, refuse_unknown
 class ConfigReader:
     """Reader of a config.json, whose `finish` refuses by name the fields that were not read.
 
-    A missing field has the default of the class in transformers, which the caller passes as `absent`. A null field is
-    null.
-    hint: type and range of any other value, as of an option; UserError if it does not fit.
-    holder: beginning of messages; "": that the directory holds the model.
+    absent: value for a missing field, the default in transformers. A null field is read as None, not as `absent`.
+    hint: type and range of the value, as for an option; another value raises UserError.
+    holder: beginning of error messages; "": "DIRECTORY holds a model".
     """
 
     def __init__(self, directory: str | Path, theirs: Mapping[str, Any], holder: str = "") -> None:
@@ -25,7 +24,7 @@ class ConfigReader:
         self._asked: set[str] = set()
 
     def holds(self, name: str) -> bool:
-        """Return whether the file has the field, even if null."""
+        """Return whether the file has the field, even with value null."""
         return name in self._theirs
 
     def take(self, name: str, absent: Any = None, hint: Any = Any) -> Any:
@@ -39,7 +38,7 @@ class ConfigReader:
         return self.check(name, value, hint)
 
     def require(self, name: str, hint: Any = Any) -> Any:
-        """Return a field that must be there. Raises UserError if it is missing or null."""
+        """Return a required field. Raises UserError if it is missing or null."""
         if (value := self._get(name)) is None:
             raise self.explain_missing(name)
         return self.check(name, value, hint)
@@ -49,24 +48,24 @@ class ConfigReader:
         return self._theirs.get(name, absent)
 
     def check(self, name: str, value: Any, hint: Any) -> Any:
-        """Return `value`, read for the field `name`. Raises UserError if it does not fit the hint."""
+        """Return `value`, the value of field `name`. Raises UserError if the value does not fit `hint`."""
         return check_value(name, value, hint, self.holder)
 
     def expect(self, name: str, *values: Any) -> None:
-        """Raise UserError if the field is present with another value than these. Null and false count as equal."""
+        """Raise UserError if the field is present with a value not in `values`. Null and false count as equal."""
         value = self.take(name, values[0])
         off = (value is None or value is False) and (values[0] is None or values[0] is False)
         if value not in values and not off:
             raise self.explain(name, value, f"gangline's model has only {name}={values[0]}.")
 
     def explain_missing(self, name: str) -> UserError:
-        """Return the error for a field that the file must have."""
+        """Return the error for a missing required field."""
         return UserError(f"{self.directory}/config.json does not give {name}.")
 
     def explain(self, name: str, value: Any, why: str) -> UserError:
-        """Return the error for a field value that is not supported."""
+        """Return the error for an unsupported value of a field."""
         return UserError(f"{self.holder} with {name}={value}.", why)
 
     def finish(self) -> None:
-        """Raise UserError if an unread field has a meaning."""
+        """Raise UserError if a field that was not read may change the model."""
         refuse_unknown(self.directory, self._theirs, self._asked)

@@ -1,4 +1,4 @@
-"""Contracts of the capability `hugging_face`: conversion between a part's options and config.json. Torch-free."""
+"""Interfaces of the capability `hugging_face`: conversion between a part's options and config.json. Torch-free."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ CAPABILITY = "hugging_face"
 
 
 class ModelFormat(ABC):
-    """Converter of a model's config.json: capability of a model's part, a class without constructor arguments."""
+    """Converter of a model's config.json: capability of the model's part, a class without constructor arguments."""
 
     architectures: tuple[str, ...] = ()  # values of `architectures` in config.json that `read` supports
 
     @abstractmethod
     def read(self, directory: str | Path, config: dict[str, Any]) -> ModelConfig:
-        """Return the options of the model of this config.json, which start from the weights of the directory.
+        """Return the model options for this config.json, with initial weights from `directory`.
 
-        config: its architecture is one of `architectures`. Raises UserError for unsupported features.
+        config: content of config.json, with one of `architectures`. Raises UserError for unsupported features.
         """
 
     @abstractmethod
     def write(self, options: Any, dtype: str, max_position: int) -> dict[str, Any]:
-        """Return the config.json of the model. Raises UserError for options that no architecture has.
+        """Return the config.json of the model. Raises UserError for options that no architecture supports.
 
-        dtype: of the weights. max_position: the context length of the run.
+        dtype: dtype of the weights. max_position: sequence length of the run.
         """
 
     @abstractmethod
     def describe(self, options: Any) -> dict[str, Any]:
-        """Return the options that determine what the model computes, by name, with defaults filled in.
+        """Return name -> value of the options that determine the model's outputs, with null options resolved.
 
         Two models with equal descriptions can load each other's weights.
         """
@@ -49,12 +49,12 @@ class ModelFormat(ABC):
 class EditFormat(ABC):
     """Converter between a model edit and fields of config.json: a capability of the edit's part.
 
-    An edited model without one cannot be exported to Hugging Face, unless the edit only wraps modules (LoRA). The
-    class has no constructor arguments.
+    Without this capability an edited model cannot be exported to Hugging Face, unless the edit only wraps modules
+    (LoRA). The class has no constructor arguments.
     """
 
     def read(self, cls: type[Any], config: dict[str, Any]) -> tuple[EditConfig, dict[str, Any]] | None:
-        """Return (options of class `cls`, the config.json of the model without the edit), or None for other models.
+        """Return (options of class `cls`, config.json of the model without the edit); None for models without it.
 
         Raises UserError for unsupported features.
         """
@@ -62,25 +62,26 @@ class EditFormat(ABC):
 
     @abstractmethod
     def write(self, options: Any, config: dict[str, Any]) -> dict[str, Any] | None:
-        """Return the config.json of the edited model, or None without such an architecture.
+        """Return the config.json of the edited model; None if no architecture has the edit.
 
-        config: of the model without the edit. Raises UserError if the architecture needs other options, and names them.
+        config: config.json of the model without the edit. Raises UserError, which names the options, if the
+        architecture requires other options.
         """
 
     def has_weights(self, options: Any, directory: str | Path) -> bool:
-        """Return whether the directory holds the weights of options that `read` returned; if not, they are dropped."""
+        """Return whether the directory has the edit's weights; if not, the options that `read` returned are dropped."""
         return True
 
 
 class SameModel(EditFormat):
-    """Converter of an edit that changes nothing in a config.json, such as the loss."""
+    """Converter of an edit that does not change config.json, such as another loss."""
 
     def write(self, options: Any, config: dict[str, Any]) -> dict[str, Any]:
         return config
 
 
 def find_model_format(architecture: str, directory: str | Path) -> ModelFormat:
-    """Return the format of the one installed part that names an architecture. Raises UserError if none or two do."""
+    """Return the format of the installed part that supports an architecture. Raises UserError if none or two do."""
     offers, failures = dict[str, dict[str, ModelFormat]](), list[str]()
     for name, offer in sorted(installed().get_offers("model").items()):
         if spec := offer.part.capabilities.get(CAPABILITY):
@@ -105,17 +106,17 @@ def find_model_format(architecture: str, directory: str | Path) -> ModelFormat:
 
 
 def get_model_format(config: ModelConfig) -> ModelFormat | None:
-    """Return the format of a model's part, or None if it has none."""
+    """Return the format of a model's part; None if the part has no capability `hugging_face`."""
     return _load_format(type(config))
 
 
 def get_edit_format(cls: type[EditConfig]) -> EditFormat | None:
-    """Return the format of the part with this class of options, or None if it has none."""
+    """Return the format of the edit with this option class; None if it has no capability `hugging_face`."""
     return _load_format(cls)
 
 
 def list_edit_classes() -> list[type[EditConfig]]:
-    """Return the option classes of installed edits that have a format, without their subclasses."""
+    """Return the option classes of installed edits with capability `hugging_face`, without their presets."""
     every = [
         offer.part for group in sorted(installed().edit_groups()) for offer in installed().get_offers(group).values()
     ]

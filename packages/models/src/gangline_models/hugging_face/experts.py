@@ -1,6 +1,6 @@
 """Refusal of config.json fields that describe experts or packed weights. Torch-free.
 
-gangline-moe reads a config.json before a family does, and passes on the config.json of the model without experts.
+gangline-moe reads a config.json before the family, and passes the config.json of the model without experts to it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from gangline_models.hugging_face.config_reader import ConfigReader
 
 
 def refuse_experts(reader: ConfigReader, name: str, absent: int) -> None:
-    """Raise UserError if the field `name` of the config.json says that the model has experts."""
+    """Raise UserError if the field `name`, the number of experts, is not 0. absent: its value in a file without it."""
     if experts := reader.take(name, absent):
         raise UserError(
             f"{reader.directory} holds a model with {name}={experts}, which this model does not have.",
@@ -20,7 +20,7 @@ def refuse_experts(reader: ConfigReader, name: str, absent: int) -> None:
 
 
 def refuse_packed(reader: ConfigReader, name: str) -> None:
-    """Raise UserError if the field `name` says that weights are quantised."""
+    """Raise UserError if the field `name` is set: the weights are then quantised."""
     if packed := reader.take(name):
         raise UserError(
             f"{reader.directory} holds weights with {name}={packed}.",

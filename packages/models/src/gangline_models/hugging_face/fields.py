@@ -11,8 +11,8 @@ from gangline.config.ranges import explain_wrong, format_range, is_of
 from gangline.config.values import describe
 from gangline.errors import UserError
 
-# Fields that do not change what the model computes from its weights: tokens, files, and training-only fields (also
-# dropout, which gangline's modules do not have).
+# Fields that do not change the model's outputs: special tokens, files, and training-only fields (also dropout, which
+# gangline's modules do not have).
 HARMLESS = frozenset(
     (
         *("architectures", "model_type", "torch_dtype", "dtype", "transformers_version", "auto_map", "use_cache"),
@@ -23,12 +23,12 @@ HARMLESS = frozenset(
         *("unsloth_version", "unsloth_fixed", "is_llama_config", "transformers.js_config"),
     )
 )
-# Fields that would have a meaning with another value.
+# Field -> harmless value; any other value is refused.
 OFF = dict.fromkeys(("is_encoder_decoder", "add_cross_attention", "tie_encoder_decoder", "rope_interleaved"), False)
 
 
 def refuse_unknown(directory: str | Path, theirs: Mapping[str, Any], read_names: Collection[str]) -> None:
-    """Raise UserError if a field with a meaning was not read: not null and not harmless."""
+    """Raise UserError if a field that was not read may change the model: it is not null and not harmless."""
     unknown_fields = {
         name: value
         for name, value in theirs.items()
@@ -47,9 +47,9 @@ def refuse_unknown(directory: str | Path, theirs: Mapping[str, Any], read_names:
 
 
 def check_value(name: str, value: Any, hint: Any, holder: str = "a model") -> Any:
-    """Return the value of a field of config.json. Raises UserError if it does not fit.
+    """Return the value of a field of config.json. Raises UserError if the value does not fit the hint.
 
-    hint: its type and range, as of an option. holder: the subject of the message.
+    hint: type and range of the value, as for an option. holder: subject of the error message.
     """
     if complaint := _explain_mismatch(hint, value):
         text = json.dumps(value, default=str)
@@ -59,9 +59,9 @@ def check_value(name: str, value: Any, hint: Any, holder: str = "a model") -> An
 
 
 def _explain_mismatch(hint: Any, value: Any) -> str | None:
-    """Return the requirement that a value of a file violates, as in "must be text"; None if it fits.
+    """Return the requirement that `value` violates, as in "must be text"; None if the value fits.
 
-    An integer beyond 64 bits is refused: it is larger than any size, and cannot be converted to float.
+    An integer beyond 64 bits is refused: it is larger than any valid size, and may overflow a float.
     """
     if not is_of(hint, value):
         return f"must be {', '.join(filter(None, (describe(hint), format_range(hint))))}"

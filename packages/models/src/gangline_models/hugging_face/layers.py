@@ -1,6 +1,6 @@
-"""Conversion of the layers' window types from and to config.json. Torch-free.
+"""Conversion of layer types (sliding window, full attention) from and to config.json. Torch-free.
 
-A window counts as in gangline: a query sees itself and the `sliding_window` - 1 tokens before it.
+As in gangline, a query attends to itself and to the `sliding_window` - 1 tokens before it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ SLIDING, FULL, LINEAR_LAYER = "sliding_attention", "full_attention", "linear_att
 
 
 def read_types(reader: ConfigReader, absent: Sequence[str]) -> Sequence[str]:
-    """Return the type of each layer; `absent` if the file has no `layer_types`. Raises UserError for another length."""
+    """Return the type of each layer; `absent` without field `layer_types`. Raises UserError for a wrong length."""
     if (types := reader.take("layer_types", hint=list[str])) is None:
         return absent
     if len(types) != len(absent):
@@ -23,7 +23,7 @@ def read_types(reader: ConfigReader, absent: Sequence[str]) -> Sequence[str]:
 
 
 def read_windows(reader: ConfigReader, window: int | None, types: Sequence[str]) -> dict[str, Any]:
-    """Return `window`, `full_first` and `full_every` of layer types. Raises UserError if they cannot describe them."""
+    """Return options `window`, `full_first`, `full_every`. Raises UserError if they cannot describe `types`."""
     slides = [kind == SLIDING for kind in types]
     if unknown := set(types) - {SLIDING, FULL}:
         raise reader.explain("layer_types", ", ".join(sorted(unknown)), f"gangline has {SLIDING} and {FULL}.")
@@ -41,7 +41,7 @@ def read_windows(reader: ConfigReader, window: int | None, types: Sequence[str])
 
 
 def read_every(reader: ConfigReader, types: Sequence[str], other: str) -> int | None:
-    """Return n if the last of every n layers is full and all others are `other`; None: none is full.
+    """Return n if the last of every n layers has full attention and other layers are `other`; None: no full layer.
 
     Raises UserError for another order.
     """
@@ -52,5 +52,5 @@ def read_every(reader: ConfigReader, types: Sequence[str], other: str) -> int | 
 
 
 def list_layer_types(windows: Iterable[int | None]) -> list[str]:
-    """Return the layer types of layers with these windows."""
+    """Return the type of each layer. windows: sliding window of each layer; None: full attention."""
     return [FULL if window is None else SLIDING for window in windows]

@@ -1,4 +1,4 @@
-"""Translation from the plan's parameter names to Hugging Face tensors. Torch-free."""
+"""Translation of the plan's parameter names to Hugging Face tensors. Torch-free."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from gangline.plan import HFName, Plan
 
 Shapes = Mapping[str, tuple[int, ...]]
 
-# Computed tensors that files may hold besides the weights: skipping them loses nothing.
+# Tensors that files may contain but that are computed from the configuration: they are skipped.
 COMPUTED = re.compile(r".*\.rotary_emb\.inv_freq")
 
 
 @dataclass(frozen=True)
 class Theirs:
-    """A Hugging Face tensor that holds a parameter, or part of it.
+    """Hugging Face tensor that holds a parameter, or a part of the parameter.
 
-    shape     of the tensor
-    index     number of its slice in a stacked parameter; None: the tensor has the complete parameter
-    first     start of the parameter along `dim` of the tensor, if several parameters make it up; None: they do not
-    every     stride of the parameter along `dim` from there
-    optional  files may lack it
+    shape      shape of the tensor
+    index      index of the tensor in a stacked parameter; None: the parameter is not stacked
+    transpose  the tensor is the transposed parameter
+    first      offset of the parameter along `dim` of a tensor that joins several parameters; None: not joined
+    every      stride of the parameter along `dim`, from `first`
+    optional   files may lack the tensor
     """
 
     name: str
@@ -37,7 +38,7 @@ class Theirs:
 
 
 def find_theirs(plan: Plan, name: str, shape: tuple[int, ...]) -> list[Theirs]:
-    """Return the Hugging Face tensors that make up a parameter. Raises UserError if the plan gives it no name."""
+    """Return the Hugging Face tensors that make up a parameter. Raises UserError if the plan has no name for it."""
     for rule in plan.names:
         theirs = rule.translate(name)
         if theirs is None:
@@ -63,10 +64,10 @@ def find_theirs(plan: Plan, name: str, shape: tuple[int, ...]) -> list[Theirs]:
 
 
 def find_unknown_names(plan: Plan, names: Iterable[str], shapes: Shapes | None = None) -> list[str]:
-    """Return the external `names` that match no parameter of the model.
+    """Return the Hugging Face `names` that match no parameter of the model.
 
-    shapes: of all parameters and persistent buffers; None: unknown, and a block may hold every name of the plan. Names
-    that a rule marks with `HFName.unread` are not returned.
+    shapes: shapes of all parameters and persistent buffers; None: unknown, each block may have every name of the plan.
+    Names that a rule marks with `HFName.unread` are not returned.
     """
     names = list(names)
     here = None if shapes is None else _list_exact_names(plan, shapes)
@@ -93,12 +94,12 @@ def find_unknown_names(plan: Plan, names: Iterable[str], shapes: Shapes | None =
 
 
 def find_layers(plan: Plan, names: Iterable[str]) -> set[int]:
-    """Return the numbers of the layers that appear in Hugging Face `names`."""
+    """Return the layer numbers that appear in the Hugging Face `names`."""
     return {layer for rule in plan.names if rule.theirs for layer in _match_layers(_compile_pattern(plan, rule), names)}
 
 
 def _list_exact_names(plan: Plan, shapes: Shapes) -> set[str]:
-    """Return the Hugging Face names of the parameters, and of the parameters tied to one."""
+    """Return the Hugging Face names of the parameters, and of aliases tied to a parameter."""
     aliases = (rule.translate(alias) for alias, _ in plan.tied for rule in plan.names)
     names = {theirs.name for name, shape in shapes.items() for theirs in find_theirs(plan, name, shape)}
     return names | {name for name in aliases if name}
@@ -111,7 +112,7 @@ def _match_layers(pattern: re.Pattern[str], names: Iterable[str]) -> set[int]:
 
 
 def _compile_pattern(plan: Plan, rule: HFName) -> re.Pattern[str]:
-    """Compile a rule to a pattern of Hugging Face names; group `layer` is the block number in a rule of all blocks."""
+    """Compile a rule to a pattern of Hugging Face names; group `layer` is the block number in a rule for all blocks."""
     theirs = re.escape(rule.theirs)
     if rule.pattern.startswith(f"{plan.blocks}.*."):
         theirs = theirs.replace(r"\{0\}", r"(?P<layer>\d+)", 1)

@@ -1,4 +1,4 @@
-"""Capability `pretrained` of models with weights in a Hugging Face directory. Torch-free."""
+"""Capability `pretrained` of models: initial weights from a Hugging Face directory. Torch-free."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class HuggingFace(Pretrained):
-    """Pretrained weights in config.json and safetensors, whose tensors the plan names (`Plan.names`)."""
+    """Pretrained weights in a directory with config.json and safetensors; the plan has tensor names (`Plan.names`)."""
 
     def find_problems(self, run: Run) -> list[Problem]:
         return check_weights(run)

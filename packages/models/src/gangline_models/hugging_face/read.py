@@ -1,4 +1,4 @@
-"""Loading of pretrained weights from a Hugging Face directory into a rank's shards, and checks before."""
+"""Loading of pretrained weights from a Hugging Face directory into a rank's shards, and checks before loading."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from gangline.shard import Shard
 
 
-LARGER = 100  # maximum ratio of the model's parameters to the directory's: a larger model is a different one
-LANES = 2  # weights that are read at a time: one waits for the disk while another is converted
+LARGER = 100  # maximum ratio of the model's parameter count to the directory's
+LANES = 2  # number of shards that are filled concurrently: one is read while another is converted
 
 
 def load_pretrained(directory: str | Path, shards: Iterable[Shard], plan: Plan, seed: int = 0) -> None:
     """Fill this rank's `model/...` shards in place from a Hugging Face directory, reading only the rows of their boxes.
 
-    Parameters without a Hugging Face tensor, and missing optional ones, are initialised by `seed`, as without a
-    directory. Shards of a list are filled concurrently; of another iterable, the next is requested when the previous
-    one is full.
+    Parameters without a Hugging Face tensor, or with missing optional tensors, are initialised by `seed`, as without a
+    directory. Shards of a list are filled concurrently. Of another iterable, the next shard is requested when the
+    previous shard is full.
     Raises UserError if a tensor is missing, has another shape, or does not belong to this model.
     """
     from gangline.model.init import fill_as_kept, initialise
@@ -49,10 +49,10 @@ def load_pretrained(directory: str | Path, shards: Iterable[Shard], plan: Plan, 
 
 
 def check_pretrained(directory: str | Path, shards: Iterable[Shard], plan: Plan) -> None:
-    """Check that `load_pretrained` can fill these shards, by headers, file sizes, and a tied head; they need no memory.
+    """Check that `load_pretrained` can fill these shards. Reads only headers, file sizes, and a separate head if tied.
 
-    shards: of the complete model. Raises UserError as `load_pretrained` does, and for a tensor that matches no
-    parameter of this model. Shards stored in fewer bits are not supported.
+    shards: all shards of the complete model; they may be on the meta device. Raises UserError as `load_pretrained`, and
+    for a tensor that matches no parameter of this model. Shards stored in fewer bits are not supported.
     """
     shards = list(shards)
     with Tensors(directory) as tensors:
@@ -64,9 +64,9 @@ def check_pretrained(directory: str | Path, shards: Iterable[Shard], plan: Plan)
 
 
 def refuse_larger(directory: str | Path, tree: Node) -> None:
-    """Raise UserError if the model has over `LARGER` times the numbers of the directory's weights, by headers only.
+    """Raise UserError if the model has over `LARGER` times as many parameters as the directory. Reads headers only.
 
-    Such a model is not built only to report which of its tensors differ.
+    Such a model is refused before it is built, without a list of the tensors that differ.
     """
     with Tensors(directory) as tensors:
         weight_count = sum(prod(tensors.get_shape(name)) for name in tensors.files)
@@ -80,9 +80,9 @@ def refuse_larger(directory: str | Path, tree: Node) -> None:
 
 
 def check_names(directory: str | Path, plan: Plan, shapes: Shapes) -> None:
-    """Compare the names of a directory's tensors with those of a model.
+    """Check that every tensor of a directory belongs to the model.
 
-    shapes: of all its parameters and persistent buffers. Raises UserError for a tensor that matches no parameter.
+    shapes: shapes of the model's parameters and persistent buffers. Raises UserError for a tensor that matches none.
     """
     with Tensors(directory) as tensors:
         _refuse_strangers(tensors, plan, shapes)
@@ -102,9 +102,9 @@ def _refuse_strangers(tensors: Tensors, plan: Plan, shapes: Shapes | None = None
 
 
 def _refuse_untied(tensors: Tensors, plan: Plan) -> None:
-    """Refuse a separate head next to tied embeddings: transformers uses that head, this model would ignore it.
+    """Raise UserError for a separate head with tied embeddings: transformers uses the head, this model would not.
 
-    A head that equals the embedding is a copy, which some tools write. Raises UserError.
+    A head equal to the embedding is accepted, since some tools write this copy.
     """
     for alias, owner in plan.tied:
         head, embedding = (
@@ -120,7 +120,7 @@ def _refuse_untied(tensors: Tensors, plan: Plan) -> None:
 
 
 def _is_same_tensor(tensors: Tensors, one: str, other: str) -> bool:
-    """Return whether two tensors have equal shape and bits; a few rows of each are in memory at a time."""
+    """Return whether two tensors have equal shape and bits; only a few rows are in memory at a time."""
     import torch
 
     if tensors.get_shape(one) != tensors.get_shape(other) or tensors.get_dtype(one) != tensors.get_dtype(other):
@@ -131,7 +131,7 @@ def _is_same_tensor(tensors: Tensors, one: str, other: str) -> bool:
 
 
 def _find_brought(tensors: Tensors, plan: Plan, shard: Shard) -> list[Theirs]:
-    """Return the Hugging Face tensors that make up the parameter of a shard; []: it is initialised by seed."""
+    """Return the Hugging Face tensors of a shard's parameter; [] if the parameter is to be initialised by seed."""
     sources = find_theirs(plan, _get_owner(plan, shard), shard.global_shape)
     return [] if all(theirs.optional and theirs.name not in tensors.files for theirs in sources) else sources
 
@@ -157,10 +157,10 @@ def _check(tensors: Tensors, theirs: Theirs, shard: Shard, plan: Plan) -> None:
 
 
 def fill_each(fill: Callable[[Shard], None], shards: Iterable[Shard]) -> None:
-    """Fill shards: those of a list in `LANES` threads, each of which takes the next when one is done.
+    """Fill shards: of a list in `LANES` threads, each of which takes the next shard when one is filled.
 
-    Other iterables are filled one after another, since their producer may read a shard when the next is requested.
-    Raises what a `fill` raises; the other threads then take no further shard.
+    Shards of other iterables are filled one after another, since the producer may read a shard when the next is
+    requested. Errors of `fill` are raised; the other threads then take no more shards.
     """
     if not isinstance(shards, Sequence):
         for shard in shards:
@@ -169,7 +169,7 @@ def fill_each(fill: Callable[[Shard], None], shards: Iterable[Shard]) -> None:
     coming, failed = iter(shards), False
 
     def iterate_own() -> Iterator[Shard]:
-        while not failed and (shard := next(coming, None)) is not None:  # atomic for a list's iterator
+        while not failed and (shard := next(coming, None)) is not None:  # next() is atomic for a list's iterator
             yield shard
 
     def run_lane() -> None:

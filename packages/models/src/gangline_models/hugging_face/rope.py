@@ -1,4 +1,4 @@
-"""Converter of rotary positions (RoPE) from and to config.json: transformers 4 (rope_theta, rope_scaling) and 5.
+"""Reader of rotary positions (RoPE) from config.json of transformers 4 (rope_theta, rope_scaling) and 5.
 
 transformers 5 writes rope_parameters. Torch-free.
 """
@@ -23,19 +23,19 @@ def read_rope(
 ) -> dict[str, Any]:
     """Return `rope_theta` and `rope` of a config.json.
 
-    theta, original: values for a file without them. share: the family rotates a share of each head. Raises UserError
-    for scaling that no part of `model/rope` computes.
+    theta, original: rope_theta and original_max_position_embeddings for a file without these fields. share: the family
+    supports partial RoPE. Raises UserError for scaling that no part of `model/rope` supports.
     """
     if not share:
         reader.expect(SHARE, 1.0)
     fields, silent = take_fields(reader), reader.read_given("rope_theta", theta, PositiveFloat)
-    above = reader.take(ORIGINAL, original, PositiveInt)  # in transformers it overrides the field in rope_parameters
+    above = reader.take(ORIGINAL, original, PositiveInt)  # in transformers it overrides that of rope_parameters
     choice = read_choice(reader, fields, original=above, share=share)
     return {"rope_theta": _read_theta(reader, fields, silent), "rope": choice}
 
 
 def take_fields(reader: ConfigReader) -> Mapping[str, Any]:
-    """Return `rope_parameters`, or its older name `rope_scaling`. Raises UserError if a file has two different ones."""
+    """Return `rope_parameters`, or its older name `rope_scaling`. Raises UserError if both exist and differ."""
     parameters, old = reader.take("rope_parameters") or {}, reader.take("rope_scaling") or {}
     if parameters and old and parameters != old:
         raise reader.explain("rope_scaling", old, f"It also has rope_parameters={parameters}.")
@@ -44,9 +44,10 @@ def take_fields(reader: ConfigReader) -> Mapping[str, Any]:
 
 
 def read_layered_rope(reader: ConfigReader, theta: float, local: str | None, local_theta: float) -> dict[str, Any]:
-    """Return `rope_theta`, `rope` and `local_rope_theta` (in blocks with a window) of a file with both kinds of layer.
+    """Return `rope_theta`, `rope` and `local_rope_theta` from a file with full-attention and sliding-window layers.
 
-    local: field of older files with the base of layers with a window.
+    theta, local_theta: RoPE bases of both kinds for a file without them. local: field of older files with the RoPE base
+    of sliding-window layers.
     """
     parameters, old = reader.take("rope_parameters") or {}, reader.take("rope_scaling") or {}
     silent = reader.read_given("rope_theta", theta, PositiveFloat)
@@ -83,16 +84,17 @@ def _read_theta(reader: ConfigReader, said: Mapping[str, Any], silent: float) ->
 def read_choice(
     reader: ConfigReader, fields: Mapping[str, Any], *, original: int | None = None, share: bool = False
 ) -> RopeChoice:
-    """Return the part of `model/rope` that `rope_parameters` describe.
+    """Return the options of the part of `model/rope` that `rope_parameters` describe.
 
-    original: ORIGINAL if config.json has it at the top level. share: the family rotates a share of each head.
+    original: original_max_position_embeddings at the top level of config.json, if any. share: the family supports
+    partial RoPE.
     """
     kind = reader.check("rope_type", fields.get("rope_type", fields.get("type", "default")), str | None)
     kind = "longrope" if kind == "su" else kind
     if kind not in BY_KIND:
         raise reader.explain("rope_type", kind, f"gangline has {', '.join(BY_KIND)}.")
     config = BY_KIND[kind]
-    words = set(config.words.values()) - {LONGEST}  # that field is outside rope_parameters
+    words = set(config.words.values()) - {LONGEST}  # max_position_embeddings is outside rope_parameters
     if unknown_fields := {
         name: value for name, value in fields.items() if name not in words | PLAIN_WORDS and value is not None
     }:

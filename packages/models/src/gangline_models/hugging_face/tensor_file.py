@@ -1,7 +1,7 @@
 """Safetensors file format, read a few rows at a time into a small buffer, by several threads at once.
 
 A file is 8 bytes (little-endian length of the header), the header (JSON: name -> dtype, shape, data_offsets) and the
-tensors' bytes. It is not mapped: mapped pages come one by one from the disk, and count as memory of the process.
+tensors' bytes. The file is not memory-mapped: mapped pages are read one by one, and count as memory of the process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gangline.shard import get_itemsize
 if TYPE_CHECKING:
     import torch
 
-BLOCK_BYTES = 1 << 20  # bytes per read: small enough to stay in the processor's cache for the conversion
+BLOCK_BYTES = 1 << 20  # maximum bytes per read, so that conversion works in the CPU cache
 DTYPES = {
     "F64": "float64",
     "F32": "float32",
@@ -38,9 +38,9 @@ _THEIRS = {ours: theirs for theirs, ours in DTYPES.items()}
 
 
 def encode_header(dtype: str, shapes: Mapping[str, tuple[int, ...]]) -> tuple[bytes, dict[str, int]]:
-    """Return the beginning of a file of these tensors, in order, and the file offset of each tensor's bytes.
+    """Return the header of a file with these tensors, in order, and the file offset of each tensor.
 
-    dtype  of all tensors, by torch's name
+    dtype  torch name of the dtype of all tensors
     """
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     ends = [0]
@@ -59,7 +59,7 @@ class TensorFile:
     def __init__(self, path: Path) -> None:
         from safetensors import SafetensorError, safe_open
 
-        if path.exists() and not path.is_file():  # opening a pipe would wait for its writer
+        if path.exists() and not path.is_file():  # opening a named pipe would block
             raise OSError("It is not a regular file.")
         try:
             with safe_open(path, framework="np"):  # checks the header against the size of the file
@@ -96,10 +96,10 @@ class TensorFile:
         return DTYPES[theirs]
 
     def fill(self, name: str, box: tuple[slice, ...], local: torch.Tensor) -> bool:
-        """Read the slice `box` of a tensor into `local` directly; return whether it did.
+        """Read the slice `box` of a tensor directly into `local`; return whether that was possible.
 
-        It does nothing if dtype, device, layout or columns of `local` differ. Raises UserError as `iterate_blocks`
-        does.
+        Does nothing if `local` has another dtype, is not contiguous on the CPU, or lacks columns. Raises UserError for
+        an unsupported dtype.
         """
         shape, dtype, offset = self._locate(name)
         rows = range(*box[0].indices(shape[0])) if shape else range(1)
@@ -121,8 +121,8 @@ class TensorFile:
     def iterate_blocks(self, name: str, box: tuple[slice, ...]) -> Iterator[tuple[int, torch.Tensor]]:
         """Yield the slice `box` of a tensor, a few rows at a time: (number of the first row, the rows).
 
-        Rows run along all dims but the first. They are views of a buffer that the next rows overwrite. A scalar is
-        yielded as it is, with number 0. Raises UserError for an unsupported dtype.
+        Rows are slices along the first dim: views of a buffer that the next rows overwrite. A scalar tensor is yielded
+        as (0, scalar). Raises UserError for an unsupported dtype.
         """
         import torch
 

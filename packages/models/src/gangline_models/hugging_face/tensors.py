@@ -1,4 +1,4 @@
-"""Tensors of a Hugging Face directory, by their names there."""
+"""Tensors of a Hugging Face directory, by Hugging Face name."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PULL = "git lfs pull, in that directory, fetches them."
 
 
 class Tensors:
-    """Reader of a directory's tensors, from any thread, a few rows at a time; files stay open inside the context."""
+    """Thread-safe reader of a directory's tensors, a few rows at a time; files stay open inside the context."""
 
     def __init__(self, directory: str | Path) -> None:
         self.directory = Path(directory).expanduser()
@@ -43,7 +43,7 @@ class Tensors:
 
     @cached_property
     def files(self) -> dict[str, str]:
-        """Tensor name -> the file that holds it. Other files in the directory are ignored.
+        """Tensor name -> name of the file that holds the tensor. Other files in the directory are ignored.
 
         Raises UserError if there are no weights or two sets, or if the index is damaged.
         """
@@ -94,7 +94,7 @@ class Tensors:
             return self._files[name]
 
     def _refuse_copies(self, name: str) -> None:
-        """Raise UserError for a file's tensors that the index assigns to another file: transformers may take either."""
+        """Raise UserError if a file has a tensor that the index assigns to another: transformers may take either."""
         for tensor in self._files[name].list_names():
             if (other := self._index.get(tensor, name)) != name:
                 raise UserError(
@@ -117,7 +117,7 @@ class Tensors:
         return self._open_file(self.files[name]).get_dtype(name)
 
     def fill(self, name: str, box: tuple[slice, ...], local: torch.Tensor) -> bool:
-        """Read the slice `box` of a tensor into `local` directly; return whether it did, as `TensorFile.fill`."""
+        """Read the slice `box` of a tensor directly into `local`, as `TensorFile.fill`; return whether it did."""
         return self._open_file(self.files[name]).fill(name, box, local)
 
     def iterate_blocks(self, name: str, box: tuple[slice, ...]) -> Iterator[tuple[int, torch.Tensor]]:
@@ -133,7 +133,7 @@ def _is_pointer(path: Path) -> bool:
 
 
 def list_tensor_names(directory: str | Path) -> set[str]:
-    """Return the names of all tensors in the directory; empty without weights. Raises UserError for a damaged index."""
+    """Return the names of all tensors in the directory; set() without weights. Raises UserError for a damaged index."""
     place = Path(directory).expanduser()
     if not any((place / name).exists() for name in (ONE_FILE, INDEX)):
         return set()

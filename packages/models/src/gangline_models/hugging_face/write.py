@@ -1,7 +1,7 @@
 """Writer of a model as a Hugging Face directory: config.json, safetensors files, and their index.
 
-Shapes are known from the model's tree, so every file is laid out before the first tensor is read. At most one tensor is
-in memory, except if several parameters are joined in one Hugging Face tensor.
+Shapes are known from the model's tree, so the layout of every file is known before the first tensor is read. At most
+one tensor is in memory, except for parameters that are joined in one Hugging Face tensor.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 MAX_SHARD_BYTES = 5_000_000_000
-BLOCK_BYTES = 8 << 20  # bytes converted at a time
+BLOCK_BYTES = 8 << 20  # maximum bytes to convert at a time
 
 
 @dataclass
@@ -37,7 +37,7 @@ class _Slot:
     theirs: Theirs
     nbytes: int
     file: str = ""
-    offset: int = 0  # in the file, in bytes
+    offset: int = 0  # offset in the file, in bytes
 
 
 def export(
@@ -53,11 +53,11 @@ def export(
 ) -> None:
     """Write `directory` completely or not at all.
 
-    arrays  (name, full tensor) in any order, read one at a time; each of `shapes` once. The next one may reuse the
-            memory
+    arrays  (name, unsharded tensor) in any order, each name of `shapes` once; read one at a time. The next tensor may
+            reuse the memory
     shapes  global shape of every parameter by name (`gangline.model.tree.get_parameter_shapes`)
     config  the content of config.json
-    beside  further files by name: a tokenizer's
+    beside  additional files, name -> content: those of the tokenizer
     Raises UserError if the directory exists or cannot be written, ValueError if `arrays` do not match `shapes`.
     """
     target = Path(directory).expanduser()
@@ -129,14 +129,14 @@ def _write(
 
 
 class _Joined:
-    """Buffer of parameters that one Hugging Face tensor joins, each kept until the last one arrives."""
+    """Buffer of parameters that a Hugging Face tensor joins, kept until all parameters of the tensor have arrived."""
 
     def __init__(self, slots: Iterable[_Slot]) -> None:
         self._missing = Counter(slot.theirs.name for slot in slots if slot.theirs.first is not None)
         self._come: dict[str, dict[int, torch.Tensor]] = {}
 
     def take(self, theirs: Theirs, part: torch.Tensor) -> torch.Tensor | None:
-        """Return the complete tensor with the last part; None before that."""
+        """Return the joined tensor when its last part arrives; None before."""
         import torch
 
         if theirs.first is None:
@@ -144,7 +144,7 @@ class _Joined:
         come = self._come.setdefault(theirs.name, {})
         self._missing[theirs.name] -= 1
         if self._missing[theirs.name]:
-            come[theirs.first] = part.clone()  # the next one may reuse the memory
+            come[theirs.first] = part.clone()  # the next array may reuse the memory
             return None
         come[theirs.first] = part
         del self._come[theirs.name]
@@ -155,14 +155,14 @@ class _Joined:
 
 
 def _split_blocks(tensor: torch.Tensor) -> Iterable[torch.Tensor]:
-    """Split a tensor into blocks of rows, so that conversion or transposition needs no second tensor of its size."""
+    """Split a tensor into blocks of rows, so that conversion and transposition need little extra memory."""
     if not tensor.dim() or not tensor.numel():
         return [tensor]
     return tensor.split(max(1, len(tensor) * BLOCK_BYTES // tensor.nbytes))
 
 
 def _lay_out(slots: list[_Slot], max_shard_bytes: int) -> dict[str, list[_Slot]]:
-    """Return file name -> tensors: files are filled in order; a tensor above the limit has a separate file."""
+    """Return file name -> tensors: files are filled in order; a tensor larger than the limit gets its own file."""
     groups: list[list[_Slot]] = [[]]
     file_bytes = 0
     for slot in slots:
@@ -180,7 +180,7 @@ def _lay_out(slots: list[_Slot], max_shard_bytes: int) -> dict[str, list[_Slot]]
 
 
 def _begin(file: BinaryIO, slots: list[_Slot], dtype: str) -> BinaryIO:
-    """Write the header, and set the file offset of each slot."""
+    """Write the header of a file and set the offset of each slot."""
     header, offsets = encode_header(dtype, {slot.theirs.name: slot.theirs.shape for slot in slots})
     file.write(header)
     for slot in slots:

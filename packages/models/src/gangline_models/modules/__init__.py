@@ -1,1 +1,1 @@
-"""Modules that the decoder of gangline-basics lacks, one file each: single-device code without ranks."""
+"""Modules that gangline-basics lacks, one file each: single-device code without explicit parallelism."""

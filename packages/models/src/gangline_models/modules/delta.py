@@ -1,29 +1,30 @@
 """Gated delta rule in chunks (Yang et al., Gated DeltaNet, arXiv 2412.06464, sections 3.1 to 3.3).
 
-A head keeps a state matrix S, a row for each feature of a key: the values that it has stored for keys. At each token it
-forgets a share of the state (1 - α), looks up the value that S has for the key, and writes the difference from the new
-value, scaled by β (the delta rule; Schlag et al., arXiv 2102.11174):
+A head keeps a state matrix S, a memory from keys to values with a row per key feature. At each token the head decays S
+by α, reads the value that S stores for the key, and writes the difference from the new value, scaled by β (the delta
+rule; Schlag et al., arXiv 2102.11174):
 
     S_t = α_t S_{t-1} + k_t β_t (v_t - α_t S_{t-1}ᵀ k_t)ᵀ         o_t = S_tᵀ q_t
 
-with α = exp(-exp(a_log) · softplus(a + dt_bias)), β = sigmoid(b), and k, q of length 1 (q then divided by the root of
-its width).
+with α = exp(-exp(a_log) · softplus(a + dt_bias)), β = sigmoid(b), and k, q of L2 norm 1 (q then divided by the square
+root of its width).
 
-Token by token that is slow. Inside a chunk of L tokens, with g_i = Σ_{j ≤ i} log α_j, token i writes u_i:
+This recurrence is slow token by token. In a chunk of L tokens, with g_i = Σ_{j ≤ i} log α_j, token i writes u_i:
 
     u_i = β_i (v_i - exp(g_i) Sᵀ k_i - Σ_{j < i} exp(g_i - g_j) (k_i·k_j) u_j)
 
-a triangular system (I + A) U = β V - (β exp(g) K) S, which is solved for both right sides before S is known. Then
+This is a triangular system (I + A) U = β V - (β exp(g) K) S, which is solved for both right-hand sides before S is
+known. Then
 
     O = (exp(g) Q) S + tril(exp(g_i - g_j) Q Kᵀ) U        S' = exp(g_L) S + (exp(g_L - g) K)ᵀ U
 
-The state does not cross documents: pairs of tokens of two documents are masked, and a chunk reads and passes on the
-state of its own document only.
+The state does not cross documents: pairs of tokens from different documents are masked, and each token reads and writes
+only the state of its own document.
 
-A cache keeps S of each head, and no keys.
+The generation cache stores S of each head, but no keys.
 
 B batch, T tokens, D model width, C width of a head, F features.
-There are K key heads and H value heads, H / K to each key head; a row is split into chunks of `chunk` tokens.
+K key heads and H value heads, H / K value heads per key head; a row is split into chunks of `chunk` tokens.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Decay(nn.Module):
         self.a_log, self.dt_bias = nn.Parameter(torch.empty(node.heads)), nn.Parameter(torch.empty(node.heads))
 
     def bind(self, axis: Comm) -> None:
-        """Ignore the ranks: parameters per head are sharded as heads are."""
+        """Ignore the ranks: the parameters are sharded by head, so no communication is needed."""
 
     def forward(self, a_BTH: Tensor) -> Tensor:
         wide = torch.promote_types(a_BTH.dtype, torch.float32)
@@ -67,7 +68,7 @@ class GatedDelta(nn.Module):
         self.chunk = node.chunk
 
     def forward(self, x_BtD: Tensor, batch: Batch) -> Tensor:
-        """Apply the layer; the backward pass recomputes all but the matmuls: it is many times their size."""
+        """Apply the layer; the backward pass recomputes everything between the matmuls, to save memory."""
         arguments = self.wqkvz(x_BtD), self.wba(x_BtD), batch.document
         if batch.cache is not None:
             return self.w_out(self._mix_tokens(*arguments, batch.cache))
@@ -110,7 +111,7 @@ def apply_delta_rule(
     *,
     chunk: int,
 ) -> tuple[Tensor, Tensor]:
-    """Return o (B, T, H, C), and S after the last token (B, H, K's C, V's C), computed in float32 or wider.
+    """Return o (B, T, H, C), and S after the last token (B, H, key width, value width), in float32 or wider.
 
     Documents are contiguous runs of tokens.
     """
@@ -122,10 +123,10 @@ def apply_delta_rule(
     g, beta = (split_chunks(x.to(wide)[..., None], L) for x in (log_decay_BTH, beta_BTH))  # (B, H, chunks, L, 1)
     g = g.cumsum(3)
     document = torch.zeros(B, T, dtype=torch.int64, device=v.device) if document_BT is None else document_BT
-    # Padding tokens of the last chunk follow all others, in the last token's document, and do not change the state.
+    # The last chunk is padded at its end, with the last token's document; padding does not change the state.
     padded_document = torch.cat((document, document[:, -1:].expand(-1, -T % L)), dim=1)
     d = padded_document.unflatten(1, (-1, L))[:, None, :, :, None]  # (B, 1, chunks, L, 1)
-    before = F.pad(d[:, :, :-1, -1:], (0, 0, 0, 0, 1, 0), value=-2)  # the document of the state that a chunk receives
+    before = F.pad(d[:, :, :-1, -1:], (0, 0, 0, 0, 1, 0), value=-2)  # document of the state that a chunk receives
     takes, hands_on, lasts = (d == before).to(wide), (d == d[..., -1:, :]).to(wide), (d[..., -1:, :] == before).to(wide)
     mask = (d == d.mT) & torch.ones(L, L, dtype=torch.bool, device=v.device).tril()
     decay = (g - g.mT).masked_fill(~mask, -torch.inf).exp()
@@ -147,9 +148,9 @@ def apply_delta_rule(
 def step_delta_rule(
     q_B1KC: Tensor, k_B1KC: Tensor, v_B1HC: Tensor, log_decay_B1H: Tensor, beta_B1H: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Apply the recurrence to one token, given the state S of the tokens before it; `apply_delta_rule` handles many.
+    """Apply the recurrence to one token: return o (B, 1, H, C) and the new state. state: S of all tokens before.
 
-    Raises ValueError for several tokens at a time.
+    Raises ValueError for several tokens at a time, which `apply_delta_rule` handles.
     """
     if v_B1HC.shape[1] != 1:
         raise ValueError(f"{v_B1HC.shape[1]} tokens at a time follow those that are kept; one is expected")

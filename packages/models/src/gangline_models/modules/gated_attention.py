@@ -2,8 +2,8 @@
 
     o_i = attention(q_i, k, v) · sigmoid(W_g,i x)
 
-elementwise, for each head i, before W_O. A cache keeps keys and values as for any attention; the gate depends only on
-the token.
+elementwise, for each head i, before W_O. The generation cache stores keys and values as for any attention; the gate
+depends only on the current token.
 
 B batch, T tokens, D model width, H query heads, C width of a head
 """

@@ -1,20 +1,20 @@
 """Multi-head latent attention, MLA (DeepSeek-V2, arXiv 2405.04434, section 2.1; DeepSeek-V3, arXiv 2412.19437, 2.1.1).
 
-Keys and values of all heads are projected from one short vector c per token, and queries from another, c':
+Keys and values of all heads are projected from one low-rank vector c per token, queries from another, c':
 
     c  = W_DKV x          k_i = [W_UK,i norm(c) ; r]       v_i = W_UV,i norm(c)
     c' = W_DQ x           q_i = W_UQ,i norm(c')
     r  = RoPE(W_KR x)     and RoPE on the last features of q_i
     o_i = softmax(scale · q_i kᵀ_i) v_i                     y = W_O [o_1 ; o_2 ; ...]
 
-Rotary positions do not commute with W_UK, so they have separate features, whose key r is shared by all heads. A cache
-keeps norm(c) and r of each token, rank + rope_dim numbers, where plain attention keeps 2 · H · C. For the prompt, as in
-training, keys and values are computed in full. A later query is projected to the space of c instead, where all heads
-have one key, and the value of a head is projected from its mean of c:
+RoPE does not commute with W_UK, so separate features are rotated, whose key r is shared by all heads. The generation
+cache stores norm(c) and r of each token: rank + rope_dim numbers, where plain attention stores 2 · H · C. For the
+prompt, as in training, keys and values are computed in full. Later queries are projected to the space of c, where all
+heads share one key; the output of a head is projected from its weighted mean of norm(c):
 
     q_i·k_i = (W_UK,iᵀ q_nope,i)·norm(c) + q_rope,i·r         o_i = W_UV,i Σ_t p_t norm(c_t)
 
-In files W_DKV and W_KR are one matrix (`wkv_a`), and W_UK and W_UV another (`kv.up`), head by head.
+In Hugging Face files W_DKV and W_KR are one matrix (`wkv_a`), W_UK and W_UV another (`kv.up`), head by head.
 
 B batch, T tokens, t tokens of the hidden state, D model width, H query heads, C width of a head, F features
 """
@@ -40,7 +40,7 @@ from gangline_models.latent_nodes import LatentUpNode, MlaNode
 
 
 class LatentUp(nn.Module):
-    """Up-projection of x (B, t, D), or of the latent vector (B, t, F) -> up(norm(down(x))), (B, T, H · C)."""
+    """x (B, t, D) -> up(norm(down(x))), (B, T, H · C); without `down`, x is the latent vector (B, t, F)."""
 
     def __init__(self, node: LatentUpNode) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class LatentAttention(nn.Module):
         q_rotary, r_B1TF = rotate_pair(q_rotary, r_B1TF, batch.position, self.rates, self.magnitude)
         if batch.cache is None:
             out_BHTC = self._attend_heads(self._attend_padded, q_nope, q_rotary, c_BtF, r_B1TF, batch)
-        elif type(self.kv.up) is not Linear or self.kv.up.bias is not None:  # an adapter has no single weight
+        elif type(self.kv.up) is not Linear or self.kv.up.bias is not None:  # such as an adapter
             keys = batch.cache.get(self, partial(KeyValues, self._attend_padded, self.call))
             out_BHTC = self._attend_heads(keys.attend, q_nope, q_rotary, c_BtF, r_B1TF, batch)
         else:
@@ -102,7 +102,7 @@ class LatentAttention(nn.Module):
         r_B1TF: Tensor,
         batch: Batch,
     ) -> Tensor:
-        """Attend with keys and values of all heads, (B, H, T, C)."""
+        """Attend with full keys and values of all heads; return (B, H, T, C)."""
         kv_BHTC = self.kv(c_BtF).unflatten(-1, (-1, self.nope + self.value)).transpose(1, 2)
         k_nope, v_BHTC = kv_BHTC.split((self.nope, self.value), dim=-1)
         q = torch.cat((q_nope, q_rotary), dim=-1)
@@ -110,7 +110,7 @@ class LatentAttention(nn.Module):
         return attention(q, k, v_BHTC, batch.document, batch.position)
 
     def _attend_latent(self, q_nope: Tensor, q_rotary: Tensor, keys_B1SF: Tensor, text_B11S: Tensor | None) -> Tensor:
-        """Attend with one query a row to the cached [norm(c) ; r], (B, H, 1, C)."""
+        """Attend with one query per row to the cached [norm(c) ; r]; return (B, H, 1, C)."""
         weight_HCF = self.kv.up.weight.to(q_nope.dtype).unflatten(0, (-1, self.nope + self.value))
         up_k, up_v = weight_HCF.split((self.nope, self.value), dim=1)
         q_BHF = torch.einsum("bhc,hcf->bhf", q_nope.squeeze(2), up_k)
@@ -121,7 +121,7 @@ class LatentAttention(nn.Module):
     def _attend_padded(
         self, q: Tensor, k: Tensor, v: Tensor, document_BT: Tensor | None, position_BT: Tensor
     ) -> Tensor:
-        """Attend with zeros padded to one width, as kernels require; they change neither scores nor values."""
+        """Attend with queries, keys and values zero-padded to one width, as kernels require; results do not change."""
         width = max(q.shape[-1], v.shape[-1])
         if q.shape[-1] == v.shape[-1]:
             return self.attention(q, k, v, document_BT, position_BT)
@@ -130,5 +130,5 @@ class LatentAttention(nn.Module):
 
 
 def split_pairs(x: Tensor) -> Tensor:
-    """Rearrange x (..., R) whose pairs are neighbours -> the first features of all pairs, then the second ones."""
+    """Rearrange x (..., R) from neighbouring pairs to the first features of all pairs, then the second features."""
     return torch.cat((x[..., 0::2], x[..., 1::2]), dim=-1)

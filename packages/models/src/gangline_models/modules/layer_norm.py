@@ -10,7 +10,7 @@ from gangline_models.nodes import LayerNormNode
 
 
 class LayerNorm(nn.Module):
-    """LayerNorm: x (..., D) -> (x - mean) / sqrt(variance + eps) · w + b, in float32 inside for any dtype of x."""
+    """LayerNorm: x (..., D) -> (x - mean) / sqrt(variance + eps) · w + b, computed in float32 for lower-precision x."""
 
     def __init__(self, node: LayerNormNode) -> None:
         super().__init__()

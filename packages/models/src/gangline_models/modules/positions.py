@@ -13,7 +13,7 @@ from gangline_models.nodes import PositionedEmbeddingNode
 
 
 class PositionedEmbedding(nn.Module):
-    """Token plus position embedding: batch -> the sum of both vectors of each token, (B, T, D)."""
+    """Token plus position embedding: batch -> the sum of both embeddings of each token, (B, T, D)."""
 
     def __init__(self, node: PositionedEmbeddingNode) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
 """Short causal convolution, depthwise (Fu et al., H3, arXiv 2212.14052, section 3.1; Gated DeltaNet).
 
-A cache keeps the last (taps - 1) inputs.
+The generation cache stores the last (taps - 1) inputs.
 
-B batch, T tokens, F features, here channels
+B batch, T tokens, F features (channels)
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from gangline_models.delta_nodes import ShortConvolutionNode
 
 
 class ShortConvolution(nn.Module):
-    """Convolution of x (B, T, F) per channel: silu of the sum over taps of its document's earlier tokens; (B, T, F)."""
+    """Causal depthwise convolution within documents, then SiLU: x (B, T, F) -> (B, T, F)."""
 
     def __init__(self, node: ShortConvolutionNode) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(node.channels, 1, node.width))
 
     def bind(self, axis: Comm) -> None:
-        """Ignore the ranks: channels are sharded as heads are, so no communication is needed."""
+        """Ignore the ranks: channels are sharded by head, so no communication is needed."""
 
     def forward(self, x_BTF: Tensor, document_BT: Tensor | None, cache: Cache | None = None) -> Tensor:
         if cache is None:
@@ -38,15 +38,15 @@ class ShortConvolution(nn.Module):
         return F.silu((seen_BTF * self.weight.to(x_BTF.dtype).squeeze(1).T).sum(1, keepdim=True))
 
     def get_tail(self, x_BTF: Tensor, document_BT: Tensor | None) -> Tensor:
-        """Return the inputs that the next token needs, (B, taps - 1, F); zeros before the start of its document."""
+        """Return the last inputs, for the next token, (B, taps - 1, F); zeros before the start of the last document."""
         if document_BT is not None:
             x_BTF = x_BTF * (document_BT == document_BT[:, -1:])[..., None]
         tail_length = self.weight.shape[-1] - 1
         return F.pad(x_BTF, (0, 0, tail_length, 0))[:, x_BTF.shape[1] :]
 
     def convolve_tokens(self, x_BTF: Tensor, document_BT: Tensor | None) -> Tensor:
-        """Convolve all tokens, (B, T, F)."""
-        taps = self.weight.to(x_BTF.dtype).squeeze(1).unbind(-1)  # the last tap is for the token itself
+        """Convolve all tokens and apply SiLU, (B, T, F)."""
+        taps = self.weight.to(x_BTF.dtype).squeeze(1).unbind(-1)  # the last tap multiplies the current token
         y = x_BTF * taps[-1]
         for back, tap in enumerate(reversed(taps[:-1]), start=1):
             earlier = F.pad(x_BTF, (0, 0, back, 0))[:, : x_BTF.shape[1]]

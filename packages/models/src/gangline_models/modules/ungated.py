@@ -1,4 +1,4 @@
-"""Ungated feed-forward of the first transformers, with GELU in place of ReLU.
+"""Ungated feed-forward of the original Transformer, with GELU in place of ReLU.
 
 Vaswani et al. (arXiv 1706.03762, section 3.3); GELU in its tanh approximation (Hendrycks and Gimpel, arXiv 1606.08415,
 section 2), with which GPT-2 was trained.

@@ -4,8 +4,8 @@ With N the width of all heads and r = 1 / sqrt(Σ x² / N + eps):
 
     y = x r w        dw = Σ dy x r        dx = r dy w - x r³ Σ (dy w x) / N
 
-Both sums over the features of a token are all-reduced over the ranks that hold the other heads, one number a token
-each.
+Σ x² and Σ (dy w x) run over all features of a token: each is all-reduced over the ranks of the other heads, one
+number per token.
 
 B batch, T tokens, H heads of this rank, C width of a head
 """
@@ -20,7 +20,7 @@ from gangline_models.nodes import WidthNormNode
 
 
 class WidthNorm(nn.Module):
-    """RMSNorm over H and C: x (B, T, H, C) -> (B, T, H, C); sums in float32 for any dtype of x."""
+    """RMSNorm over H and C: x (B, T, H, C) -> (B, T, H, C); sums in float32 or wider."""
 
     def __init__(self, node: WidthNormNode) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class WidthNorm(nn.Module):
         self.comm: Comm | None = None
 
     def bind(self, axis: Comm) -> None:
-        """Set the ranks that hold the other heads."""
+        """Set the communicator of the ranks over which the heads are sharded."""
         self.comm = axis
 
     def forward(self, x_BTHC: Tensor) -> Tensor:
@@ -38,7 +38,7 @@ class WidthNorm(nn.Module):
 
 
 class _Normalise(torch.autograd.Function):
-    """Normalise features (B, T, F) of this rank, weight (F,) -> (B, T, F). Saved: the features, and r."""
+    """Normalise this rank's features (B, T, F) with weight (F,) -> (B, T, F). Saves the features, the weight and r."""
 
     @staticmethod
     def forward(ctx, x_BTF: Tensor, weight_F: Tensor, width: int, eps: float, comm: Comm | None) -> Tensor:

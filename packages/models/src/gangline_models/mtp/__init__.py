@@ -1,1 +1,1 @@
-"""Model edit `mtp`: multi-token prediction."""
+"""Model edit `mtp`: multi-token prediction (MTP)."""

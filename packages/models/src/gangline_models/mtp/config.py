@@ -15,17 +15,18 @@ if TYPE_CHECKING:
 
 @dataclass
 class Mtp(EditConfig):
-    """Multi-token prediction: modules after the last block predict further tokens (DeepSeek-V3, arXiv 2412.19437).
+    """Options of `mtp=on`: multi-token prediction (MTP) modules after the last block (DeepSeek-V3, arXiv 2412.19437).
 
-    Their mean cross-entropy times `weight` is in the gradients, not in the loss, and is the metric `mtp_loss`.
-    Embedding and head are shared with the model. Evaluation and generation ignore the modules.
+    Module k predicts the token k positions after the next token. The modules' mean cross-entropy times `weight` is the
+    metric `mtp_loss`; it contributes to the gradients, not to the reported loss. Modules share embedding and head with
+    the model. Evaluation and generation ignore the modules.
     """
 
-    depth: PositiveInt = 1  # number of further tokens to predict, one module each
+    depth: PositiveInt = 1  # number of MTP modules, each of which predicts one more token
     weight: NonNegativeFloat = 0.3  # weight of the multi-token prediction (MTP) loss; DeepSeek-V3: 0.3, later 0.1
 
     def summarise(self, metrics: Mapping[str, float | list[float]]) -> dict[str, float | list[float]]:
-        """Return the mean cross-entropy of each depth, over the targets it had."""
+        """Return the mean cross-entropy of each MTP module over its targets, as "mtp/DEPTH"."""
         nats, targets = metrics.get("mtp_nats"), metrics.get("mtp_targets")
         if not isinstance(nats, list) or not isinstance(targets, list):
             return {}
@@ -39,7 +40,7 @@ class Mtp(EditConfig):
         return [Problem(what, "", f"mtp.depth={run.batch.sequence_length - 1} or less.")]
 
     def _check_files(self, run: Run) -> list[Problem]:
-        """Return a problem if the directory of initial weights holds only a part of the modules."""
+        """Return a problem if the directory in model.weights has only some of the MTP modules' tensors."""
         there, lacks = self._list_found(run)
         if not there or not lacks:
             return []
@@ -47,7 +48,7 @@ class Mtp(EditConfig):
         return [Problem(what, f"It lacks {', '.join(lacks[:3])}.", "Take another mtp.depth, or mtp=off.")]
 
     def _check_frozen(self, run: Run) -> list[Problem]:
-        """Return a problem if another edit, such as lora, freezes module weights that were only initialised."""
+        """Return a problem if another edit, such as lora, freezes MTP weights that are only initialised, not loaded."""
         from gangline.run.directory import holds_checkpoint
 
         others = [group for group, edit in run.edits.items() if edit is not self]
@@ -77,7 +78,7 @@ class Mtp(EditConfig):
         )
 
     def _list_found(self, run: Run) -> tuple[list[str], list[str]]:
-        """Return the names of the modules' tensors that the directory has, and those it lacks; empty without one."""
+        """Return names of MTP tensors: (present in model.weights, missing there); ([], []) if no weights are loaded."""
         from gangline.run.directory import holds_checkpoint
 
         directory = run.model.get_weights_directory()

@@ -1,4 +1,4 @@
-"""Model edit `mtp`: adds modules after the last block, and the plan's rules for their blocks. Torch-free and pure."""
+"""Model edit `mtp`: adds prediction modules after the last block, and rules for them. Torch-free and pure."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from gangline.config import Run
     from gangline_models.mtp.config import Mtp
 
-# Module -> its name in DeepSeek-V3's files, after the prefix of a layer.
+# Submodule -> name in DeepSeek-V3's files, after the layer's prefix.
 THEIRS = {"embed_norm": "enorm", "hidden_norm": "hnorm", "merge": "eh_proj", "head.norm": "shared_head.norm"}
 COPIES = {"embed": "embed_tokens", "head": "shared_head.head"}  # copies of shared tensors: skipped when read
-# Fields of the plan that hold rules with a pattern, and fields that hold only patterns.
+# Fields of the plan with rules that have a pattern; fields with patterns only.
 RULES, PATTERNS = ("cuts", "inits", "seams", "low_bit"), ("master_dtype", "partial_grad", "frozen", "trained")
 
 
 def edit(tree: Node, plan: Plan, options: Mtp) -> tuple[Node, Plan, list[str]]:
-    """Wrap the head with the modules. Raises UserError if the head or the embedding is not that of basics."""
+    """Wrap the head with MTP modules. Raises UserError if head or embedding is not of gangline-basics."""
     nodes = dict(iterate_nodes(tree))
     head, last = nodes.get(plan.head), f"{plan.blocks}.{plan.layers - 1}"
     if not isinstance(tree, DecoderNode) or not isinstance(head, HeadNode):
@@ -76,7 +76,7 @@ def _get_modules_path(plan: Plan) -> str:
 
 
 def _plan_modules(plan: Plan, head: HeadNode, depth: int) -> dict[str, tuple[Any, ...]]:
-    """Return the initial weights of the modules' norms and merges."""
+    """Return the initialisation rules of the modules' norms and merges."""
     place, inits = f"{_get_modules_path(plan)}.*", list[Init]()
     for name in ("embed_norm", "hidden_norm", "head.norm"):
         for own in get_parameter_shapes(head.norm):
@@ -86,7 +86,7 @@ def _plan_modules(plan: Plan, head: HeadNode, depth: int) -> dict[str, tuple[Any
 
 
 def _plan_blocks(tree: Node, plan: Plan, last: str) -> dict[str, list[Any]]:
-    """Return the plan's rules for the last block, renamed to the modules' blocks."""
+    """Return the plan's rules for the last block, with patterns for the modules' blocks."""
     inside = _Inside(tree, plan, last)
     rules: dict[str, list[Any]] = {}
     for kind in RULES:
@@ -122,7 +122,7 @@ class _Inside:
 
 
 def _plan_names(plan: Plan, edited: Node, depth: int) -> Iterator[HFName]:
-    """Yield names of each module as a layer after the last; optional, and empty if the model's files lack modules."""
+    """Yield names of each module as a layer after the last, all optional; empty names if the files have no modules."""
     blocks = f"{plan.blocks}.*."
     begin = _find_layer_prefix(plan)
     for index in range(depth):
@@ -138,14 +138,14 @@ def _plan_names(plan: Plan, edited: Node, depth: int) -> Iterator[HFName]:
 
 
 def _find_layer_prefix(plan: Plan) -> str | None:
-    """Return the prefix of a layer's names, up to its number; None: the model's files have no merging layers."""
+    """Return a layer's name prefix, with a placeholder for its number; None if the files have no MTP modules."""
     merge = f"{plan.blocks}.*.{THEIRS['merge']}.weight"
     names = (rule.theirs for rule in plan.names if rule.pattern == merge)
     return next((theirs.removesuffix(f"{THEIRS['merge']}.weight") for theirs in names), None)
 
 
 def _number_layer(theirs: str, layer: int) -> str:
-    """Return the name in that layer; further stars of the pattern then count from 0."""
+    """Return the Hugging Face name with `layer` for {0}; the remaining placeholders are renumbered from 0."""
     theirs = theirs.replace("{0}", str(layer))
     for star in range(1, theirs.count("{") + 1):
         theirs = theirs.replace(f"{{{star}}}", f"{{{star - 1}}}")
@@ -153,7 +153,7 @@ def _number_layer(theirs: str, layer: int) -> str:
 
 
 def list_their_names(run: Run) -> list[str]:
-    """Return the Hugging Face names of the modules' tensors."""
+    """Return the Hugging Face names of the MTP modules' tensors."""
     tree, plan = compose_model(run)
     module_shapes = (
         (name, shape)
@@ -164,10 +164,10 @@ def list_their_names(run: Run) -> list[str]:
 
 
 def list_frozen(run: Run) -> list[str]:
-    """Return the modules' own parameters that are frozen; [] if the model cannot be composed."""
+    """Return the frozen parameters that the MTP modules own; [] if the model cannot be composed."""
     try:
         tree, plan = compose_model(run)
     except UserError:
-        return []  # the check of the run composes it too, and reports the reason
+        return []  # the check of the run composes the model too, and reports the error
     place = f"{_get_modules_path(plan)}."
     return [n for n in get_parameter_shapes(tree) if plan.get_owner(n).startswith(place) and plan.is_frozen(n)]

@@ -9,12 +9,12 @@ from gangline_models.hugging_face.contract import EditFormat
 from gangline_models.hugging_face.tensors import list_tensor_names
 from gangline_models.mtp.config import Mtp
 
-FIELD = "num_nextn_predict_layers"  # number of modules in the files
+FIELD = "num_nextn_predict_layers"  # field with the number of MTP modules in the files
 DEEPSEEK = "DeepseekV3ForCausalLM"
 
 
 class MtpFormat(EditFormat):
-    """Converter of DeepSeek-V3's modules; other models are exported without them."""
+    """Converter of DeepSeek-V3's MTP modules; other models are exported without MTP modules."""
 
     def read(self, cls: type[Mtp], config: dict[str, Any]) -> tuple[Mtp, dict[str, Any]] | None:
         depth = config.get(FIELD)

@@ -1,12 +1,12 @@
 """Multi-token prediction (DeepSeek-V3, arXiv 2412.19437, section 2.2).
 
-Module k of n reads the hidden state of module k - 1 for token i (of the model itself for k = 1, after its last norm, as
-inference of DeepSeek-V3 does), and the embedding of token i + k; it predicts token i + k + 1.
+For token i, module k of n reads the hidden state of module k - 1 and the embedding of token i + k, and predicts token
+i + k + 1. Module 1 reads the hidden state of the model after its last norm, as in the inference code of DeepSeek-V3.
 
     h'_k = M_k [norm(embed(t_{i+k})); norm(h_{k-1})]     h_k = block_k(h'_k)     p_k = head(norm(h_k))
-    objective = loss + weight / n · Σ_k loss_k           sums over tokens, divided by the first token's count
+    objective = loss + weight / n · Σ_k loss_k           sums over tokens, divided by the count of next-token targets
 
-B batch, T tokens, t tokens of a rank's part of a sequence, D model width
+B batch, T tokens, t tokens of this rank's shard of a sequence, D model width
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class MtpModule(nn.Module):
         self.path = node.path
 
     def forward(self, hidden_BTD: Tensor, batch: Batch, tokens_BT: Tensor) -> Tensor:
-        """Return h_k, (B, t, D). tokens_BT: t_{i+k} of each token i."""
+        """Return h_k, (B, t, D). tokens_BT: token i + k for each token i."""
         ahead_BTD = self.embed_norm(self.embed(replace(batch, tokens=tokens_BT)))
         both = torch.cat((ahead_BTD, self.hidden_norm(hidden_BTD)), -1)
         with emit_under(self.path):
@@ -46,9 +46,9 @@ class MtpModule(nn.Module):
 
 
 class MtpHead(Wrapper):
-    """Head: hidden (B, t, D) -> the loss of the next token; in training `mtp_loss` joins the gradients."""
+    """Head: hidden states (B, t, D) -> next-token loss; in training `mtp_loss` contributes to the gradients."""
 
-    weight: Tensor  # of the wrapped head
+    weight: Tensor  # weight of the wrapped head
     loss: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
     norm: nn.Module
     scale_hidden: Callable[[Tensor], Tensor]

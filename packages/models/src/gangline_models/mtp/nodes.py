@@ -10,16 +10,16 @@ from gangline.model.local_sizes import LocalSizes
 from gangline.model.tree import Decoding, Node, WrapNode
 from gangline_basics.model.decoder_nodes import HeadNode
 
-INDEX_BYTES = 8  # of a token's index
+INDEX_BYTES = 8  # bytes of a token id
 
 
 @dataclass(frozen=True, kw_only=True)
 class MtpNode(Node):
-    """Module that predicts one token further than the module before it.
+    """Config node of an MTP module, which predicts the token after the target of the previous module.
 
-    path    of the block, under which it emits metrics
-    first   it is the first module
-    shares  parameter name here -> full name, for embedding and head, which are the model's own
+    path    path of the module's block, under which it emits metrics
+    first   true for the first module
+    shares  (parameter name in the module, full parameter name) of embedding and head, which the model owns
     """
 
     module: ClassVar[str] = "gangline_models.mtp.modules:MtpModule"
@@ -38,10 +38,10 @@ class MtpNode(Node):
         return dict(self.shares)
 
     def count_activation_bytes(self, sizes: LocalSizes) -> int:
-        """Return the bytes of the merge's input and of token indices, less the hidden state if another head saves it.
+        """Return the bytes of the merge's input and of token ids, minus the hidden state if the previous head saves it.
 
-        The head before saves it unless it scales its input. A lookup saves its token indices; those of the first module
-        are the batch's own if the vocabulary is not sharded.
+        The previous head saves the hidden state, unless the head scales its input. An embedding lookup saves token ids;
+        for the first module they are the batch's tensor if the vocabulary is not sharded.
         """
         width = 2 * self.dim if self.first and self.head.scale != 1.0 else self.dim
         rows = 0 if self.first and sizes.size("tp") == 1 else sizes.inner_tokens * INDEX_BYTES
@@ -50,7 +50,7 @@ class MtpNode(Node):
 
 @dataclass(frozen=True, kw_only=True)
 class MtpHeadNode(WrapNode):
-    """Head with modules for further tokens, which adds their loss in training."""
+    """Config node of a head with MTP modules, which adds their loss in training."""
 
     module: ClassVar[str] = "gangline_models.mtp.modules:MtpHead"
     mtp: tuple[MtpNode, ...]
@@ -63,5 +63,5 @@ class MtpHeadNode(WrapNode):
         return self.weight > 0
 
     def count_activation_bytes(self, sizes: LocalSizes) -> int:
-        """Return 0: the modules count their own."""
+        """Return 0: the modules count their activations."""
         return 0

@@ -1,1 +1,1 @@
-"""Model edit `mup`: learning rates tuned on a narrow model are optimal for a wide one."""
+"""Model edit `mup`: maximal update parametrisation (muP), which transfers tuned learning rates to wider models."""

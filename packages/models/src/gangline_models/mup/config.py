@@ -19,14 +19,15 @@ if TYPE_CHECKING:
 
 @dataclass
 class Mup(EditConfig):
-    """Maximal update parametrisation (muP): learning rates of a narrow model hold for a wide one (arXiv 2203.03466).
+    """Options of `mup=on`, maximal update parametrisation (muP): transfer of learning rates to other widths.
 
-    At `base_dim` the model is equal to the one without the edit. The learning rates of the blocks' matrices must scale
-    as 1 / width, in `optimizer.lr_multipliers`; the check refuses other rates, and prints the required overrides.
+    At width `base_dim` the edit changes nothing. `optimizer.lr_multipliers` must multiply the learning rates of the
+    blocks' matrices by base_dim / width: the check refuses other multipliers and prints the required overrides
+    (arXiv 2203.03466).
     """
 
-    base_dim: PositiveInt = 256  # width of the narrow model, its model.dim
-    base_head_dim: PositiveInt | None = None  # head width of the narrow model; null: that of this model
+    base_dim: PositiveInt = 256  # base width: model.dim of the model on which learning rates were tuned
+    base_head_dim: PositiveInt | None = None  # head width of the tuned model; null: this model's head width
 
     def check(self, run: Run) -> list[Problem]:
         from gangline.model.compose import compose_model
@@ -60,7 +61,7 @@ class Mup(EditConfig):
 
 
 def compute_rate_factors(shapes: Mapping[str, tuple[int, ...]], plan: Plan, wider: float) -> dict[str, float]:
-    """Return parameter -> learning rate factor of the blocks' matrices, which grow in both dims; {} at base width."""
+    """Return parameter -> learning rate multiplier of the blocks' matrices; {} if `wider` (width / base width) is 1."""
     if wider == 1:
         return {}
     return {name: 1 / wider for name, shape in shapes.items() if len(shape) >= 2 and name.startswith(f"{plan.blocks}.")}

@@ -1,13 +1,13 @@
 """Maximal update parametrisation (muP) for Adam (Yang et al., arXiv 2203.03466, table 8). Torch-free and pure.
 
-With m = width / base width, and the optimizer's learning rates (see `config`):
+With m = width / base width, and learning rates in `optimizer.lr_multipliers` (see `config`):
 
-    matrices of the blocks   initial weights with 1/sqrt(m) of their deviation, learning rate 1/m
+    matrices of the blocks   standard deviation of initial weights times 1/sqrt(m), learning rate times 1/m
     logits                   times 1/m; weights and learning rate of the head unchanged
     embedding, norms         unchanged
-    scores of attention      q·k / head width, in place of its root; equal at the base width (section 4, definition)
+    attention scores         q·k / head width instead of its square root; equal at the base width (section 4)
 
-So the size of each activation, and of its change in a step, does not depend on the width.
+The magnitude of activations, and of their change per step, then does not depend on the width.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gangline_models.mup.config import Mup
 
 
 def edit(tree: Node, plan: Plan, options: Mup) -> tuple[Node, Plan, list[str]]:
-    """Scale logits, scores and initial weights. Raises UserError for a model with unknown nodes."""
+    """Scale logits, attention scores and initial weights. Raises UserError if the head is not of gangline-basics."""
     wider = plan.facts["dim"] / options.base_dim
     nodes = dict(iterate_nodes(tree))
     head = map_paths(tree).get(plan.head)

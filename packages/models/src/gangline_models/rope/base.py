@@ -16,11 +16,11 @@ GROUP = "model/rope"
 
 @dataclass
 class RopeChoice(PartConfig):
-    """Base of the parts of `model/rope`.
+    """Base options of the parts of `model/rope`.
 
     words     option -> field of `rope_parameters` in config.json
-    needed    fields that a file must have
-    nullable  fields that may be null, which equals a missing field: a `factor` then follows from the two lengths
+    needed    required fields of `rope_parameters`
+    nullable  fields that may be null, as if missing: `factor` is then max / original max_position_embeddings
     """
 
     kind: ClassVar[str] = ""  # rope_type in config.json
@@ -29,12 +29,12 @@ class RopeChoice(PartConfig):
     nullable: ClassVar[tuple[str, ...]] = ()
 
     def make_scaling(self, length: int) -> RopeScaling | None:
-        """Return the scaling for rows of `length` tokens; None: unscaled frequencies."""
+        """Return the RoPE scaling for rows of `length` tokens; None: no scaling."""
         return None
 
     @classmethod
     def read(cls, theirs: Mapping[str, Any]) -> RopeChoice:
-        """Return the options of `rope_parameters`."""
+        """Return the options that `theirs`, the `rope_parameters` of a config.json, describe."""
         options = {ours: theirs[name] for ours, name in cls.words.items() if theirs.get(name) is not None}
         return cls(**options)
 
@@ -45,17 +45,17 @@ class RopeChoice(PartConfig):
         return {"rope_type": self.kind, **parameters}
 
     def compute_max_position(self, trained: int) -> int:
-        """Return max_position_embeddings of a model trained on rows of `trained` tokens."""
+        """Return max_position_embeddings for config.json. trained: sequence length of the run."""
         return trained
 
 
 @dataclass
 class PlainRope(RopeChoice):
-    """RoPE without scaling."""
+    """Options of RoPE without scaling."""
 
     kind: ClassVar[str] = "default"
 
 
 def build(config: RopeChoice, length: int) -> RopeScaling | None:
-    """Build the scaling of a part of the group."""
+    """Build the RoPE scaling for rows of `length` tokens; None: no scaling."""
     return config.make_scaling(length)

@@ -1,11 +1,11 @@
-"""Dynamic NTK-aware RoPE scaling: the base grows with row length, so long wavelengths grow most. Torch-free.
+"""Dynamic NTK-aware RoPE scaling: the base grows with the row length, so long wavelengths grow most. Torch-free.
 
-Peng et al. (YaRN, arXiv 2309.00071, section 3.1 and appendix B.2): with T tokens beyond the L that a model was made for
+Peng et al. (YaRN, arXiv 2309.00071, section 3.1 and appendix B.2): for rows of T tokens and an original context L < T
 
     theta' = theta · (factor · T / L - (factor - 1)) ^ (R / (R - 2))
 
-transformers uses the longest position of a batch as T. Here T is the length of the run's rows: a batch of shorter
-documents is rotated as any other, and equally on every rank.
+transformers uses the longest position of a batch as T. Here T is the run's sequence length, so that RoPE
+does not depend on the documents in a batch, and is equal on every rank. R is the number of rotated features.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gangline_models.rope.base import RopeChoice
 
 @dataclass(frozen=True)
 class BaseScaling(RopeScaling):
-    """Scaling by another base; `stretch` is the bracket of the formula."""
+    """RoPE scaling by another base; `stretch` is the term in parentheses of the formula."""
 
     stretch: float
 
@@ -31,14 +31,14 @@ class BaseScaling(RopeScaling):
 
 @dataclass
 class DynamicRope(RopeChoice):
-    """Dynamic NTK scaling: the base grows with the rows' length beyond the original context."""
+    """Options of dynamic NTK RoPE scaling: the base grows with the row length beyond the original context."""
 
     kind: ClassVar[str] = "dynamic"
     words: ClassVar[Mapping[str, str]] = {"factor": "factor", "original_max_position": "max_position_embeddings"}
     needed: ClassVar[tuple[str, ...]] = ("factor",)
 
-    factor: PositiveFloat = 2.0  # factor of the base's growth with the length
-    original_max_position: PositiveInt = 2048  # original context length in tokens, up to which RoPE is unscaled
+    factor: PositiveFloat = 2.0  # scaling factor: growth of the RoPE base with the row length
+    original_max_position: PositiveInt = 2048  # original context length in tokens: shorter rows are unscaled
 
     def make_scaling(self, length: int) -> RopeScaling:
         length = max(length, self.original_max_position)

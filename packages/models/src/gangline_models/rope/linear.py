@@ -23,13 +23,13 @@ class LinearScaling(RopeScaling):
 
 @dataclass
 class LinearRope(RopeChoice):
-    """Linear RoPE scaling: all wavelengths grow by one factor."""
+    """Options of linear RoPE scaling: all wavelengths grow by one factor."""
 
     kind: ClassVar[str] = "linear"
     words: ClassVar[Mapping[str, str]] = {"factor": "factor"}
     needed: ClassVar[tuple[str, ...]] = ("factor",)
 
-    factor: PositiveFloat = 8.0  # factor by which all wavelengths grow
+    factor: PositiveFloat = 8.0  # scaling factor of all RoPE wavelengths
 
     def make_scaling(self, length: int) -> RopeScaling:
         return LinearScaling(self.factor)

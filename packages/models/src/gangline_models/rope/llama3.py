@@ -1,4 +1,4 @@
-"""Llama 3.1's RoPE scaling: only wavelengths above a band grow in full; computed by gangline-basics. Torch-free."""
+"""Llama 3.1's RoPE scaling: long wavelengths are scaled, short ones not; computed by gangline-basics. Torch-free."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Llama3Rope(RopeChoice):
-    """RoPE scaling of Llama 3.1: long wavelengths grow, short ones stay."""
+    """Options of Llama 3.1's RoPE scaling: long wavelengths grow, short ones are unscaled."""
 
     kind: ClassVar[str] = "llama3"
     words: ClassVar[Mapping[str, str]] = {
@@ -28,9 +28,13 @@ class Llama3Rope(RopeChoice):
     }
     needed: ClassVar[tuple[str, ...]] = ("factor", "low_freq_factor", "high_freq_factor")
 
-    factor: PositiveFloat = 8.0  # factor by which long wavelengths grow
-    low_freq_factor: PositiveFloat = 1.0  # limit: wavelengths above original_max_position / this grow in full
-    high_freq_factor: PositiveFloat = 4.0  # limit: wavelengths below original_max_position / this are unscaled
+    factor: PositiveFloat = 8.0  # scaling factor of long RoPE wavelengths
+    low_freq_factor: PositiveFloat = (
+        1.0  # limit: wavelengths above original_max_position / low_freq_factor are fully scaled
+    )
+    high_freq_factor: PositiveFloat = (
+        4.0  # limit: wavelengths below original_max_position / high_freq_factor are unscaled
+    )
     original_max_position: PositiveInt = 8192  # original context length in tokens, before scaling
 
     def check(self, run: Run) -> list[Problem]:

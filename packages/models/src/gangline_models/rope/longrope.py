@@ -1,8 +1,8 @@
-"""LongRoPE scaling (Ding et al., arXiv 2402.13753, section 3): a factor for each pair, found by search. Torch-free.
+"""LongRoPE scaling (Ding et al., arXiv 2402.13753, section 3): a searched factor per pair of features. Torch-free.
 
-Rows longer than the original context L use one list of factors, others the other. Queries and keys are scaled by
-sqrt(1 + ln(factor) / ln(L)). transformers uses the longest position of a batch; here it is the length of the run's
-rows, so that a batch of shorter documents is rotated as any other, and equally on every rank.
+Rows longer than the original context L use the list `long_factor`, other rows `short_factor`. Queries and keys are
+scaled by sqrt(1 + ln(factor) / ln(L)). transformers chooses the list by the longest position of a batch. Here the run's
+sequence length chooses it, so that RoPE does not depend on the documents in a batch, and is equal on every rank.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PairwiseScaling(RopeScaling):
-    """Scaling of each pair's frequency by its own factor."""
+    """RoPE scaling of each pair's frequency by its own factor."""
 
     factors: tuple[float, ...]
     attention_factor: float
@@ -42,7 +42,7 @@ class PairwiseScaling(RopeScaling):
 
 @dataclass
 class LongRope(RopeChoice):
-    """LongRoPE scaling: each wavelength grows by its own factor."""
+    """Options of LongRoPE scaling: each wavelength grows by its own factor."""
 
     kind: ClassVar[str] = "longrope"
     words: ClassVar[Mapping[str, str]] = {
@@ -55,11 +55,11 @@ class LongRope(RopeChoice):
     needed: ClassVar[tuple[str, ...]] = ("short_factor", "long_factor")
     nullable: ClassVar[tuple[str, ...]] = ("factor", "attention_factor")
 
-    factor: PositiveFloat = 32.0  # ratio of the extended context length to the original
+    factor: PositiveFloat = 32.0  # ratio of the extended to the original context length
     original_max_position: Annotated[int, Ge(2)] = 4096  # original context length in tokens, before scaling
-    short_factor: list[PositiveFloat] = field(default_factory=list)  # factors of each pair, for rows up to that length
-    long_factor: list[PositiveFloat] = field(default_factory=list)  # factors of each pair, for longer rows
-    attention_factor: PositiveFloat | None = None  # scale of queries and keys; null: the paper's formula
+    short_factor: list[PositiveFloat] = field(default_factory=list)  # factor per pair, rows <= original_max_position
+    long_factor: list[PositiveFloat] = field(default_factory=list)  # factor per pair, rows > original_max_position
+    attention_factor: PositiveFloat | None = None  # scale of queries and keys; null: formula of the paper
 
     def check(self, run: Run) -> list[Problem]:
         width: int = getattr(run.model, "rotated", 0)

@@ -1,8 +1,8 @@
 """YaRN RoPE scaling (Peng et al., arXiv 2309.00071): long wavelengths interpolated, short ones kept. Torch-free.
 
-Pair i of R/2 makes L · rate_i / 2π turns over the L tokens of the original context (section 3.2). Pairs with more than
-beta_fast turns keep their frequency, pairs with fewer than beta_slow are slowed by `factor`, and in between the blend
-is linear in i. Queries and keys grow by 0.1 ln(factor) + 1 (section 3.4, eq. 15).
+Pair i of R/2 rotated pairs makes L · rate_i / 2π turns over the original context of L tokens (section 3.2). Pairs with
+more than beta_fast turns keep their frequency, the frequency of pairs with fewer than beta_slow turns is divided by
+`factor`, and in between the blend is linear in i. Queries and keys grow by 0.1 ln(factor) + 1 (section 3.4, eq. 15).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class YarnScaling(RopeScaling):
-    """YaRN scaling. truncate: both pairs between which it blends are rounded to integers, as in the authors' code."""
+    """YaRN scaling. truncate: round the limits of the blend to integer pair indices, as in the authors' code."""
 
     factor: float
     original_max_position: int
@@ -55,7 +55,7 @@ class YarnScaling(RopeScaling):
 
 @dataclass
 class YarnRope(RopeChoice):
-    """YaRN scaling: long wavelengths grow, short ones stay, attention is sharpened."""
+    """Options of YaRN scaling: long wavelengths grow, short ones are unscaled, attention scores are scaled up."""
 
     kind: ClassVar[str] = "yarn"
     words: ClassVar[Mapping[str, str]] = {
@@ -73,14 +73,14 @@ class YarnRope(RopeChoice):
         *("factor", "beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim"),
     )
 
-    factor: PositiveFloat = 4.0  # factor by which long wavelengths grow
+    factor: PositiveFloat = 4.0  # scaling factor of long RoPE wavelengths
     original_max_position: PositiveInt = 32_768  # original context length in tokens, before scaling
-    beta_fast: PositiveFloat = 32.0  # limit: pairs with more turns than this over that length are unscaled
-    beta_slow: PositiveFloat = 1.0  # limit: pairs with fewer turns than this grow in full
-    attention_factor: PositiveFloat | None = None  # scale of queries and keys; null: the paper's formula
-    mscale: PositiveFloat | None = None  # factor of the paper's 0.1 in the numerator, with mscale_all_dim (DeepSeek)
-    mscale_all_dim: PositiveFloat | None = None  # factor of the paper's 0.1 in the denominator, with mscale
-    truncate: bool = True  # rounding of the blend's limits to integer pairs
+    beta_fast: PositiveFloat = 32.0  # YaRN beta: feature pairs with more turns over the original context are unscaled
+    beta_slow: PositiveFloat = 1.0  # YaRN beta: feature pairs with fewer turns over the original context are scaled
+    attention_factor: PositiveFloat | None = None  # scale of queries and keys; null: formula of the paper
+    mscale: PositiveFloat | None = None  # DeepSeek: multiplier of 0.1 in attention_factor's numerator; null: off
+    mscale_all_dim: PositiveFloat | None = None  # DeepSeek: multiplier of 0.1 in attention_factor's denominator
+    truncate: bool = True  # round the limits of the blend to integer pair indices
 
     def check(self, run: Run) -> list[Problem]:
         if getattr(run.model, "rope_theta", None) != 1:

@@ -1,4 +1,4 @@
-"""All-to-all of rows to the ranks of their experts and back: the contract of a transfer, and the flat version."""
+"""All-to-all of rows to the ranks of their experts and back: interface and flat implementation."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from gangline.comm.base import Comm, Pending
 
 
 class AllToAll(ABC):
-    """Transfer of one microbatch over the ranks of a fold, and its reverse; rows are (A, ...), sorted by expert."""
+    """All-to-all of one microbatch over the expert-parallel ranks, and its reverse; rows (A, ...) sorted by expert."""
 
     @abstractmethod
     def to_experts(self, rows: Tensor) -> Pending[Tensor]:
-        """Start to send this rank's rows to their experts -> (a, ...), the rows of the experts on this rank."""
+        """Start to send rows (A, ...) to the ranks of their experts -> (a, ...), the rows for this rank's experts."""
 
     @abstractmethod
     def from_experts(self, rows: Tensor) -> Pending[Tensor]:
-        """Start to send rows back: (a, ...) -> (A, ...), in the order in which they were sent."""
+        """Start to send rows (a, ...) of this rank's experts back -> (A, ...), in the order of `to_experts`' input."""
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,11 @@
 """Token dispatch to the ranks that hold the experts, and back: two all-to-alls with uneven splits.
 
 Rows are sorted by expert, and a rank holds consecutive experts, so the rows for a rank are contiguous. Arrived rows are
-sorted by source rank, then regrouped by expert, source ranks in order. The rows of an expert then have the order that
-one process with all ranks' tokens would give, and the same bits (on a CPU if the widths are multiples of 32: otherwise
-the last row of an activation goes through another loop).
+sorted by source rank, then regrouped by expert, with source ranks in order. Each expert's rows then have the same order
+as in one process with all ranks' tokens, and the same bits. (On a CPU the bits are equal only if the widths are
+multiples of 32: otherwise another loop computes the last row of an activation.)
 
-E experts, D model width. A rows leave this rank, a arrive for the experts here.
+E experts, D model width. A rows leave this rank, a rows arrive for the experts on this rank.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from gangline_moe.dispatch.all_to_all import AllToAll, FlatAllToAll
 from gangline_moe.dispatch.hierarchical import HierarchicalAllToAll
 from gangline_moe.dispatch.per_expert import PerExpertAllToAll
 
-FEW = 8  # maximum number of experts on a rank that get one message each
+FEW = 8  # maximum number of experts per rank for one message per expert
 
 
 @dataclass
 class Route:
-    """Route of one microbatch's rows over the ranks of a fold.
+    """Route of one microbatch's rows over the expert-parallel ranks.
 
-    order_a  sorts the arrived rows by expert; None: they are sorted
-    bounds   (experts here + 1,): the rows of expert e are bounds[e] to bounds[e + 1]
+    order_a  permutation that sorts the arrived rows by expert; None: rows arrive sorted
+    bounds   (experts on this rank + 1,): the rows of local expert e are bounds[e] to bounds[e + 1]
     """
 
     transfer: AllToAll
@@ -40,10 +40,11 @@ class Route:
 
 
 def plan_route(comm: Comm, rows: int, counts_E: Tensor, ranks_per_node: int | None = None) -> Route:
-    """Exchange the row counts of each expert and plan the transfer. One small all-to-all, one wait of the host.
+    """Exchange the row counts of each expert and plan the transfer: one small all-to-all, one host synchronisation.
 
-    rows: A, of which counts_E are for each expert. With few experts per rank on a CPU, each expert's rows are one
-    message, which saves the regrouping (measured with gloo, 16 MiB a rank: see `benchmarks/moe.py dispatch`).
+    rows: the number A of rows; counts_E: number of rows per expert. On a CPU with 2 to FEW experts per rank, each
+    expert's rows are one message, which saves the regrouping (measured with gloo, 16 MiB per rank: see
+    `benchmarks/moe.py dispatch`).
     """
     here = len(counts_E) // comm.size
     arriving_E = comm.all_to_all(counts_E.contiguous())
@@ -52,7 +53,7 @@ def plan_route(comm: Comm, rows: int, counts_E: Tensor, ranks_per_node: int | No
     if counts_E.device.type == "cpu" and 1 < here <= FEW and not hierarchical:
         per_expert = PerExpertAllToAll(comm, *by_rank.tolist())
         return Route(per_expert, None, per_expert.bounds)
-    if counts_E.is_meta:  # on the meta device: as if every rank got equally many rows
+    if counts_E.is_meta:  # on the meta device: assume equally many rows per rank
         sent = received = [rows // comm.size] * comm.size
     else:
         sent, received = by_rank.sum(-1).tolist()
@@ -71,7 +72,7 @@ def plan_route(comm: Comm, rows: int, counts_E: Tensor, ranks_per_node: int | No
 
 @dataclass
 class _Transfer:
-    """One transfer: `start` in the forward pass, `start_back` in the backward pass; `pending` is the one in flight."""
+    """One transfer: `start` in the forward pass, `start_back` in the backward pass; `pending`: the result in flight."""
 
     start: Callable[[Tensor], Pending[Tensor]]
     start_back: Callable[[Tensor], Pending[Tensor]]
@@ -85,7 +86,7 @@ class _Transfer:
 
 
 class _Depart(torch.autograd.Function):
-    """Start a transfer; its empty output only marks its place in the graph. Backward waits for the gradient."""
+    """Start a transfer; the empty output only links `_Arrive` to it in the graph. Backward waits for the gradient."""
 
     @staticmethod
     def forward(ctx, rows: Tensor, transfer: _Transfer) -> Tensor:
@@ -131,8 +132,8 @@ class _Reorder(torch.autograd.Function):
 class TokenDispatcher:
     """Both transfers of one microbatch: rows (A, D) to the ranks of their experts, and the experts' outputs back.
 
-    The transfer starts in the constructor. Whatever runs before `dispatch()` overlaps it, and in the backward pass
-    overlaps the return of the gradients.
+    The transfer starts in the constructor. Computation before `dispatch()` overlaps the transfer, and its backward
+    pass overlaps the return of the gradients.
     """
 
     def __init__(self, comm: Comm, rows_AD: Tensor, counts_E: Tensor, ranks_per_node: int | None = None) -> None:

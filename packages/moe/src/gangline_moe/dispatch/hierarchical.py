@@ -1,9 +1,10 @@
-"""Hierarchical all-to-all for folds wider than a node: first inside nodes, then between ranks with equal local index.
+"""Hierarchical all-to-all over several nodes: first inside each node, then between ranks with equal local rank.
 
-Rank i of node a has rows for rank j of node b. It hands them to rank j of its own node, over the node's fast links;
-that rank sends all rows of node a for (b, j) in one message. A rank then sends to one rank of each other node instead
-of to all its ranks: fewer and larger messages between nodes, and equally many bytes (Tutel, arXiv 2206.03382,
-"two-dimensional hierarchical all-to-all"). Arrived rows are sorted by rank, as after the flat all-to-all.
+Rank i of node a has rows for rank j of node b. It sends them to rank j of node a, over the node's fast links;
+rank j of node a then sends all rows of node a for rank j of node b in one message. Each rank thus sends to one rank of
+each other node instead of to all ranks of that node: fewer and larger messages between nodes, and equally many bytes
+(Tutel, arXiv 2206.03382, "two-dimensional hierarchical all-to-all"). Arrived rows are sorted by source rank, as after
+the flat all-to-all.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from gangline_moe.dispatch.all_to_all import AllToAll
 
 @dataclass(frozen=True)
 class HierarchicalAllToAll(AllToAll):
-    """All-to-all in two steps. rows_RR[r][s]: number of rows that rank r of the fold has for rank s."""
+    """All-to-all in two steps. rows_RR[r][s]: number of rows that rank r sends to rank s."""
 
     comm: Comm
     ranks_per_node: int
@@ -28,7 +29,7 @@ class HierarchicalAllToAll(AllToAll):
 
     @classmethod
     def from_sent(cls, comm: Comm, sent: list[int], ranks_per_node: int, device: torch.device) -> HierarchicalAllToAll:
-        """Build the transfer from this rank's row counts for each rank. One small all-gather."""
+        """Build the transfer from this rank's row counts per target rank, with one small all-gather."""
         return cls(comm, ranks_per_node, comm.all_gather(torch.tensor([sent], device=device)).tolist())
 
     def to_experts(self, rows: Tensor) -> Pending[Tensor]:
@@ -40,7 +41,7 @@ class HierarchicalAllToAll(AllToAll):
 
 
 def _start(rows: Tensor, comm: Comm, ranks_per_node: int, rows_RR: list[list[int]]) -> _InsideNode:
-    """Start the exchange inside the node."""
+    """Start the exchange inside the node; `wait` of the result also runs the exchange between nodes."""
     index = comm.index
     first = index - index % ranks_per_node
     mates = range(first, first + ranks_per_node)
@@ -60,7 +61,7 @@ def _start(rows: Tensor, comm: Comm, ranks_per_node: int, rows_RR: list[list[int
 
 @dataclass
 class _InsideNode:
-    """First step in flight; `wait` runs the second. `outgoing` is kept until it has been sent."""
+    """Exchange inside the node, in flight; `wait` then runs the one between nodes. `outgoing` is kept until sent."""
 
     comm: Comm
     ranks_per_node: int

@@ -1,7 +1,7 @@
-"""All-to-all with one message per expert, received at the final place of its rows.
+"""All-to-all with one message per expert, received at the final offset of its rows.
 
-The sender has its rows sorted by rank and then by expert, the receiver needs them by expert and then by rank: one batch
-of transfers between slices of the two buffers regroups them, without another copy.
+The sender's rows are sorted by rank and then by expert; the receiver needs them sorted by expert and then by rank. One
+batch of transfers between slices of the two buffers regroups the rows, without another copy.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from torch import Tensor
 from gangline.comm.base import Comm, Pending
 from gangline_moe.dispatch.all_to_all import AllToAll
 
-Counts = list[list[int]]  # rows by rank, and by expert of that rank
+Counts = list[list[int]]  # number of rows, by rank and then by expert
 
 
 @dataclass(frozen=True)
 class PerExpertAllToAll(AllToAll):
-    """Per-expert all-to-all. sent: rows for each rank's experts; received: rows from each rank for the experts here."""
+    """Per-expert all-to-all. sent: row counts for each rank's experts; received: row counts from each rank."""
 
     comm: Comm
     sent: Counts
@@ -28,7 +28,7 @@ class PerExpertAllToAll(AllToAll):
 
     @property
     def bounds(self) -> Tensor:
-        """Bounds of each expert's rows, (experts here + 1,): the rows of expert e are bounds[e] to bounds[e + 1]."""
+        """Bounds of each expert's rows, (experts on this rank + 1,): expert e has rows bounds[e] to bounds[e + 1]."""
         per_expert = [sum(column) for column in zip(*self.received, strict=True)]
         return torch.tensor([0, *per_expert]).cumsum(0)
 
@@ -41,7 +41,7 @@ class PerExpertAllToAll(AllToAll):
     def _send(
         self, rows: Tensor, sources: list[tuple[int, int, int]], targets: list[tuple[int, int, int]]
     ) -> Pending[Tensor]:
-        """Start the exchange. sources, targets: (peer, start, stop), for each peer in the order of the experts."""
+        """Start the exchange. sources, targets: (peer, start, stop) of each slice of rows; per peer in expert order."""
         out = rows.new_empty(max((stop for _, _, stop in targets), default=0), *rows.shape[1:])
         sends = [(rows[start:stop], peer) for peer, start, stop in sources if stop > start]
         recvs = [(out[start:stop], peer) for peer, start, stop in targets if stop > start]
@@ -50,7 +50,7 @@ class PerExpertAllToAll(AllToAll):
 
 @dataclass
 class _Arriving:
-    """Receive buffer of an exchange in flight; sent rows are kept until they have been sent."""
+    """Receive buffer of an exchange in flight; `rows`, the send buffer, is kept until it has been sent."""
 
     pending: Pending[Sequence[Tensor]]
     out: Tensor

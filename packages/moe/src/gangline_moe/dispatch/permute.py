@@ -1,6 +1,6 @@
-"""Permutation of (token, expert) pairs that sorts them by expert, used both ways.
+"""Permutation that sorts (token, expert) pairs by expert, used for dispatch and combine.
 
-N tokens, k experts of each, E experts, A = N·k pairs (less those without an expert), D model width.
+N tokens, k experts per token, E experts, A = N·k pairs (minus pairs without an expert), D model width.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 
 from gangline_basics.model.kernels import takes_kernels
 
-MOST = 16  # maximum experts per token for the kernels, which are compiled per number with an unrolled loop over experts
+MOST = 16  # maximum number of experts per token for the kernels, which unroll their loop over a token's experts
 
 
 @dataclass(frozen=True)
@@ -21,9 +21,9 @@ class Permutation:
     """(token, expert) pairs sorted by expert; within an expert tokens keep their order.
 
     token_A   the token of each sorted pair
-    place_Nk  the row of the pair of token n and its j-th expert; -1: no row
+    place_Nk  row index of the pair of token n and its j-th expert; -1: no row
     bounds    (E + 1,) int64: the rows of expert e are bounds[e] to bounds[e + 1]
-    whole     every pair has a row
+    whole     true if every pair has a row
     """
 
     token_A: Tensor
@@ -33,12 +33,12 @@ class Permutation:
 
     @property
     def counts(self) -> Tensor:
-        """Number of pairs of each expert, (E,)."""
+        """Number of pairs per expert, shape (E,)."""
         return self.bounds.diff()
 
 
 def sort_by_expert(expert_Nk: Tensor, experts: int, whole: bool = True) -> Permutation:
-    """Sort the pairs by expert. Without `whole`, a pair may have expert number `experts`, which means none."""
+    """Sort the pairs by expert. With whole=False, the index `experts` means a pair without an expert."""
     N, k = expert_Nk.shape
     flat = expert_Nk.reshape(-1)
     order = torch.argsort(flat, stable=True)
@@ -54,7 +54,7 @@ def sort_by_expert(expert_Nk: Tensor, experts: int, whole: bool = True) -> Permu
 
 
 def drop_over_capacity(expert_Nk: Tensor, experts: int, capacity: int) -> Tensor:
-    """Return `expert_Nk` with `experts` (none) in place of each expert's pairs after its first `capacity`."""
+    """Return `expert_Nk` with `experts` (no expert) for each pair after the first `capacity` pairs of its expert."""
     flat = expert_Nk.reshape(-1)
     permutation = sort_by_expert(expert_Nk, experts, whole=False)
     before = permutation.place_Nk.reshape(-1) - permutation.bounds[:-1][flat.clamp(max=experts - 1)]
@@ -78,7 +78,7 @@ class Permute(torch.autograd.Function):
 class Combine(torch.autograd.Function):
     """Combine rows (A, D), weights (N, k) -> (N, D): the weighted sum of each token's rows in the order of its experts.
 
-    Sums are in the wider of the two dtypes, y in the dtype of the rows.
+    Sums are in the wider dtype of rows and weights, the output in the dtype of the rows.
     """
 
     @staticmethod
@@ -133,15 +133,16 @@ def gather_rows(rows_AD: Tensor, made: Permutation, weight_Nk: Tensor | None) ->
 
 
 def _takes_kernels(rows_AD: Tensor, made: Permutation) -> bool:
-    """Return whether the Triton kernels run: for at most MOST experts per token.
+    """Return whether the Triton kernels run, which they do for at most MOST experts per token.
 
-    Expert choice changes that number from batch to batch; a pair of kernels for 128 takes half a minute to compile.
+    With expert choice the number of experts per token changes from batch to batch, and compiling both kernels for
+    128 experts takes half a minute.
     """
     return made.place_Nk.shape[1] <= MOST and takes_kernels(rows_AD)
 
 
 def _gather_column(rows_AD: Tensor, made: Permutation, j: int) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return the row of each token's j-th pair, its place, and a mask of the tokens that have one (None: all)."""
+    """Return rows and row indices of each token's j-th pair, and a mask of tokens with such a pair (None: all)."""
     place = made.place_Nk[:, j]
     if made.whole:
         return rows_AD.index_select(0, place), place, None

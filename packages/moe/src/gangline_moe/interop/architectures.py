@@ -1,4 +1,4 @@
-"""Hugging Face architectures with experts as data: the fields of a config.json. Torch-free."""
+"""Hugging Face architectures with experts, as tables of config.json fields. Torch-free."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ LLAMA, QWEN = "LlamaForCausalLM", "Qwen3ForCausalLM"
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertsArchitecture:
-    """An architecture with experts.
+    """Hugging Face architecture with experts: fields of its config.json, their defaults, and its router.
 
     dense       architecture of the model without experts, whose part reads the rest of a config.json
-    model_type  of the architecture, if its model without experts is another one
-    title       of the architecture, in messages
+    model_type  `model_type` in config.json; "": as in the model without experts
+    title       name of the architecture in messages
     number      field with the number of experts
-    read_as     names by which it is read: the first that a file has
+    read_as     accepted names of the field `number`: the first name that a file has is read
     width       field with the width of an expert
-    silent      fields that are read -> the value in transformers if a file lacks the field; None: a file must have it
-    nullable    fields for which null means the same as no field
-    only        field -> the values that gangline supports
-    rest        fields of the config.json of the model without experts
-    router      class of the options of the router, and its name in group `moe/router`
-    everywhere  every block has experts, and the weights of a token's experts add up to 1
+    silent      field to read -> default in transformers if a file lacks the field; None: the field is required
+    nullable    fields for which null means the same as a missing field
+    only        field -> values that gangline supports
+    rest        fields to add to the config.json of the model without experts
+    router      options class of the router, and the router's name in group `moe/router`
+    everywhere  true if every block has experts and the weights of a token's experts add up to 1
     """
 
     name: str
@@ -54,7 +54,7 @@ class ExpertsArchitecture:
         return "shared_expert_intermediate_size" in self.silent
 
 
-MIXTRAL = ExpertsArchitecture(  # no norm of queries and keys
+MIXTRAL = ExpertsArchitecture(  # no QK norm
     name="MixtralForCausalLM",
     dense=LLAMA,
     model_type="mixtral",
@@ -65,7 +65,7 @@ MIXTRAL = ExpertsArchitecture(  # no norm of queries and keys
         **{"num_hidden_layers": 32, "num_experts_per_tok": 2, "num_local_experts": 8},
         **{"intermediate_size": 14336},
     },
-    rest={"rms_norm_eps": 1e-5, "rope_theta": 1e6},  # defaults of Mixtral that a Llama does not have
+    rest={"rms_norm_eps": 1e-5, "rope_theta": 1e6},  # defaults of Mixtral, which differ from those of Llama
     everywhere=True,
 )
 QWEN_MOE = ExpertsArchitecture(
@@ -79,7 +79,7 @@ QWEN_MOE = ExpertsArchitecture(
         **{"norm_topk_prob": False, "decoder_sparse_step": 1},
     },
 )
-DOTS = ExpertsArchitecture(  # the feed-forward of DeepSeek-V3 in a Qwen3
+DOTS = ExpertsArchitecture(  # Qwen3 with the MoE layers of DeepSeek-V3
     name="Dots1ForCausalLM",
     dense=QWEN,
     model_type="dots1",
@@ -95,7 +95,7 @@ DOTS = ExpertsArchitecture(  # the feed-forward of DeepSeek-V3 in a Qwen3
     only={"moe_layer_freq": (1,), "scoring_func": ("sigmoid", "noaux_tc"), "topk_method": ("noaux_tc",)},
     router=(Sigmoid, "sigmoid"),
 )
-GPT_OSS = ExpertsArchitecture(  # experts with biases and clamped gate and up-projection
+GPT_OSS = ExpertsArchitecture(  # experts with biases, clamped gate and clamped up-projection
     name="GptOssForCausalLM",
     dense="GptOssForCausalLM",
     number="num_local_experts",
@@ -106,7 +106,7 @@ GPT_OSS = ExpertsArchitecture(  # experts with biases and clamped gate and up-pr
     router=(Biased, "biased"),
     everywhere=True,
 )
-DEEPSEEK = ExpertsArchitecture(  # without experts, all its layers are dense blocks
+DEEPSEEK = ExpertsArchitecture(  # the model without experts has dense blocks only
     name="DeepseekV3ForCausalLM",
     dense="DeepseekV3ForCausalLM",
     number="n_routed_experts",

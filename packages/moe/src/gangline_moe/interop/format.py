@@ -1,4 +1,4 @@
-"""Capability `hugging_face` of the edit `moe`: experts in a config.json, and in `model.weights`. Torch-free."""
+"""Capability `hugging_face` of the edit `moe`: experts in config.json, and the check of `model.weights`. Torch-free."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ class MoeFormat(EditFormat):
 
 
 def list_missing_overrides(of: ExpertsArchitecture, options: MoeOptions, config: dict[str, Any]) -> list[str]:
-    """Return the overrides missing for this architecture. config: the config.json of the model without experts."""
+    """Return the overrides that the run lacks to match this architecture.
+
+    config: the config.json of the model without experts.
+    """
     router, (kind, name), has_shared = options.router, of.router, of.scored or of.gated
     fits = isinstance(router, Sigmoid) if of.scored else type(router) is kind
     holds = {
@@ -81,7 +84,7 @@ def _write_fields(of: ExpertsArchitecture, options: MoeOptions, config: dict[str
 
 
 def find_weight_problems(options: MoeOptions, run: Run) -> list[Problem]:
-    """Return problems: differences between these experts and those of the directory in `model.weights`."""
+    """Return a problem if the options differ from the experts of the model in `model.weights`."""
     from gangline.run.directory import holds_checkpoint
     from gangline_models.hugging_face.config import read_config
 

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 def list_expert_names(place: str, options: MoeOptions, qk_norm: bool, biased: Sequence[str] = ()) -> tuple[HFName, ...]:
-    """Return the Hugging Face names of a layer's tensors at `place` ("blocks.*.feed_forward").
+    """Return the Hugging Face names of the tensors of the MoE layers at `place` ("blocks.*.feed_forward").
 
-    biased: linears of experts that have a bias.
+    biased: names of the experts' linears that have a bias.
     """
     if biased:
         return _list_gpt_oss_names(place, options)
@@ -41,7 +41,7 @@ def list_expert_names(place: str, options: MoeOptions, qk_norm: bool, biased: Se
 
 
 def _list_gpt_oss_names(place: str, options: MoeOptions) -> tuple[HFName, ...]:
-    """Return the names of GPT-OSS: experts stacked and transposed, columns of gate and up-projection interleaved."""
+    """Return the names of gpt-oss: weights stacked and transposed, columns of gate and up-projection interleaved."""
     hidden, theirs = 2 * (options.ffn_dim or 0), "model.layers.{0}.mlp"
     names = [HFName(f"{place}.router.gate.{leaf}", f"{theirs}.router.{leaf}") for leaf in ("weight", "bias")]
     for first, name in enumerate(("w_gate", "w_up")):

@@ -1,4 +1,4 @@
-"""Reader of a config.json's experts into options. Torch-free."""
+"""Reader that converts the expert fields of a config.json to options. Torch-free."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from gangline_moe.config import MoeOptions
 
 Options = TypeVar("Options", bound="MoeOptions")
-# Fields of experts, hidden from the part that reads the rest. Losses and noise matter only in training.
+# Expert fields, removed before the part of the model without experts reads the config.json. Losses and noise matter
+# only in training.
 ROUTING = (
     *("num_experts", "num_local_experts", "n_routed_experts", "n_shared_experts", "num_experts_per_tok"),
     *("moe_intermediate_size", "norm_topk_prob", "routed_scaling_factor", "n_group", "topk_group"),
@@ -26,7 +27,7 @@ DOTS_ALONE = (*DOTS.only, "aux_loss_alpha", "seq_aux", "ep_size")
 
 
 def read_experts(cls: type[Options], config: dict[str, Any]) -> tuple[Options, dict[str, Any]] | None:
-    """Return (the options that make the model of `config`, the config.json of the model without experts).
+    """Return (the `moe` options of `config`, the config.json of the model without experts).
 
     Returns None if the model has no experts. Raises UserError for attention windows, and for blocks with experts that
     `first` and `every` cannot describe.
@@ -47,7 +48,7 @@ class _Experts:
         of, first, every = self.of, 0, 1
         if of.model_type:
             self._refuse_windows()
-            self.read_field("num_experts_per_tok", PositiveInt)  # its error comes first
+            self.read_field("num_experts_per_tok", PositiveInt)  # read here to report its error first
         if "first_k_dense_replace" in of.silent:
             first = self.read_field("first_k_dense_replace", NonNegativeInt)
             if not of.model_type and first >= self.layers:
@@ -70,7 +71,10 @@ class _Experts:
         return cls(**sizes, router=router, **self._read_shared(hidden)), self._make_dense_config()
 
     def read_field(self, name: str, hint: Any, of: str = "") -> Any:
-        """Return a field of `silent`, or of its other name. Raises UserError for null or a missing required field."""
+        """Return field `name`, by default the value of `of or name` in `silent`.
+
+        Raises UserError for null, and for a missing required field.
+        """
         absent = self.of.silent[of or name]
         if absent is None and not self.reader.holds(name):
             what = f"a model whose config.json does not give {name}."
@@ -145,5 +149,5 @@ class _Experts:
             sizes = ("hidden_size", "num_attention_heads")
             if None not in map(rest.get, sizes):
                 width, heads = (self.reader.read_given(name, None, PositiveInt) for name in sizes)
-                head["head_dim"] = width // heads  # not Qwen3's 128
+                head["head_dim"] = width // heads  # the default of Qwen3 is 128
         return {**of.rest, **rest, **head, "architectures": [of.dense]}

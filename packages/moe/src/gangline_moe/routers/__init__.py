@@ -1,1 +1,1 @@
-"""Routers: which experts each token goes through, with what weight. Each module cites the method's source."""
+"""Routers: they choose the experts of each token and their weights. Each module cites the method's source."""

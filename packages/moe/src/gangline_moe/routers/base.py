@@ -15,10 +15,10 @@ from gangline_moe.nodes import RouterNode
 
 @dataclass(frozen=True)
 class Choice:
-    """A router's decision.
+    """Experts that a router chose for each token, their weights, and all scores.
 
-    expert_Nk  int64, the experts of each token; if `whole` is false, the number E means none
-    weight_Nk  factors of the experts' outputs
+    expert_Nk  int64, expert indices of each token; with whole=False, index E means no expert
+    weight_Nk  weights by which the experts' outputs are multiplied
     prob_NE    scores of all experts, adding up to 1, for the balancing losses
     logits_NE  the gate's output
     """
@@ -33,8 +33,8 @@ class Choice:
 def divide_by_sum(weight_Nk: Tensor, least: float = 0.0) -> Tensor:
     """Return the weights divided by their sum plus `least`.
 
-    The weight of a single expert is exactly 1 and its gradient exactly 0: the gradient of w / w is rounding, which
-    differs between layouts, and SOAP would build its first basis from it.
+    The weight of a single expert is exactly 1 and its gradient exactly 0. The gradient of w / w would be a rounding
+    error, which differs between layouts, and SOAP would compute its first basis from it.
     """
     if weight_Nk.shape[-1] == 1:
         return weight_Nk * 0 + 1
@@ -42,10 +42,10 @@ def divide_by_sum(weight_Nk: Tensor, least: float = 0.0) -> Tensor:
 
 
 class Router(nn.Module, ABC):
-    """Router: x (B, T, D) -> Choice, in the dtype of the gate's weight: float32, or float64 if the whole run is.
+    """Router: x (B, T, D) -> Choice, in the dtype of the gate's weight: float32, or float64 in a float64 run.
 
-    bias   (E,) float32, added only to the scores that the choice is made by; updated by `after_step`
-    share  (E,) float32, each expert's share of the last step's load
+    bias   (E,) float32, added to the scores for the choice of experts, not to weights; updated by `after_step`
+    share  (E,) float32, each expert's share of the previous step's load
     """
 
     bias: Tensor | None
@@ -73,12 +73,12 @@ class Router(nn.Module, ABC):
         return self.add_bias(score_NE).topk(self.node.top_k, dim=-1).indices
 
     def add_bias(self, score_NE: Tensor) -> Tensor:
-        """Return the scores plus the bias, detached, as the choice compares them."""
+        """Return the detached scores plus the bias, by which experts are chosen."""
         return score_NE.detach() if self.bias is None else score_NE.detach() + self.bias
 
     @torch.no_grad()
     def after_step(self, totals: dict[str, Tensor]) -> None:
-        """Update the bias and the shares, from the load of the whole step."""
+        """Update the bias and the load shares from the step's total load, `totals["load"]`, (E,)."""
         load = totals.get("load")
         if load is None:
             return

@@ -1,6 +1,6 @@
 """Options of the routers: parts of the group `moe/router`, which other packages may extend. Torch-free.
 
-A router's `build(config, dim, experts, top_k) -> RouterNode` names, in its node, a module that derives from
+A router's `build(config, dim, experts, top_k) -> RouterNode` returns a node whose `module` names a subclass of
 `gangline_moe.routers.base.Router`.
 """
 
@@ -22,26 +22,26 @@ GROUP = "moe/router"
 
 @dataclass
 class RouterConfig(PartConfig):
-    """Options of every router: ways to balance the load, each off at 0, and noise."""
+    """Options of every router: load balancing and jitter noise; 0 turns each of them off."""
 
-    bias_rate: NonNegativeFloat = 0.0  # update rate of the balancing bias of each expert; 0: no bias
-    seq_aux_loss: NonNegativeFloat = 0.0  # weight of the load-balancing loss over each sequence
-    # weight of the load-balancing loss (Switch), with the load of the last step
+    bias_rate: NonNegativeFloat = 0.0  # update step of the load-balancing bias of each expert; 0: no bias
+    seq_aux_loss: NonNegativeFloat = 0.0  # weight of the load-balancing loss per sequence; 0: off
+    # weight of the load-balancing loss per global batch (Switch), with the load of the previous step; 0: off
     global_aux_loss: NonNegativeFloat = 0.0
-    z_loss: NonNegativeFloat = 0.0  # weight of the router z-loss: mean squared log-sum-exp of the logits
-    jitter: ShareBelowOne = 0.0  # jitter noise: the router's input is multiplied by 1 - jitter to 1 + jitter
+    z_loss: NonNegativeFloat = 0.0  # weight of the router z-loss: mean squared log-sum-exp of the logits; 0: off
+    jitter: ShareBelowOne = 0.0  # jitter noise: the router input is multiplied by random factors in 1 ± jitter; 0: off
 
     def check(self, run: Run) -> list[Problem]:
         return list(self.find_problems(run))
 
     def find_problems(self, run: Run) -> Iterator[Problem]:
-        """Yield problems: values that do not fit together."""
+        """Yield problems: option values that contradict each other."""
         yield from ()
 
 
 @dataclass
 class Softmax(RouterConfig):
-    """Options of the softmax router: a token's `top_k` experts of largest probability (Mixtral, Qwen3-MoE, Switch)."""
+    """Options of the softmax router: select the `top_k` experts of largest probability (Mixtral, Qwen3-MoE, Switch)."""
 
     global_aux_loss: float = 0.02
     renormalise: bool = True  # renormalisation of a token's expert weights to sum to 1 (softmax after top-k)
@@ -54,7 +54,7 @@ class Biased(Softmax):
 
 @dataclass
 class Sigmoid(RouterConfig):
-    """Options of the sigmoid router: scores between 0 and 1, and a balancing bias without gradient (DeepSeek-V3)."""
+    """Options of the sigmoid router: sigmoid scores, and a load-balancing bias without gradient (DeepSeek-V3)."""
 
     bias_rate: float = 0.01
     seq_aux_loss: float = 0.0001
@@ -64,7 +64,7 @@ class Sigmoid(RouterConfig):
 
 @dataclass
 class Grouped(Sigmoid):
-    """Options of the grouped sigmoid router: experts from the best `top_groups` of `groups` only (DeepSeek-V3)."""
+    """Options of the grouped sigmoid router: experts from the `top_groups` best groups only (DeepSeek-V3)."""
 
     bias_rate: float = 0.001
     scale: float = 2.5
@@ -73,7 +73,7 @@ class Grouped(Sigmoid):
 
     def find_problems(self, run: Run) -> Iterator[Problem]:
         yield from super().find_problems(run)
-        options: Any = run.edits["moe"]  # the edit that the router is a part of
+        options: Any = run.edits["moe"]  # the options of the edit `moe`, which contain the router
         experts, top_k = options.experts, options.top_k
         if experts % self.groups or experts // self.groups < 2:
             yield Problem(
@@ -92,7 +92,7 @@ class Grouped(Sigmoid):
 
 @dataclass
 class ExpertChoice(RouterConfig):
-    """Options of expert choice: each expert takes its top_k / experts of a microbatch's tokens, by highest score."""
+    """Options of expert choice: each expert takes its best-scoring tokens, the share top_k / experts of a batch."""
 
     def find_problems(self, run: Run) -> Iterator[Problem]:
         yield from super().find_problems(run)

@@ -1,8 +1,8 @@
 """Expert-choice router: experts choose tokens (Zhou et al., arXiv 2202.09368, section 3.2).
 
-Each expert takes the C = N · top_k / E tokens (rounded up) of the microbatch on this rank that score it highest; a
-token may have no expert or all. The host waits for the number of experts of the busiest token. A token's experts depend
-on later tokens of its sequence, so autoregressive generation computes something else.
+Each expert takes C = N · top_k / E tokens (rounded up) of the microbatch on this rank: those with the highest scores
+for the expert. A token may have no expert or all experts. The host waits for the maximum number of experts per token. A
+token's experts depend on later tokens of its sequence, so autoregressive generation gives different outputs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class ExpertChoiceRouter(Router):
         count = min(N, -(-N * self.node.top_k // E))
         tokens = prob_NE.detach().topk(count, dim=0).indices
         chosen_NE = torch.zeros_like(prob_NE, dtype=torch.bool).scatter_(0, tokens, True)
-        # on the meta device: every token has top_k
+        # on the meta device: assume top_k experts per token
         most = self.node.top_k if chosen_NE.is_meta else int(chosen_NE.sum(1).max())
         every = torch.arange(E, device=prob_NE.device)
         expert_Nk = torch.where(chosen_NE, every, E).sort(-1).values[:, :most].contiguous()

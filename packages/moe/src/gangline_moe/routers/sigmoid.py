@@ -1,7 +1,7 @@
 """Sigmoid router with auxiliary-loss-free balancing by a bias (DeepSeek-V3, arXiv 2412.19437, section 2.1.2).
 
 The bias affects only the choice; the weights are the chosen scores, divided by their sum and scaled. After each step
-the bias of an expert below the mean load increases by `bias_rate`, and decreases above it.
+the bias of an expert increases by `bias_rate` if its load is below the mean, and decreases by it if above.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class SigmoidRouter(Router):
 
 
 def weigh_choice(node: SigmoidNode, logits_NE: Tensor, score_NE: Tensor, expert_Nk: Tensor) -> Choice:
-    """Return the choice with the experts' scores as weights, divided by their sum and scaled as `node` says."""
+    """Return the choice, weighted by scores: divided by their sum if `node.renormalise`, times `node.scale`."""
     weight_Nk = score_NE.gather(1, expert_Nk)
     if node.renormalise:
         weight_Nk = divide_by_sum(weight_Nk, 1e-20)

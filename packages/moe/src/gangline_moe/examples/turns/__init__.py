@@ -1,4 +1,4 @@
-# gangline_turns/__init__.py: tokens go to the experts in turn, whatever they hold. train moe=on moe/router=turns
+# gangline_turns/__init__.py: a router with consecutive experts. train moe=on moe/router=turns
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,7 +10,7 @@ from gangline_moe.routers.config import RouterConfig
 
 @dataclass
 class Turns(RouterConfig):
-    first: NonNegativeInt = 0  # expert of the first token
+    first: NonNegativeInt = 0  # offset of a token's first expert from its highest-scoring expert
 
 
 @dataclass(frozen=True, kw_only=True)

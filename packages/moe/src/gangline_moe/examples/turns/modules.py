@@ -1,11 +1,11 @@
-# gangline_turns/modules.py: imported by a run that has chosen the part, and by nothing else
+# gangline_turns/modules.py: imported only by runs that select the part
 import torch
 
 from gangline_moe.routers.base import Choice, Router
 
 
 class TurnsRouter(Router):
-    """Router that turns by the token's own scores, so that a token's expert does not depend on the layout."""
+    """Router with consecutive experts, from the highest-scoring one plus `first`: independent of the layout."""
 
     def choose(self, logits_NE):
         E = logits_NE.shape[1]
