@@ -1,4 +1,4 @@
-"""Python API to train a run without Hydra; the command `train` calls these functions, too.
+"""Python API to train a run without Hydra; the command `train` calls the same functions.
 
 from gangline import api
 from gangline.config.defaults import default_run
@@ -21,7 +21,7 @@ from gangline.run.directory import RunDirectory
 
 
 class RunFailed(RuntimeError):
-    """Error of a run that ended early: `exit_code` says how, the logs in `directory` say why."""
+    """Error of a run that ended early, with its `exit_code`; the logs in `directory` have the reason."""
 
     def __init__(self, directory: RunDirectory, exit_code: int) -> None:
         self.directory, self.exit_code = directory, exit_code
@@ -29,7 +29,7 @@ class RunFailed(RuntimeError):
 
 
 def train(run: Run) -> RunDirectory:
-    """Check the run, write its directory, start its processes and wait for the end.
+    """Check the run, write its directory, start its processes and wait for them; return the run directory.
 
     Raises UserError if the run cannot start, and RunFailed if its exit code is not 0.
     """
@@ -44,13 +44,13 @@ def train(run: Run) -> RunDirectory:
 
 
 def prepare(run: Run, argv: Sequence[str] = (), job: str | None = None) -> RunDirectory:
-    """Check the run, then return its directory, written and locked, as all commands do before a launch. Torch-free."""
+    """Check the run, write and lock its directory, and return it; every command does so before a launch. Torch-free."""
     check(run)
     return (RunDirectory.meet if run.launch.shares else RunDirectory.create)(run, argv, job)
 
 
 def launch_all(directories: Sequence[RunDirectory]) -> list[int]:
-    """Launch the runs of a sweep with one launcher that takes them together; return the exit code of each.
+    """Launch the runs of a sweep together, with one launcher; return the exit code of each run.
 
     Raises UserError if their launcher options differ.
     """
@@ -67,8 +67,8 @@ def launch_all(directories: Sequence[RunDirectory]) -> list[int]:
 def launch(directory: RunDirectory) -> int:
     """Start the processes of the run in a directory, wait for them and return the exit code.
 
-    If the launch refuses the run before its first step, a new directory is deleted, and the directory of a resumed run
-    gets its former configuration back.
+    If the launch raises UserError before the first step, a new directory is deleted, and a resumed run's directory gets
+    its former configuration back.
     """
     run = directory.run()
     if not run.launch.here and (ready := get_preparation()):

@@ -17,20 +17,20 @@ class Batch:
     """One microbatch of B sequences of T tokens.
 
     tokens     (B, T) int64    inputs
-    targets    (B, T) int64    the next tokens
-    loss_mask  (B, T) bool     which targets count in the loss
+    targets    (B, T) int64    next token of each input
+    loss_mask  (B, T) bool     targets that count in the loss
     position   (B, T) int64    position of the token within its document
     document   (B, T) int64    number of the document within the sequence; None: the data does not separate documents
-    padding    (B, T) bool     which tokens are padding; None: there is no padding
+    padding    (B, T) bool     tokens that are padding; None: no padding
     sample     (B,)   int64    global sample number
-    ends       (n,)   int32    in the host's memory: ends of the documents of all rows, one after another (b·T + e,
-                               ascending, the end of every row included); None: unknown
-    extra      further tensors (B, ...) by name, from the data source: every rank has all of each
-    step       the step that this batch belongs to: with sample and position the key of every random draw
-    cache      where modules store what they need of earlier tokens while a text is generated; None: all tokens are here
-    valid      number of targets that count, if the host knows it for a batch on a device; None: sum loss_mask
-    rows       if the tokens of a row are sharded over ranks: (the batch with all tokens, the function that takes this
-               rank's part of a (B, T) tensor); None: all tokens are here
+    ends       (n,)   int32    in host memory: ends of the documents of all rows, b·T + e, ascending, including the end
+                               of every row; None: unknown
+    extra      further tensors (B, ...) by name, from the data source; complete on every rank
+    step       step of the batch, which with sample and position is the key of every random draw
+    cache      decoding cache, in which modules store state of earlier tokens; None: the batch has all tokens
+    valid      number of targets that count, if the host knows it for a batch on a device; None: sum `loss_mask`
+    rows       if ranks hold parts of each row (context parallelism): (the batch with all tokens, the function that
+               returns this rank's part of a (B, T) tensor); None: this rank has complete rows
     """
 
     tokens: torch.Tensor
@@ -48,10 +48,10 @@ class Batch:
     rows: tuple[Batch, Callable[[torch.Tensor], torch.Tensor]] | None = None
 
     def shift_targets(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the token `count` places after each target, and whether it counts: int64 and bool, (B, T) each.
+        """Return the token `count` positions after each target, int64, and whether it counts in the loss, bool: (B, T).
 
-        A token past the end of the row, or in another document, does not count. `shift_targets(0)` returns targets and
-        loss_mask.
+        A token past the end of the row, or of another document, does not count. `shift_targets(0)` returns
+        targets and loss_mask.
         """
         if not count:
             return self.targets, self.loss_mask
@@ -65,7 +65,7 @@ class Batch:
     def to(self, device: torch.device | str) -> Batch:
         """Return the batch with its tensors on `device`; a copy from pinned memory does not block.
 
-        Sets `valid` before a copy from the CPU to a device: counting there would make the host wait.
+        Sets `valid` before a copy from the CPU to a device: counting on the device would make the host wait.
         """
         arguments = {}
         for item in fields(self):

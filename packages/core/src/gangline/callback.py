@@ -1,7 +1,7 @@
 """Callbacks run at fixed points of a step, on every rank: averages of weights, evaluation, profiles, outer optimizers.
 
-A callback is layout-invariant: its results are the same under every layout. Its arrays are sharded as the weights are
-and saved in the checkpoint, and any layout loads them. Health checks (`gangline.health`) derive from it.
+A callback is layout-invariant: its results are equal under every layout. Its arrays are sharded like the weights and
+saved in the checkpoint, which any layout can load. Health checks (`gangline.health`) derive from `Callback`.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 Metrics = Mapping[str, "float | list[float]"]
 
 
-class Callback(ABC):  # noqa: B024  # each of its methods does nothing by default
-    """Base of callbacks: core calls these methods on every rank, in this order; each does nothing by default.
+class Callback(ABC):  # noqa: B024  # each method does nothing by default
+    """Base class of callbacks. Core calls the methods on every rank, in this order; by default each does nothing.
 
     attach                                  once, after the optimizer is built and before a checkpoint is restored
     begin                                   before the first step of this start
@@ -35,11 +35,11 @@ class Callback(ABC):  # noqa: B024  # each of its methods does nothing by defaul
     before_save, after_save                 after a step with a save
     end, or on_error                        once
 
-    All ranks call each method at the same point, so it may use collectives, except in `on_error`. An exception ends the
-    run with an error that names the callback: a rank that continued alone would leave the others waiting.
+    All ranks call a method at the same point, so every method except `on_error` may use collectives. An exception ends
+    the run with an error that names the callback: a rank that continued alone would leave the other ranks waiting.
 
-    place     "callback/ema", set by core before `attach`; names of its arrays begin with it and a slash
-    registry  registry of all its arrays, equal on every rank; None if it has no arrays. Set by `attach`
+    place     "callback/ema", set by core before `attach`; names of the callback's arrays begin with `<place>/`
+    registry  registry of the callback's arrays, equal on every rank; None without arrays. Set by `attach`
     """
 
     place: str = ""
@@ -50,20 +50,20 @@ class Callback(ABC):  # noqa: B024  # each of its methods does nothing by defaul
     def attach(
         self, runtime: Runtime, optimizer: Optimizer, comms: Comms, store: Store | None, device: torch.device
     ) -> None:
-        """Store the built parts that the callback needs, and allocate its arrays, so that a load can fill them.
+        """Store the built parts that the callback needs, and allocate its arrays, which a restore then fills.
 
         store: the job's key-value store, for the callback's own threads; None in a run of one process.
         """
 
     def shards(self) -> Iterable[Shard]:
-        """Return the arrays `<place>/...` that this rank holds. `allocate_like` makes some sharded like the weights."""
+        """Return this rank's shards of the arrays `<place>/...`; `allocate_like` allocates some like the weights."""
         return ()
 
     def fill_first_values(self, shards: Sequence[Shard], weights: Sequence[Shard]) -> None:
-        """Fill the arrays that no checkpoint fills: all in a new run, those missing from the checkpoint on a resume.
+        """Fill `shards`: all arrays of the callback in a new run, arrays that the checkpoint lacks on a resume.
 
-        weights: this rank's `model/...` arrays as they are now. Unless overridden, an array `<place>/.../<parameter>`
-        takes the values of that parameter, and other arrays do not change.
+        weights: this rank's `model/...` shards with their current values. By default an array `<place>/.../<parameter>`
+        gets the values of that parameter, and other arrays do not change.
         """
         start_from_weights(shards, weights)
 
@@ -71,8 +71,8 @@ class Callback(ABC):  # noqa: B024  # each of its methods does nothing by defaul
         """Return the subset of `names` that a resume may drop; it refuses a checkpoint with any other, by name.
 
         names: the arrays `<place>/...` of the checkpoint that `registry` lacks. The result must be equal on all ranks.
-        By default all: a callback may store less than before, such as one average of two. The run reports what is
-        dropped. Arrays of a callback that the run no longer has are always dropped.
+        By default all names: a callback may store less than before, such as one average instead of two. The run reports
+        dropped arrays. Arrays of a callback that the run no longer has are always dropped.
         """
         return names
 
@@ -83,65 +83,65 @@ class Callback(ABC):  # noqa: B024  # each of its methods does nothing by defaul
     def load_state(self, state: dict[str, Any]) -> None:
         """Restore the state that `state` returned.
 
-        If the checkpoint has no state of this callback, core passes the result of `state` right after `attach`.
+        If the checkpoint has no state of this callback, core passes what `state` returned right after `attach`.
         """
 
     # --- events -------------------------------------------------------------------------------------------------------
 
     def begin(self, step: int) -> None:
-        """Act before the first step of this start. step: number of steps done; weights and arrays are restored."""
+        """Run before the first step of this start, after the restore. step: number of steps done."""
 
     def before_step(self, step: int) -> None:
-        """Act before each step. step: its number, counted from 1 as in the record."""
+        """Run before each step. step: number of the step, from 1, as `StepRecord.step`."""
 
     def before_clip(self, parameters: Sequence[ShardedParam]) -> None:
         """Read or change the gradients of a step, before their norm is measured and clipped.
 
-        parameters: `Runtime.parameters()`; each piece's `.grad` is the gradient of the global batch, and not finite in
-        a skipped step. A change must be equal on all ranks that hold the same box, and equal in every
-        layout. The `grad_norm` of the record is that of the changed gradients.
+        parameters: `Runtime.parameters()`. Each piece's `.grad` is the gradient of the global batch; in a skipped step
+        it may be inf or nan. A change must be equal on all ranks that hold the same box, and under every layout. The
+        `grad_norm` of the record is measured after the change.
         """
 
     def after_step(self, record: StepRecord, applied: bool) -> Metrics | None:
-        """Act after each step, before a save or rollback. Returned metrics are in its record as `<name>/<metric>`.
+        """Run after each step, before a save or rollback. The record stores returned metrics as `<name>/<metric>`.
 
-        applied: whether the optimizer stepped; False if the step was skipped. Metrics are numbers or lists of numbers
-        and must be equal on all ranks: if not, the run ends with an error that names the callback. Each `.grad` is
-        clipped.
+        applied: whether the optimizer stepped; False for a skipped step. Metrics are numbers or lists of numbers and
+        must be equal on all ranks; otherwise the run ends with an error that names the callback. Each `.grad` is the
+        clipped gradient.
         """
 
     def before_validation(self, step: int) -> None:
-        """Act before held-out samples are evaluated."""
+        """Run before a validation evaluates held-out samples. step: number of steps done."""
 
     def list_validated_weights(self) -> Sequence[str]:
-        """Return the names of the callback's own sets of weights to be validated next to the run's weights.
+        """Return the names of the callback's weight sets, which a validation evaluates after the run's weights.
 
         Name "0.999" means the arrays `<place>/0.999/<parameter>`, one for every trained parameter. Called at each
-        validation; the result must be equal on all ranks. The loss is in the record's `validation_losses` as
-        `<name>/0.999`, on a validation set as `<name>/0.999/<set>`.
+        validation; the result must be equal on all ranks. The record stores the loss in `validation_losses` as
+        `<name>/0.999`, and the loss on a validation set as `<name>/0.999/<set>`.
         """
         return ()
 
     def after_validation(self, record: StepRecord) -> Metrics | None:
-        """Act when the record has its validation losses. Metrics as in `after_step`."""
+        """Run after a validation; `record` has the validation losses. Returns metrics as `after_step` does."""
 
     def before_save(self, step: int) -> None:
-        """Act before the arrays are saved."""
+        """Run before the run's arrays are saved. step: number of steps done."""
 
     def after_save(self, id: CheckpointId) -> None:
-        """Act when the save is staged: arrays may change again. The save may still fail."""
+        """Run after a save has copied (staged) the arrays, so they may change again. The save may still fail."""
 
     def end(self, why: str) -> None:
-        """Act at the end, after the last save. why: "done", a signal's name, or the action that a verdict suggested."""
+        """Run at the end, after the last save. why: "done", a signal's name, "stop" or "restart" (by an order)."""
 
     def on_error(self, error: BaseException) -> None:
-        """Act when this error ends the run on this rank. No collectives: the other ranks may be dead."""
+        """Run when `error` ends the run on this rank. Must not use collectives: the other ranks may be dead."""
 
 
 def allocate_like(runtime: Runtime, prefix: str, dtype: torch.dtype | None = None) -> tuple[Registry, list[Shard]]:
-    """Allocate an array `<prefix>/<parameter>` for every trained parameter, sharded like it: (registry, shards).
+    """Allocate an array `<prefix>/<parameter>`, sharded like the parameter, for each trained one: (registry, shards).
 
-    Their values are not set: `Callback.fill_first_values` does that. dtype: None for that of the parameters.
+    Values are uninitialized until `Callback.fill_first_values` sets them. dtype: None: the dtype of the parameter.
     """
     import torch
 
@@ -159,7 +159,7 @@ def allocate_like(runtime: Runtime, prefix: str, dtype: torch.dtype | None = Non
 
 
 def start_from_weights(shards: Iterable[Shard], weights: Iterable[Shard]) -> None:
-    """Copy the values of a parameter into each array whose name ends with its name, if both have the same box."""
+    """Copy each parameter into the arrays whose names end with the parameter's name, where both have the same box."""
     import torch
 
     tensors = {(parse_parameter(weight.name), weight.box): weight.local for weight in weights}

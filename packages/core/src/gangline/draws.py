@@ -1,6 +1,6 @@
-"""Counter-based random numbers: each is a function of its key alone, so that no layout can change it.
+"""Counter-based random numbers: each number is a function of its key only, so it is equal under every layout.
 
-Two generators: `draw_uniforms` hashes integer tensors on their device (dropout, jitter), and `fill` draws
+Two generators: `draw_uniforms` hashes integer tensors on their device (dropout, jitter), and `fill` draws initial
 weights in fixed blocks of rows, on the CPU, from Philox (Salmon et al., SC 2011) keyed by (seed, name, block).
 """
 
@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-ALONE = 1 << 20  # smaller arrays are drawn by one thread
-BLOCK_ROWS = 64  # weights are drawn in blocks of this many rows, even if fewer rows are needed
+ALONE = 1 << 20  # number of elements below which one thread draws an array
+BLOCK_ROWS = 64  # number of rows in a block of weights; a block is drawn completely even if fewer rows are needed
 _GOLDEN, _MIX1, _MIX2 = (
     c - (1 << 64) if c >= 1 << 63 else c for c in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 )
@@ -28,7 +28,7 @@ def make_key(*parts: object) -> int:
 
 
 def _shift(x: Tensor, bits: int) -> Tensor:
-    """Return the logical right shift of int64 (torch's is arithmetic)."""
+    """Return the logical right shift of int64 (torch's shift is arithmetic)."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
@@ -63,8 +63,8 @@ def fill(
     """Fill `out`, the box at `offset` of the global array `name` of `shape`, with its initial values.
 
     Rows run along the last dim, leading dims flattened; an array of one dim is one row. A row is always drawn with its
-    complete block of rows, so every shard gets the same numbers without drawing the complete array. Drawn in float32,
-    whatever the dtype of `out`; a constant is not drawn. Raises ValueError for an unknown distribution.
+    complete block of rows, so a shard gets the numbers of the global array without drawing all of it. Numbers are drawn
+    in float32 for any dtype of `out`; a constant needs no draw. Raises ValueError for an unknown distribution.
     """
     if distribution == "constant":
         out.detach().fill_(scale)
@@ -89,7 +89,7 @@ def fill(
         else:
             numbers = generator.random((count, width), dtype=np.float32) * 2 - 1
         numbers *= np.float32(scale)
-        with torch.inference_mode(flat.is_inference()):  # inference mode is set for each thread
+        with torch.inference_mode(flat.is_inference()):  # inference mode is thread-local
             flat[start:stop] = torch.from_numpy(numbers[rows[start:stop] - first, columns])
 
     arguments = blocks.tolist(), starts.tolist(), [*starts[1:].tolist(), len(rows)]
@@ -98,14 +98,14 @@ def fill(
         for each in zip(*arguments, strict=True):
             draw(*each)
     else:
-        # numpy releases the GIL while it draws. One torch thread per worker: each copy would start its own threads.
+        # numpy releases the GIL while it draws. One torch thread per worker: else each worker would start more threads.
         thread_count = torch.get_num_threads()
         try:
             with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
                 list(pool.map(draw, *arguments))
         finally:
-            torch.set_num_threads(thread_count)  # later threads start with the last value set
-    if flat.data_ptr() != out.data_ptr():  # the box has no view as a matrix: `flat` is a copy
+            torch.set_num_threads(thread_count)  # new threads inherit the last value that was set
+    if flat.data_ptr() != out.data_ptr():  # `flat` is a copy, because the box has no view as a matrix
         out.detach().copy_(flat.view(out.shape))
 
 

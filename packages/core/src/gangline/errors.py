@@ -1,6 +1,6 @@
 """Errors that a user sees: user mistakes, problems of a configuration and damaged checkpoints.
 
-A user's mistake is a `UserError`: one message, exit code 2, no traceback. Everything else is a
+A mistake of the user is a `UserError`: one message, exit code 2, no traceback. Any other exception is a
 bug and keeps its traceback.
 """
 
@@ -12,17 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 EXIT_USER_ERROR = 2
-RAISED = (Exception, SystemExit)  # third-party code may raise these: a library may end the process with SystemExit
+RAISED = (Exception, SystemExit)  # exceptions of third-party code: a library may end the process with SystemExit
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One problem of a run, found before anything is started.
+    """One problem of a run, found before any process starts.
 
-    ``check(run)`` of a part returns these; all of a run's problems are shown at once.
+    ``check(run)`` of a part returns problems; core shows all problems of a run at once.
     """
 
-    what: str  # the problem, in the user's own words: "batch.micro_size=3 does not divide 8."
+    what: str  # the problem, with the options as the user typed them: "batch.micro_size=3 does not divide 8."
     why: str = ""  # the reason
     fix: str = ""  # the command or setting that fixes it
 
@@ -32,7 +32,7 @@ class Problem:
 
 
 class UserError(Exception):
-    """A mistake that the user can fix: `what`, then indented lines: why, the command, the choices."""
+    """A mistake that the user can fix: `what`, then indented lines with the reason, the command or the choices."""
 
     exit_code = EXIT_USER_ERROR
 
@@ -56,12 +56,12 @@ class UserError(Exception):
         return cls(f"{len(problem_list)} things cannot work:", *lines)
 
     def to_problem(self) -> Problem:
-        """Return the error as a problem, to be shown with others."""
+        """Return the error as a problem, which can be shown together with other problems."""
         return Problem(self.what, "\n".join(self.details))
 
 
 def escape_controls(text: str) -> str:
-    """Escape control characters except line breaks and tabs: text of a file must not control a terminal."""
+    """Escape control characters except line breaks and tabs, so that text from a file cannot control a terminal."""
     return "".join(repr(sign)[1:-1] if _is_control(sign) else sign for sign in text)
 
 
@@ -73,7 +73,7 @@ class BadCheckpoint(Exception):
     """Error of stored bytes that are missing or differ from the bytes that were written.
 
     `array` is the global array's name, `box` the damaged part as ((start, stop), ...) per
-    dim or None for the complete array, `file` the path of the bytes.
+    dim, or None for the complete array, and `file` the path of the stored bytes.
     """
 
     def __init__(self, array: str, box: tuple[tuple[int, int], ...] | None, file: str | Path, why: str = "") -> None:
@@ -82,9 +82,9 @@ class BadCheckpoint(Exception):
         super().__init__(f"{array}{where} in {file} is damaged" + (f": {why}" if why else ""))
 
     def __reduce__(self) -> tuple:
-        """Return the form for pickle: ranks send each other this error."""
+        """Return the arguments for pickle, because ranks send this error to each other."""
         return BadCheckpoint, (self.array, self.box, self.file, self.why)
 
 
 class PeerFailed(RuntimeError):
-    """Error of a rank whose peer failed and reported why: the peer's own error is shown instead."""
+    """Error of a rank whose peer failed and reported its own error, which is shown instead of this one."""

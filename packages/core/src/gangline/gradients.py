@@ -1,8 +1,8 @@
 """Gradient reduction over data-parallel ranks: the contract of the parts of the group `gradients`.
 
 A strategy packs the gradients of several parameters into one flat buffer, a bucket. During the backward pass it
-calls `reduce` or `reduce_scatter` with each complete bucket, and waits for the returned sums before the norm of the
-gradients is measured. Torch-free at import.
+calls `reduce` or `reduce_scatter` with each complete bucket, and waits for the returned sums before it measures the
+gradient norm. Torch-free at import.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 class GradientSlot:
     """One parameter in a bucket, or the rows of one parameter that are in the bucket.
 
-    name    of the parameter, equal in every layout: "blocks.0.attention.query.weight"
-    offset  of its first element in the bucket
-    shape   (rows, columns) of a parameter of two dims or more, leading dims flattened; (size,) of a parameter of one
-            dim, and of a part of a parameter that ends inside a row. Under tp the rows are those of this rank's shard
+    name    name of the parameter, equal under every layout: "blocks.0.attention.query.weight"
+    offset  index of the slot's first element in the bucket
+    shape   (rows, columns) for a parameter of two or more dims, leading dims flattened; (size,) for a parameter of one
+            dim, and for a part of a parameter that ends inside a row. Under tp: the shape of this rank's shard
     """
 
     name: str
@@ -47,10 +47,10 @@ class GradientSlot:
 
 @dataclass(frozen=True)
 class BucketLayout:
-    """Layout of a bucket, fixed before the first step: equal in all steps, and on all ranks that sum the bucket."""
+    """Layout of a bucket, fixed before the first step: equal in all steps and on all ranks that sum the bucket."""
 
-    size: int  # number of elements; those outside all slots are padding, and are zero
-    slots: tuple[GradientSlot, ...]  # the parameters in it, at least one, in order of offset
+    size: int  # number of elements; elements outside all slots are padding and zero
+    slots: tuple[GradientSlot, ...]  # slots of the bucket's parameters, at least one, in order of offset
     ranks: int  # number of ranks that sum the bucket
     scatters: bool = False  # whether `reduce_scatter` sums the bucket instead of `reduce`
 
@@ -60,15 +60,14 @@ class Bucket:
     """One bucket of gradients on this rank, complete and ready to be summed.
 
     layout  the bucket's layout
-    flat    (size,) this rank's gradients, in the dtype in which the precision sums them. They may be overwritten. They
-            still carry the loss scale of `precision=fp16`, and are inf or nan in a step that overflows: the sum must
-            then have inf or nan too, or the step is not skipped
-    kept    the arrays named by `GradientReduction.get_array_shapes`, to be changed in place: in the dtype and on the
-            device of `flat`, zero before the first step and if a checkpoint has none for this layout
-    step    number of the step, from 0: one less than in the step's record. It continues on a resume, so a warm-up is
-            `step < n`
-    again   number of earlier sums of the bucket in this step: 0, but a strategy that cannot keep all gradients
-            (zero=2 and 3) sums it after each microbatch, when the previous sum has arrived
+    flat    (size,) this rank's gradients, in the precision's `reduce_dtype`; the reduction may overwrite them. Under
+            `precision=fp16` they are multiplied by the loss scale, and contain inf or nan in a step that overflows:
+            the sum must then contain inf or nan too, or the step is not skipped
+    kept    arrays by name from `GradientReduction.get_array_shapes`, to be changed in place: in the dtype and on the
+            device of `flat`, zero before the first step and if a checkpoint has no arrays for this layout
+    step    number of the step, from 0: `StepRecord.step` - 1. Counts on after a resume, so a warm-up is `step < n`
+    again   number of earlier sums of the bucket in this step: 0, unless the strategy cannot keep all gradients (zero=2
+            and 3) and sums the bucket after each microbatch, each time after the previous sum has arrived
     """
 
     layout: BucketLayout
@@ -86,12 +85,12 @@ class GradientReduction(ABC):
     """Contract of a gradient reduction, which sums buckets over data-parallel ranks. `build(config, run)` makes it.
 
     Every rank of a `comm` calls the methods for the same buckets in the same order, from the thread that runs the
-    step and without autograd. The sums must have the same bits on all ranks of the `comm`, or the weights of the
-    replicas diverge. State between steps is in the bucket's kept arrays, so that a run resumed in the same layout
-    continues bit for bit. Random numbers come from a `torch.Generator` whose seed is a hash of the run's seed, of
-    `bucket.step` and `bucket.again`, of the slots' names and, if ranks draw different numbers, of `comm.index`.
+    step and without autograd. The sums must be bitwise equal on all ranks of the `comm`, or the weights of the
+    replicas diverge. Keep state between steps in `bucket.kept`, so that a run resumed under the same layout
+    continues bit for bit. Draw random numbers from a `torch.Generator` whose seed is a hash of the run's seed,
+    `bucket.step`, `bucket.again`, the slots' names and, if ranks draw different numbers, `comm.index`.
 
-    name  of the part, "<distribution>/<part>": set by core, which wraps the result of `build`
+    name  name of the part, "<distribution>/<part>": set by core, which wraps the result of `build`
     """
 
     name: str = ""
@@ -99,29 +98,29 @@ class GradientReduction(ABC):
     def get_array_shapes(self, layout: BucketLayout) -> Mapping[str, tuple[int, ...]]:
         """Return name -> shape of each array that this rank keeps for a bucket between steps: an error, a basis.
 
-        A pure function of the layout: it is called for buckets of other ranks too. Names consist of letters, digits and
-        ``_.-``. The arrays are saved with the run as `local/gradients/...`, under the names of the part and of the
-        array, and belong to one layout of ranks and buckets: in another one they start from zero.
-        `GradientsConfig.count_kept` says how large they are. Change them in place: an array put into `bucket.kept`
-        would not be saved.
+        A pure function of `layout`, because core calls it for buckets of other ranks too. Names consist of letters,
+        digits and ``_.-``. Checkpoints store the arrays as `local/gradients/...`, under the names of the part and of
+        the array, for one layout of ranks and buckets: under another layout they start from zero.
+        `GradientsConfig.count_kept` must count the same elements. Change the arrays in place: an array put into
+        `bucket.kept` would not be saved.
         """
         return {}
 
     @abstractmethod
     def reduce(self, bucket: Bucket, comm: Comm) -> Pending[torch.Tensor]:
-        """Start to sum a bucket over the ranks of `comm`, in place of `comm.start_all_reduce(bucket.flat)`.
+        """Start to sum a bucket over the ranks of `comm`, instead of `comm.start_all_reduce(bucket.flat)`.
 
-        Returns the (size,) sum as a `Pending`, in the dtype of `bucket.flat` and perhaps in its memory. It may start
-        collectives of its own, which run in the background while the backward pass goes on; work that follows them goes
-        into a `gangline.comm.ordered.Later`, and may be a collective too: ranks wait for buckets in the same order.
-        `comm` has more than one rank. The sum is not divided by the number of ranks.
+        Returns the (size,) sum, not divided by the number of ranks, as a `Pending`, in the dtype of `bucket.flat` and
+        possibly in its memory. The method may start other collectives, which overlap with the backward pass. Put work
+        after them into a `gangline.comm.ordered.Later`, also further collectives: all ranks wait for buckets in the
+        same order. `comm` has more than one rank.
         """
 
     def reduce_scatter(self, bucket: Bucket, comm: Comm) -> Pending[torch.Tensor]:
-        """Start to sum a bucket of `n = comm.size` equal ranges, of which this rank needs only number `comm.index`.
+        """Start to sum a bucket of `n = comm.size` equal ranges, of which this rank needs only range `comm.index`.
 
-        Returns this rank's range of the sum, (size / n,). Called in place of `reduce` by strategies that shard the
-        optimizer state (ZeRO). By default it takes that range of the sum that `reduce` returns: correct, but it
+        Returns this rank's range of the sum, (size / n,). Strategies that shard the optimizer state (ZeRO) call this
+        method instead of `reduce`. By default it returns a slice of the sum from `reduce`, which is correct but
         communicates twice as much as needed.
         """
         from gangline.comm.ordered import Later
@@ -132,7 +131,7 @@ class GradientReduction(ABC):
 
 
 class CheckedReduction(GradientReduction):
-    """Wrapper of a part's reduction that checks its arrays and sums; errors name the part."""
+    """Wrapper of a part's reduction that checks the part's arrays and sums; its errors name the part."""
 
     def __init__(self, name: str, inner: GradientReduction) -> None:
         self.name, self.inner = name, inner

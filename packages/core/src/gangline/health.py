@@ -1,7 +1,7 @@
-"""Health checks: they observe a run and return verdicts; orders are the actions that follow.
+"""Health checks: they observe a run and return verdicts. An order is the action that follows from verdicts.
 
-Verdicts are gathered from all ranks, and one order is made from them. A check that has a playbook answers with an order
-(`respond`); if no check answers a verdict, core does what the verdict suggests.
+Core gathers the verdicts of all ranks and carries out one order. A check with a playbook answers verdicts with an order
+(`respond`); if no check answers a verdict, core takes the action that the verdict suggests.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 
 class Action(IntEnum):
-    """The action that a verdict suggests or an order takes, mildest first; of several, the strongest is taken.
+    """Action that a verdict suggests or an order takes, mildest first; of several actions the strongest is taken.
 
-    NOTE       record it
+    NOTE       record the verdict
     WARN       warn the user
     SKIP       skip the update of this step, and continue
     ROLL_BACK  return to a checkpoint and skip samples
@@ -45,14 +45,14 @@ class Action(IntEnum):
 
 @dataclass(frozen=True)
 class Verdict:
-    """One fault or event that a health check found."""
+    """One fault or event that a health check detected."""
 
     kind: str  # short machine-readable word: "not-finite", "loss-spike"
     where: str  # "rank 3", "blocks.7", "step 120"
     confidence: float  # 0 to 1
     evidence: str  # observed values, with numbers
     suggestion: Action
-    overrides: tuple[str, ...] = ()  # other kinds whose suggestion this verdict replaces, e.g. "loss-spike"
+    overrides: tuple[str, ...] = ()  # kinds of verdicts whose suggestions this verdict replaces, e.g. "loss-spike"
     details: dict[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
@@ -70,19 +70,19 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Response:
-    """An answer to verdicts, carried out at the same step boundary on all ranks.
+    """Order that answers verdicts, carried out at the same step boundary on all ranks.
 
-    action       of several responses the one with the strongest action is taken
-    kinds        kinds of verdicts that it answers: their own suggestions no longer count
-    before_step  ROLL_BACK and RESTART: go back to the newest checkpoint before this step; None: to the newest one
-    else_before  if there is none: go back to the oldest checkpoint before this later step
-    skip         number of samples to skip, from that checkpoint's cursor on; None: under ROLL_BACK all that were read
-                 since, under RESTART none. They stay skipped, whatever happens later
-    rate         factor of the learning rate in the next `rate_steps` steps, counted from the step that the run
-                 continues from; also after a restart
-    exclude      nodes to leave out of the next start, if others can take their place: by name, or by one of their
-                 ranks ("rank 3")
-    why          a reason beyond the evidence of the verdicts, such as a budget that is spent
+    action       action to take; of several responses core takes the one with the strongest action
+    kinds        kinds of verdicts that the order answers: the suggestions of these verdicts no longer count
+    before_step  ROLL_BACK and RESTART: go back to the newest checkpoint before this step; None: the newest checkpoint
+    else_before  without a checkpoint before `before_step`: go back to the oldest checkpoint before this later step
+    skip         number of samples to skip, from the checkpoint's cursor on; None: under ROLL_BACK all samples read
+                 since the checkpoint, under RESTART none. Skipped samples stay skipped in all later attempts
+    rate         factor of the learning rate in the `rate_steps` steps after the step that the run continues from;
+                 also applied after a restart
+    exclude      nodes to leave out of the next start, if other nodes can replace them: names of nodes, or of one of
+                 the node's ranks ("rank 3")
+    why          reason in addition to the evidence of the verdicts, such as a budget that is used up
 
     Raises ValueError for a negative number of samples, and for a factor that is negative or not finite.
     """
@@ -111,21 +111,21 @@ class Response:
 
     @property
     def changes_course(self) -> bool:
-        """Return whether the order is a line in attempts.jsonl."""
+        """Whether the order is recorded as a line in attempts.jsonl."""
         return self.action >= Action.ROLL_BACK or self.cuts or bool(self.exclude)
 
     @property
     def cuts(self) -> bool:
-        """Return whether the order changes the learning rate."""
+        """Whether the order changes the learning rate."""
         return self.rate != 1.0 and self.rate_steps > 0
 
 
 @dataclass(frozen=True)
 class Agreed:
-    """The input of a playbook, equal on every rank.
+    """Input of a playbook, equal on every rank.
 
     verdicts  verdicts of all ranks, in rank order
-    history   lines of attempts.jsonl: every start of the run, and every order that changed its course
+    history   lines of attempts.jsonl: every start of the run, and every order for which `changes_course` was true
     now       seconds since the epoch, on global rank 0
     """
 
@@ -138,57 +138,58 @@ class Agreed:
         return [verdict for verdict in self.verdicts if verdict.kind == kind]
 
     def list_orders(self, kind: str, action: Action) -> list[Attempt]:
-        """Return earlier orders of this action for verdicts of this kind, oldest first: a budget counts them."""
+        """Return earlier orders with this action for verdicts of this kind, oldest first, for budgets of a playbook."""
         return [line for line in self.history if kind in line.kinds and line.order == action.name.lower()]
 
 
 class HealthCheck(Callback, ABC):
     """A callback that detects failures, on every rank. An exception in it is caught and reported; the run continues.
 
-    This does not hold in `before_run` and `collective`, where ranks wait for each other, so that no rank may continue
-    without the rest. If one of the two raises, that start of the ranks ends, and the next starts of the job leave out
-    the check, or the part of it that was running (`run_within`).
+    An exception in `before_run` or `collective` ends this start of the ranks, because the other ranks would wait in a
+    collective for ever. The next starts of the job leave out the check, or the part of the check that was running
+    (`run_within`).
 
     Use collectives only in `before_run` and `collective`, on any Comm that `attach` was given.
     """
 
-    every: int = 1  # observe each `every`-th step
+    every: int = 1  # interval in steps between two calls of `observe`
 
     @abstractmethod
     def observe(self, record: StepRecord) -> Iterable[Verdict]:
-        """Return verdicts on the step just done. No collectives here.
+        """Return verdicts on the step just done. Must not use collectives.
 
-        `rank_seconds`, `rank_phases` and `rank_losses` are gathered together with the verdicts: they are set in this
-        record after the call, so read them in the next call.
+        Core gathers `rank_seconds`, `rank_phases` and `rank_losses` together with the verdicts and sets these fields of
+        `record` after the call: keep the record and read the fields in the next call.
         """
 
     def before_run(self) -> Iterable[Verdict]:
-        """Return verdicts before the first step of this start; a STOP refuses the run."""
+        """Return verdicts before the first step of this start; a verdict that leads to STOP refuses the run."""
         return ()
 
     def before_update(self, loss: float, grad_norm: float) -> Iterable[Verdict]:
-        """Return verdicts between clip and update, on global numbers; a SKIP skips this update. No collectives here.
+        """Return verdicts between gradient clipping and the update; SKIP skips this update. Must not use collectives.
 
-        Called in every step that is finite. If any check overrides it, each step has one more gather over all ranks.
+        loss and grad_norm are global. Called in every finite step. If any check of the run overrides this method, each
+        step has one more all-gather over all ranks.
         """
         return ()
 
     def collective(self, comm: Comm) -> None:
-        """Gather what `observe` needs from other ranks. Called before `observe` on all ranks, each `every`-th step."""
+        """Gather the data of other ranks for `observe`. Called on all ranks every `every` steps, before `observe`."""
 
     def leave_out(self, part: str) -> bool:
-        """Leave out one part, in whose code (`run_within`) an earlier start of this job failed or hung.
+        """Leave out the part `part`, whose code (`run_within`) failed or hung in an earlier start of this job.
 
-        Called on all ranks, before `attach`. Return False if there is no such part. If any rank returns False or
-        raises, the complete check is left out on all ranks.
+        Called on all ranks, before `attach`. Returns False if the check has no such part. If any rank returns False or
+        raises, core leaves out the complete check on all ranks.
         """
         return False
 
     def respond(self, agreed: Agreed, record: StepRecord | None) -> Response | None:
         """Return an order that answers verdicts of any check and rank; None: no answer.
 
-        Must be a pure function of `agreed` and of what is equal on all ranks in the record (None before the run and
-        before an update). It is called on every rank, and the order of rank 0 is carried out. Read earlier orders from
+        Must be a pure function of `agreed` and of the fields of `record` that are equal on all ranks (record: None
+        before the run and before an update). Called on every rank; rank 0's order is used. Read earlier orders from
         `agreed.history`, not from the state of the check: a rollback restores the state, but not the history.
         """
         return None
@@ -196,9 +197,9 @@ class HealthCheck(Callback, ABC):
 
 @contextmanager
 def run_within(part: str) -> Iterator[None]:
-    """Mark the block as one part of the check that core has called: its exceptions and hangs are that part's.
+    """Mark the block as part `part` of the running health check, so that core attributes exceptions and hangs to it.
 
-    The next starts of the job ask the check to do without it (`HealthCheck.leave_out`).
+    After such a failure the next starts of the job disable the part (`HealthCheck.leave_out`).
     """
     pulse = get_current()
     check = pulse.call("")
@@ -214,9 +215,9 @@ def run_within(part: str) -> Iterator[None]:
 
 
 def decide(agreed: Agreed, responses: Sequence[Response]) -> Response:
-    """Return one order: the strongest of the checks' orders and of the suggestions that no check answers.
+    """Return one order: the strongest among the checks' orders and the suggestions that no check answers.
 
-    Exclusions of other orders are added to it, and their change of the learning rate if the strongest has none.
+    The exclusions of the other orders are added; also their learning-rate change, if the strongest order has none.
     """
     answered = {kind for order in responses for kind in order.kinds}
     orders = [*responses, decide_order(agreed.verdicts, answered)]
@@ -231,10 +232,10 @@ def decide(agreed: Agreed, responses: Sequence[Response]) -> Response:
 
 
 def decide_order(verdicts: Iterable[Verdict], answered: Iterable[str] = ()) -> Response:
-    """Return the order that core takes by itself: the strongest suggestion left after overrides and answers."""
+    """Return core's own order: the strongest suggestion among verdicts that are neither overridden nor answered."""
     entries, answered = list(verdicts), set(answered)
     overridden = answered.union(*(verdict.overrides for verdict in entries))
-    own = [verdict for verdict in entries if verdict.kind in verdict.overrides]  # replace others of their kind
+    own = [verdict for verdict in entries if verdict.kind in verdict.overrides]  # replace verdicts of an equal kind
     open_verdicts = [v for v in entries if v.kind not in overridden or (v in own and v.kind not in answered)]
     action = max((verdict.suggestion for verdict in open_verdicts), default=Action.NOTE)
     return Response(

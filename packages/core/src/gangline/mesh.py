@@ -1,4 +1,4 @@
-"""The mesh: coordinates and groups of ranks along each axis. Torch-free, and the same for 1 rank and for 16,384."""
+"""The mesh: coordinates and groups of ranks along each axis. Torch-free; the code is equal for 1 and 16,384 ranks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import cached_property
 from itertools import product
 from math import prod
 
-# From the slowest network tier to the fastest: neighbouring ranks share the fastest links.
+# Ordered from the slowest network tier to the fastest: neighbouring ranks share the fastest links.
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 DATA_AXES = ("dp_replicate", "dp_shard")
 
@@ -17,13 +17,13 @@ Coordinate = Mapping[str, int]
 
 @dataclass(frozen=True)
 class Mesh:
-    """Axis sizes of a mesh in order, slowest network tier first; rank = the row-major index of its coordinate."""
+    """Axis sizes of a mesh, slowest network tier first; a rank is the row-major index of its coordinate."""
 
     sizes: tuple[tuple[str, int], ...]
 
     @classmethod
     def of(cls, sizes: Mapping[str, int]) -> Mesh:
-        """Return a mesh with core's axes in order, of size 1 if `sizes` lacks one. Raises ValueError for other axes."""
+        """Return a mesh with core's axes; an axis missing in `sizes` has size 1. Raises ValueError for other axes."""
         unknown = sorted(set(sizes) - set(AXES))
         if unknown:
             raise ValueError(f"no such mesh axes: {', '.join(unknown)}; the axes are {', '.join(AXES)}")
@@ -41,7 +41,7 @@ class Mesh:
         return prod(size for _, size in self.sizes)
 
     def size(self, *axes: str) -> int:
-        """Return the number of ranks along these axes together; an axis that the mesh lacks counts 1."""
+        """Return the product of the sizes of these axes; an axis that the mesh lacks counts as 1."""
         count = self._known.get(axes)
         if count is None:
             count = self._known[axes] = prod(size for axis, size in self.sizes if axis in axes)
@@ -78,10 +78,10 @@ class Mesh:
         return coordinate
 
     def iterate_along(self, coordinate: Coordinate, axes: Sequence[str]) -> Iterator[dict[str, int]]:
-        """Yield the coordinates that differ from `coordinate` along `axes` only, in order of their joint index."""
+        """Yield all coordinates that may differ from `coordinate` only along `axes`, in order of the joint index."""
         for point in product(*(range(self.size(axis)) for axis in axes)):
             yield {**coordinate, **dict(zip(axes, point, strict=True))}
 
     def group(self, rank: int, axes: Sequence[str]) -> list[int]:
-        """Return the global ranks of the group of `rank` along `axes`, in order of their joint index."""
+        """Return the global ranks of the group of `rank` along `axes`, in order of the joint index."""
         return [self.rank(point) for point in self.iterate_along(self.coordinate(rank), axes)]

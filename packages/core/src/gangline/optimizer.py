@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 class Optimizer(ABC):
     """Contract of an optimizer, which updates the pieces of a runtime's parameters from their `.grad`.
 
-    State is allocated when the optimizer is built, so that a load can fill it, and is named
-    ``optimizer/<state>/<parameter>`` with the boxes of its parameter unless the optimizer registers others.
+    The optimizer allocates its state when it is built, so that a load can fill it. State arrays are named
+    ``optimizer/<state>/<parameter>`` and sharded like the parameter, unless the optimizer registers other boxes.
     """
 
     registry: Registry  # all `optimizer/...` arrays, equal on every rank
@@ -28,10 +28,10 @@ class Optimizer(ABC):
         """Return the `optimizer/...` arrays that this rank holds."""
 
     def select_filled(self, state: Mapping[str, Any]) -> Iterable[Shard]:
-        """Return the shards that a load from a checkpoint with this `state` fills.
+        """Return the shards that a load fills from a checkpoint with the counters `state`.
 
-        If the checkpoint stores the state in another form (8-bit moments for full ones), return temporary shards of
-        that form: `load_state` then converts them into those of `shards`.
+        If the checkpoint stores arrays in another form (8-bit instead of full-precision moments), return temporary
+        shards in that form: `load_state` then converts them into the optimizer's own arrays.
         """
         return self.shards()
 
@@ -39,7 +39,7 @@ class Optimizer(ABC):
         """Return the subset of `names` that a resume may drop; it refuses a checkpoint with any other, by name.
 
         names: the `optimizer/...` arrays of the checkpoint that neither `registry` nor `select_filled` of any rank has.
-        The result must be equal on all ranks. By default empty: a run without a part of its state is another run.
+        The result must be equal on all ranks. By default empty: dropping a part of the state would change the run.
         """
         return ()
 

@@ -1,7 +1,7 @@
 """Plan of a model: how it may be sharded, as torch-free data next to the model's configuration.
 
-A strategy reads only the plan of a model; a model knows nothing of ranks. `ShardRule.colwise` and `rowwise` mean what
-colwise and rowwise mean in transformers' `base_model_tp_plan`.
+A strategy reads only the plan of a model, and the model is independent of ranks. `ShardRule.colwise` and `rowwise` have
+the meaning of colwise and rowwise in transformers' `base_model_tp_plan`.
 
 Patterns are dotted module or parameter names in which `*` stands for one component:
 ``blocks.*.attention.wq`` matches ``blocks.0.attention.wq`` and, as a module pattern, every parameter in it.
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 V = TypeVar("V")
 EVERY_AXIS = "*"
-NO_DIM = sys.maxsize  # a dim that no array has
-SCALES = ".scales"  # end of the names of scales, which are stored next to codes
+NO_DIM = sys.maxsize  # a dim number that no array has
+SCALES = ".scales"  # suffix of the names of quantization scales, which are stored next to codes
 
 
 @lru_cache(maxsize=4096)
@@ -32,18 +32,18 @@ def _compile_regex(pattern: str) -> re.Pattern[str]:
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Return whether `pattern` names `name` itself, or a module around it."""
+    """Return whether `pattern` matches `name`, or a module that contains `name`."""
     return _compile_regex(pattern).fullmatch(name) is not None
 
 
 def names(pattern: str, name: str) -> bool:
-    """Return whether `pattern` names `name` itself, and not a module around it."""
+    """Return whether `pattern` matches `name` itself, and not only a module that contains `name`."""
     match = _compile_regex(pattern).fullmatch(name)
     return match is not None and match[2] is None
 
 
 def parse_block_number(path: str) -> int:
-    """Return the number of the block at `path`: the last number in it. Raises StopIteration if there is none."""
+    """Return the number of the block at `path`: the last number in `path`. Raises StopIteration without a number."""
     return next(int(part) for part in reversed(path.split(".")) if part.isdecimal())
 
 
@@ -52,9 +52,9 @@ def _rank_specificity(pattern: str) -> tuple[int, int]:
 
 
 def choose_by_pattern(values: Mapping[str, V], name: str, default: V) -> V:
-    """Return the value of the most specific pattern that matches `name`, the first of several; `default` if none does.
+    """Return the value of the most specific pattern that matches `name`, on a tie the first; `default` without a match.
 
-    The most specific pattern has most components; of these, the fewest stars.
+    The most specific pattern has the most components and, among equals, the fewest stars.
     """
     patterns = [pattern for pattern in values if matches(pattern, name)]
     return values[max(patterns, key=_rank_specificity)] if patterns else default
@@ -66,7 +66,7 @@ def is_matrix(name: str, shape: Sequence[int]) -> bool:
 
 
 def is_mapped(name: str, shape: Sequence[int]) -> bool:
-    """Return whether optimizers that map full matrices take a parameter: both dims of its matrices are longer than 1.
+    """Return whether `Runtime.map_matrices` takes a parameter: both dims of its matrices are longer than 1.
 
     Filters of a depthwise convolution, (channels, 1, taps), count as vectors.
     """
@@ -77,9 +77,9 @@ def is_mapped(name: str, shape: Sequence[int]) -> bool:
 class ShardRule:
     """Parameters matching `pattern` may be sharded along tensor dim `dim` by mesh (or fold) axis `axis`.
 
-    `unit`: rows that stay together (the width of a head). `Plan.get_cuts` says which rule counts. A pattern of a module
-    covers all parameters in it, also ones that an edit adds. Raises ValueError for a negative dim, a unit below
-    1, and one dim sharded by every axis.
+    `unit`: number of consecutive rows that stay on one rank (the width of a head). `Plan.get_cuts` chooses the rule. A
+    pattern of a module covers all its parameters, also parameters that an edit adds. Raises ValueError for a negative
+    dim, a unit below 1, and one dim sharded by every axis.
     """
 
     pattern: str
@@ -97,23 +97,23 @@ class ShardRule:
 
     @classmethod
     def colwise(cls, pattern: str, unit: int = 1) -> ShardRule:
-        """Return the rule of Y = X Wᵀ with W (out, in) sharded along its outputs."""
+        """Return the rule of Y = X Wᵀ with W (out, in) sharded along the output dim."""
         return cls(pattern, 0, "tp", unit)
 
     @classmethod
     def rowwise(cls, pattern: str, unit: int = 1) -> ShardRule:
-        """Return the rule of Y = X Wᵀ with W (out, in) sharded along its inputs: partial sums to be added."""
+        """Return the rule of Y = X Wᵀ with W (out, in) sharded along the input dim: Y is a sum of partial results."""
         return cls(pattern, 1, "tp", unit)
 
     @classmethod
     def whole(cls, pattern: str, axis: str = EVERY_AXIS) -> ShardRule:
-        """Return a rule that leaves parameters unsharded along `axis`, or every axis, whatever later rules say."""
+        """Return a rule that leaves parameters unsharded along `axis` (by default every axis) despite later rules."""
         return cls(pattern, NO_DIM, axis)
 
 
 @dataclass(frozen=True)
 class Fold:
-    """An axis `name` of `size` ranks, made of ranks of the axes `out_of` in order, the fastest first."""
+    """A named axis of `size` ranks, which consists of ranks along the mesh axes `out_of`, fastest axis first."""
 
     name: str
     size: int
@@ -122,15 +122,15 @@ class Fold:
     def list_ranks(self, mesh: Mesh, rank: int) -> list[int]:
         """Return the ranks of the fold of `rank`, in order; only `rank` itself if the mesh has none of the fold's axes.
 
-        The ranks along those axes, in mesh order, are split into runs of `size`: neighbours on the fastest axes make
-        a fold. Raises ValueError if `size` does not divide their number.
+        The ranks along the fold's axes, in mesh order, are split into groups of `size` consecutive ranks: neighbours on
+        the fastest axes form a fold. Raises ValueError if `size` does not divide the number of these ranks.
         """
         joint, together = self._place(mesh, rank)
         first = joint - joint % self.size
         return self._list_ranks_at(mesh, rank, range(first, min(first + self.size, together)))
 
     def list_rest_ranks(self, mesh: Mesh, rank: int) -> list[int]:
-        """Return the ranks at the position of `rank` in their folds, in order. Raises ValueError like `list_ranks`."""
+        """Return the ranks with the index of `rank` in their folds, in order. Raises ValueError as `list_ranks`."""
         joint, together = self._place(mesh, rank)
         return self._list_ranks_at(mesh, rank, range(joint % self.size, together, self.size))
 
@@ -154,9 +154,9 @@ class Fold:
 
 @dataclass(frozen=True)
 class Init:
-    """Rule for the initial values of parameters matching `pattern`; the first match counts.
+    """Rule for the initial values of parameters matching `pattern`; the first matching rule is used.
 
-    distribution: "normal" (std `scale`), "uniform" (in ±`scale`), "constant" (all `scale`).
+    distribution: "normal" (standard deviation `scale`), "uniform" (in ±`scale`), "constant" (all values `scale`).
     """
 
     pattern: str
@@ -166,17 +166,17 @@ class Init:
 
 @dataclass(frozen=True)
 class HFName:
-    """The external name (`theirs`) of a parameter. `{0}`, `{1}` in it take what the stars of `pattern` matched.
+    """The external name (`theirs`) of a parameter, where `{0}`, `{1}` stand for the matches of the stars of `pattern`.
 
-    how: "same"; "transpose" if the external matrix is transposed (in a stack, each matrix); "stack" if the parameter is
-    (N, ...) and N external tensors hold it, counted by `{n}`. An empty `theirs`: a buffer without an external tensor.
+    how: "same"; "transpose" if the external matrix is transposed (in a stack, each matrix); "stack" if the parameter
+    (N, ...) is stored as N external tensors, numbered by `{n}`. An empty `theirs`: a buffer without an external tensor.
     rows: (first, of): the parameter is the rows from `first` on of an external tensor of `of` rows that several
-    parameters share (queries, keys and values in one matrix); columns if transposed. None: it is the full tensor.
+    parameters share (queries, keys and values in one matrix); columns if transposed. None: the complete tensor.
     every: the parameter is the rows first, first + every, ...; the rows between belong to every - 1 other parameters.
-    dim: the dim of the parameter that `rows` counts along.
-    optional: files may lack the external tensor; the parameter is then initialized.
-    unread: files may hold the external tensor although the model has no such parameter: only this "tensor" (a mask), or
-    the complete "layer" after the last block that holds it.
+    dim: the dim of the parameter along which `rows` counts.
+    optional: files may lack the external tensor; the parameter then gets initial values.
+    unread: files may hold an external tensor that the model has no parameter for: only this "tensor" (a mask), or the
+    complete "layer" that contains the tensor, after the last block of the model.
     """
 
     pattern: str
@@ -189,20 +189,20 @@ class HFName:
     unread: Literal["", "tensor", "layer"] = ""
 
     def translate(self, name: str) -> str | None:
-        """Return the external name of the parameter `name`; None: the pattern does not match it."""
+        """Return the external name of the parameter `name`; None if the pattern does not match `name`."""
         match = re.fullmatch(re.escape(self.pattern).replace(r"\*", r"([^.]+)"), name)
         return None if match is None else self.theirs.format(*match.groups(), n="{n}")
 
 
 @dataclass(frozen=True)
 class LowBit:
-    """Rule: frozen parameters matching `pattern` are stored in fewer bits, whatever the precision.
+    """Rule: frozen parameters matching `pattern` are stored in fewer bits, under any precision.
 
-    bfloat16  in place of the precision's master weights
-    int8      a matrix W (out, in) of a linear is stored as codes, next to `scales` (out, in / block), float32, one for
-              each `block` neighbours of a row. The module multiplies with codes and scales as they are
-    codes     "package.module:function", called with (shard, plan, fill): fills the shard of codes or scales; `fill`
-              fills a shard with the weight before quantisation
+    bfloat16  dtype that replaces the precision's `param_dtype`
+    int8      a matrix W (out, in) of a linear is stored as codes, next to `scales` (out, in / block), float32, one per
+              `block` neighbouring elements of a row. The module computes with the stored codes and scales
+    codes     "package.module:function", called as function(shard, plan, fill): fills a shard of codes or scales;
+              `fill` fills a shard with the weight before quantization
 
     Raises ValueError for int8 without `block` or `codes`, and for bfloat16 with either.
     """
@@ -221,12 +221,12 @@ class LowBit:
 class Seam:
     """A call that a strategy may replace: the modules matching `pattern` call their attribute `name`.
 
-    Calls are fixed:
+    Signatures of the calls:
       attention(q, k, v, document, position) -> out     q (B, H, T, C), k and v (B, K, T, C), after rotation
       loss(hidden, weight, targets, loss_mask) -> sum   hidden (B, T, D), weight (V, D), targets and loss_mask (B, T)
 
-    The node there says what the call computes (`Node.get_seams`), and a function or module that replaces it says so in
-    its attribute `computes`. A strategy that replaces the call must compute exactly that, or refuse.
+    The module's node declares what the call computes (`Node.get_seams`); a function or module that replaces the call
+    declares it in its attribute `computes`. A strategy that replaces the call must compute exactly this, or refuse.
     """
 
     name: Literal["attention", "loss"]
@@ -244,15 +244,15 @@ class Plan:
     cuts: tuple[ShardRule, ...] = ()
     inits: tuple[Init, ...] = ()
     names: tuple[HFName, ...] = ()
-    tied: tuple[tuple[str, str], ...] = ()  # (alias, the name it is stored under)
+    tied: tuple[tuple[str, str], ...] = ()  # (alias, name of the stored parameter)
     seams: tuple[Seam, ...] = ()
     folds: tuple[Fold, ...] = ()
-    master_dtype: tuple[str, ...] = ()  # modules whose parameters are always computed in the master dtype (a router)
-    partial_grad: tuple[str, ...] = ()  # replicated over tp, inputs sharded: gradients are summed over tp
-    frozen: tuple[str, ...] = ()  # parameters that are not trained: saved, with neither gradient nor moments
+    master_dtype: tuple[str, ...] = ()  # modules that always compute in the master dtype (a router)
+    partial_grad: tuple[str, ...] = ()  # parameters replicated over tp with sharded inputs: sum gradients over tp
+    frozen: tuple[str, ...] = ()  # parameters that are not trained: saved, without gradient or optimizer state
     low_bit: tuple[LowBit, ...] = ()  # frozen parameters that are stored in fewer bits
-    trained: tuple[str, ...] = ()  # exceptions from `frozen`; the most specific pattern decides
-    head_blocks: tuple[str, ...] = ()  # further blocks, inside the head: they emit under their own path, as `blocks` do
+    trained: tuple[str, ...] = ()  # exceptions from `frozen`; the most specific pattern wins
+    head_blocks: tuple[str, ...] = ()  # blocks inside the head: they emit under their own path, like `blocks`
     facts: dict[str, int] = field(default_factory=dict)  # sizes a layout must divide: heads, kv_heads, vocab_size, ...
 
     def init(self, name: str) -> Init:
@@ -263,10 +263,10 @@ class Plan:
         raise LookupError(f"the plan has no Init for parameter {name!r}")
 
     def get_cuts(self, name: str, dims: int) -> dict[str, ShardRule]:
-        """Return axis -> rule that shards the parameter `name` of `dims` dims; a missing axis does not shard it.
+        """Return axis -> rule that shards the parameter `name` of `dims` dims; other axes do not shard the parameter.
 
-        For each axis only the first matching rule counts, even if it is `ShardRule.whole` or the parameter lacks its
-        dim (the bias of a rowwise layer). A tied parameter is sharded like the one it is stored under.
+        For each axis only the first matching rule counts, even if the rule is `ShardRule.whole` or the parameter lacks
+        the rule's dim (the bias of a rowwise layer). A tied parameter follows the rules of the stored parameter.
         """
         name, cuts = self.get_owner(name), dict[str, ShardRule]()
         for cut in self.cuts:
@@ -277,10 +277,10 @@ class Plan:
         return {axis: cut for axis, cut in cuts.items() if cut.dim < dims}
 
     def is_frozen(self, name: str) -> bool:
-        """Return whether the parameter `name` is not trained; a tied parameter follows the one it is stored under.
+        """Return whether the parameter `name` is not trained; a tied parameter follows the stored parameter.
 
-        Of all patterns of `frozen` and `trained` that match, the most specific decides: most components, then fewest
-        stars. If one of each kind is equally specific, the parameter is trained.
+        The most specific of all matching patterns in `frozen` and `trained` decides: most components, then fewest
+        stars. If a pattern of each list is equally specific, the parameter is trained.
         """
         name = self.get_owner(name)
         frozen_specificity, trained_specificity = (
@@ -292,21 +292,21 @@ class Plan:
         )
 
     def find_low_bit(self, name: str) -> LowBit | None:
-        """Return the storage rule of the parameter `name`, or of the weight whose scales it holds; None: no rule."""
+        """Return the storage rule of the parameter `name`; for scales, the rule of their weight. None: no rule."""
         name = self.get_owner(name)
         if self.is_scales(name):
             name = f"{name.removesuffix(SCALES)}.weight"
         return next((rule for rule in self.low_bit if matches(rule.pattern, name)), None)
 
     def is_scales(self, name: str) -> bool:
-        """Return whether the parameter `name` holds the scales of codes."""
+        """Return whether the parameter `name` holds the quantization scales of a weight."""
         if not self.low_bit or not name.endswith(SCALES):
             return False
         weight = f"{name.removesuffix(SCALES)}.weight"
         return any(rule.dtype == "int8" and matches(rule.pattern, weight) for rule in self.low_bit)
 
     def get_dtype(self, name: str) -> str | None:
-        """Return the dtype that the parameter `name` is stored in, if not that of master weights; else None."""
+        """Return the storage dtype of the parameter `name`; None for the precision's `param_dtype`."""
         rule = self.find_low_bit(name)
         return None if rule is None else "float32" if self.is_scales(self.get_owner(name)) else rule.dtype
 
@@ -318,27 +318,27 @@ class Plan:
         )
 
     def get_emit_path(self, path: str) -> str:
-        """Return the path under which the module at `path` emits: that of its block; "" outside of blocks."""
+        """Return the path under which the module at `path` emits metrics: its block's path, "" outside of blocks."""
         for pattern in (f"{self.blocks}.*", *self.head_blocks):
             if matches(pattern, path):
                 return ".".join(path.split(".")[: pattern.count(".") + 1])
         return ""
 
     def list_blocks_in_head(self, paths: Iterable[str]) -> list[str]:
-        """Return the paths of modules (or nodes) in `paths` that are blocks inside the head, in order."""
+        """Return the paths, among these paths of modules or nodes, of blocks inside the head, in order."""
         return [path for path in paths if any(names(pattern, path) for pattern in self.head_blocks)]
 
     def get_owner(self, name: str) -> str:
-        """Return the name that a parameter is stored under: its own, unless it is tied to another."""
+        """Return the name of the stored parameter: `name` itself, unless the parameter is tied to another one."""
         return dict(self.tied).get(name, name)
 
     def find_unmatched(self, names: Iterable[str]) -> list[str]:
-        """Return the patterns that match none of `names`: mistakes of the plan's author."""
+        """Return the plan's patterns that match no parameter in `names`: mistakes of the plan's author."""
         all_names = [*names, *(alias for alias, _ in self.tied)]
         patterns = [rule.pattern for rules in (self.cuts, self.inits) for rule in rules]
         patterns += [*self.frozen, *self.trained, *(rule.pattern for rule in self.low_bit)]
         return [pattern for pattern in dict.fromkeys(patterns) if not any(matches(pattern, name) for name in all_names)]
 
     def extend(self, **more: tuple) -> Plan:
-        """Return a copy with rules put before the present ones, so that the rules of an edit win."""
+        """Return a copy with new rules before the existing rules, so that the rules of an edit win."""
         return replace(self, **{key: value + getattr(self, key) for key, value in more.items()})

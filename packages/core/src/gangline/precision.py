@@ -10,12 +10,12 @@ if TYPE_CHECKING:
 
 
 class Precision(ABC):
-    """Contract of a precision: dtypes and the linear matmul. The strategy stores and casts; no module is wrapped.
+    """Contract of a precision: dtypes and the matmul of linear layers. Strategies store and cast; no module is wrapped.
 
-    param_dtype    master weights and optimizer state
-    compute_dtype  activations, and the copies of the weights that the forward pass reads
-    reduce_dtype   gradients as ranks exchange them
-    grad_dtype     gradients as they accumulate and as the optimizer sees them
+    param_dtype    dtype of master weights and optimizer state
+    compute_dtype  dtype of activations, and of the copies of the weights that the forward pass reads
+    reduce_dtype   dtype of gradients in reductions between ranks
+    grad_dtype     dtype in which gradients are accumulated and passed to the optimizer
     """
 
     param_dtype: torch.dtype
@@ -27,30 +27,30 @@ class Precision(ABC):
     def linear(self, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None = None) -> torch.Tensor:
         """Return x (..., in) times w (out, in) transposed, plus b (out,); plain and tensor-parallel layers call it.
 
-        A module with matmuls other than a `Linear` has `multiply_by(precision)`, called once before its first matmul.
-        In an autograd Function of its own it may call `linear` as a bare matmul in the forward pass, and
+        A module with matmuls that is not a `Linear` has a method `multiply_by(precision)`, called once before its first
+        matmul. The module's own autograd Functions may call `linear` as a bare matmul in the forward pass, and
         `compute_grad_x` and `compute_grad_w` in the backward pass.
         """
 
     def compute_grad_x(self, dy: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        """Return the derivative of `linear` by x: dy (..., out) times w (out, in), in the compute dtype.
+        """Return the gradient of `linear` with respect to x: dy (..., out) times w (out, in), in the compute dtype.
 
-        For a strategy that runs the two halves of a backward pass at different times. A precision whose `linear` is
-        more than a matmul in `compute_dtype` overrides both halves.
+        For strategies that compute the gradients of x and w at different times. A precision whose `linear` is more than
+        a matmul in `compute_dtype` must override both `compute_grad_x` and `compute_grad_w`.
         """
         return dy.to(self.compute_dtype) @ w
 
     def compute_grad_w(self, dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """Return the derivative of `linear` by w, (out, in), summed over leading dims of dy (..., out), x (..., in)."""
+        """Return the gradient with respect to w, (out, in), summed over leading dims of dy (..., out), x (..., in)."""
         return dy.flatten(0, -2).to(self.compute_dtype).t() @ x.flatten(0, -2).to(self.compute_dtype)
 
     @property
     def scale(self) -> float:
-        """Factor of the loss before the backward pass; 1 unless `PrecisionConfig.finds_scale`."""
+        """Loss scale: factor of the loss before the backward pass; 1 unless `PrecisionConfig.finds_scale`."""
         return 1.0
 
     def update(self, found_inf: bool) -> None:
-        """Update the loss scale after a step. found_inf: whether the step was not finite; equal on all ranks."""
+        """Update the loss scale after a step. found_inf: loss or gradients were not finite, equal on all ranks."""
 
     def state(self) -> dict[str, Any]:
         """Return the precision's state as JSON for the checkpoint."""

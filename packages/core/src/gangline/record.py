@@ -1,4 +1,4 @@
-"""The step record: loss, times and verdicts of a step, the only input of trackers, health checks and progress line."""
+"""Step record: loss, times and verdicts of a step, the only input of trackers, health checks and progress line."""
 
 from __future__ import annotations
 
@@ -15,52 +15,52 @@ from gangline.storage.files import open_regular
 
 @dataclass
 class StepRecord:
-    """Record of one applied or skipped step. Seconds are wall time on global rank 0 unless said otherwise."""
+    """Record of one applied or skipped step. Seconds are wall time on global rank 0 unless stated otherwise."""
 
-    step: int  # number of the step, from 1: the number of steps done
+    step: int  # number of the step, from 1
     attempt: int
-    loss: float  # mean over the global count of valid tokens, in nats
-    grad_norm: float  # global gradient norm before clipping, over all ranks
+    loss: float  # mean loss over all valid tokens of the global batch, in nats
+    grad_norm: float  # global L2 norm of the gradients before clipping
     learning_rate: float
-    tokens: int  # valid tokens of this step, all ranks
+    tokens: int  # number of valid tokens of this step, over all ranks
     tokens_per_second: float
-    mfu: float | None  # model FLOPs per second over the peak of all devices
+    mfu: float | None  # model FLOPs utilization: model FLOP/s divided by the peak FLOP/s of all devices
     step_seconds: float
-    # By phase: data, forward_backward, optimizer, validate; checkpoint: the save between the previous step and this.
+    # By phase: data, forward_backward, optimizer, validate; checkpoint: the save between the previous and this step.
     seconds: dict[str, float] = field(default_factory=dict)
     first_sample: int = 0  # number of the first sample of the step's global batch
-    # Seconds of each rank since the sync of the previous step: phase (`pulse.layout.ROWS`) -> list by rank. Phases
-    # exclude their waits for other ranks, which are in "collective".
+    # Seconds of each rank since the sync of the previous step: phase (`pulse.layout.ROWS`) -> list by rank. Time in
+    # which a phase waits for other ranks counts as "collective" instead.
     rank_phases: dict[str, list[float]] | None = None
-    # Loss of each rank's own tokens, in nats; null for a rank that computes none. The ranks' samples differ.
+    # Mean loss of each rank's own tokens, in nats; null for a rank that computes no loss. Samples differ by rank.
     rank_losses: list[float | None] | None = None
-    # MFU of each rank while it works, without waits for others: its even share of the arithmetic over the peak of
-    # one device. The slowest rank has the smallest.
+    # MFU of each rank without its waits for other ranks: an even share of the model FLOPs per second of own work,
+    # divided by the peak of one device. The slowest rank has the smallest MFU.
     rank_mfu: list[float] | None = None
     rank_seconds: dict[str, float] | None = None  # min, median, max of step_seconds over the ranks
-    memory_bytes: int = 0  # peak of this rank: device memory on a GPU, resident set on a CPU
-    finite: bool = True  # false: the optimizer changed nothing
-    skipped: str = ""  # why the optimizer skipped the step
-    validation_loss: float | None = None  # on the held-out part of the run's own data, in steps with a validation
-    validation_losses: dict[str, float] = field(default_factory=dict)  # further validation sets and weights, by name
+    memory_bytes: int = 0  # peak memory of this rank: device memory on a GPU, resident set on a CPU
+    finite: bool = True  # whether loss and gradients are finite; if false, the optimizer skipped the step
+    skipped: str = ""  # reason for skipping the update; "": the optimizer updated the weights
+    validation_loss: float | None = None  # loss on the held-out part of the run's data, in steps with a validation
+    validation_losses: dict[str, float] = field(default_factory=dict)  # by name of further sets and weights
     metrics: dict[str, float | list[float]] = field(default_factory=dict)
     verdicts: list[dict] = field(default_factory=list)
     checkpoint: str | None = None  # id of the checkpoint whose save begins after this step
     saved: str | None = None  # id of the checkpoint completed since the previous step
-    saving: float | None = None  # written share of the save under way, 0 to 1; None: no save
-    failed_save: str | None = None  # why the last save that ended failed; None: it succeeded
+    saving: float | None = None  # written fraction of the save in progress, 0 to 1; None: no save
+    failed_save: str | None = None  # reason if the most recently ended save failed; None: it succeeded
     notes: list[str] = field(default_factory=list)  # notices to the user since the previous step
-    time: float = 0.0  # seconds since the epoch at the step's end, on global rank 0
-    monotonic: float = 0.0  # the step's end on the clock of its machine, as in events.jsonl
-    generation: int = 1  # number of the start of the ranks, see gangline.run.generation
+    time: float = 0.0  # end of the step in seconds since the epoch, on global rank 0
+    monotonic: float = 0.0  # end of the step on rank 0's monotonic clock, as in events.jsonl
+    generation: int = 1  # number of the start of the ranks (`gangline.run.generation`)
 
     def to_json(self) -> str:
-        """Return the record as a line of JSON, with full precision, floats that are not finite as strings ("nan")."""
+        """Return the record as one line of JSON, in full precision; nan and inf are strings."""
         return json.dumps(to_plain(asdict(self)), allow_nan=False)
 
 
 def list_numbers(record: StepRecord) -> dict[str, float | list[float]]:
-    """Return the points of one record on its curves, by tag."""
+    """Return the numbers of one record to plot as curves, by name of the curve."""
     numbers: dict[str, float | list[float]] = {
         "loss": record.loss,
         "grad_norm": record.grad_norm,
@@ -83,7 +83,7 @@ def list_numbers(record: StepRecord) -> dict[str, float | list[float]]:
 
 
 def record_of(line: str | bytes) -> dict[str, Any] | None:
-    """Return the record in a line of a metrics.jsonl; None if it holds none."""
+    """Return the record in a line of metrics.jsonl; None if the line holds no record."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
@@ -92,11 +92,11 @@ def record_of(line: str | bytes) -> dict[str, Any] | None:
 
 
 def keep_newest(lines: Iterable[dict[str, Any] | None]) -> tuple[list[dict[str, Any]], int]:
-    """Return (the newest record of each step of a metrics.jsonl, in order; the number of missed lines).
+    """Return (the newest record of each step of a metrics.jsonl, in order; the number of missing records).
 
-    The file is append-only. If a step comes again (the run rolled back, or was killed and resumed), earlier lines of
-    that step and of later steps no longer count. A line without a record (None) is missed, unless the step after it
-    comes again, as after a line that a kill tore.
+    The file is append-only. If a step is repeated (the run rolled back, or was killed and resumed), earlier lines of
+    this step and of later steps no longer count. A line without a record (None) counts as a missing record, unless the
+    next step is repeated, as after a kill that truncated the line.
     """
     records: dict[int, dict[str, Any]] = {}
     gaps: list[int] = []  # step before each missed line
@@ -114,21 +114,21 @@ def keep_newest(lines: Iterable[dict[str, Any] | None]) -> tuple[list[dict[str, 
 
 
 def read_records(path: str | Path, report: Callable[[str], object] = warnings.warn) -> list[dict[str, Any]]:
-    """Return the newest record of each step in a file, in order. `report` gets a notice if lines are missed."""
+    """Return the newest record of each step in a file, in order. `report` gets a notice about missing records."""
     records, gap_count = keep_newest(_iterate_lines(path))
     _tell(path, gap_count, report)
     return records
 
 
 def read_every_record(path: str | Path, report: Callable[[str], object] = warnings.warn) -> list[dict[str, Any]]:
-    """Return every record of a file as written, also of steps that came again. `report` as in `read_records`."""
+    """Return every record of a file as written, also all records of repeated steps. `report` as in `read_records`."""
     lines = [*_iterate_lines(path)]
     _tell(path, keep_newest(lines)[1], report)
     return [record for record in lines if record is not None]
 
 
 def _iterate_lines(path: str | Path) -> Iterator[dict[str, Any] | None]:
-    """Yield each line's record, None if it has none; skip a torn last line, which a live run may be writing."""
+    """Yield the record of each line, None without a record; skip an incomplete last line of a run that still writes."""
     with open_regular(path) as file:
         for line in file:
             record = record_of(line)
@@ -142,13 +142,13 @@ def _tell(path: str | Path, missed: int, told: Callable[[str], object]) -> None:
 
 
 def describe_missing(path: str | Path, lines: int) -> str:
-    """Return the notice about lines of a metrics.jsonl that hold no record."""
+    """Return the notice about `lines` lines of a metrics.jsonl without a record."""
     holds = "line of it holds" if lines == 1 else "lines of it hold"
     return f"{path} is damaged: {lines} {holds} no record of a step, and those steps are missing."
 
 
 def to_plain(value: object) -> object:
-    """Return the value as JSON has it, with floats that are not finite as strings."""
+    """Return the value in types of JSON, with nan and inf as strings."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):

@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 
 Why = Literal["length", "end", "stop"]
-Stop = Callable[[list[int]], bool]  # whether a text of these tokens is done
-Finish = Callable[["nn.Module", str], None]  # (block, its path): recomputation and compilation, in place
+Stop = Callable[[list[int]], bool]  # (generated tokens) -> whether the text is done
+Finish = Callable[["nn.Module", str], None]  # (block, path): adds recomputation and compilation in place
 
 
 class MatrixId(NamedTuple):
-    """A matrix: the name of its parameter, and its number in a stack of matrices (leading dims flattened, from 0)."""
+    """Id of a matrix: the parameter's name, and the matrix's number in a stack (leading dims flattened, from 0)."""
 
     name: str
     number: int
@@ -38,12 +38,12 @@ class MatrixId(NamedTuple):
 
 @dataclass(frozen=True)
 class StepResult:
-    """Result of one step: global numbers, equal on all ranks except `own_...`.
+    """Result of one step: global numbers, equal on all ranks; `own_...` are of this rank.
 
-    loss_sum      sum of the loss over valid tokens, without emitted terms
+    loss_sum      sum of the loss over valid tokens, without loss terms that modules emit (`emit_loss`)
     tokens        number of valid tokens
     finite        whether the loss and every gradient are finite on all ranks
-    metrics       metrics of the modules, reduced: "blocks.3/load" -> number or list of numbers
+    metrics       metrics that modules emit, reduced over ranks: "blocks.3/load" -> number or list of numbers
     own_loss_sum  this rank's part of loss_sum, before any reduction
     own_tokens    number of valid tokens of own_loss_sum; 0 on a rank whose loss another rank computes
     """
@@ -66,7 +66,7 @@ class ParamShard:
 
 @dataclass(frozen=True)
 class ShardedParam:
-    """A parameter by its global name and shape, with the boxes that this rank holds (perhaps none)."""
+    """A parameter by its global name and shape, with the boxes that this rank holds (possibly none)."""
 
     name: str
     shape: tuple[int, ...]
@@ -77,8 +77,9 @@ class ShardedParam:
 class Job:
     """Input of a strategy that builds a runtime: a run laid out over ranks, as one rank sees it (not a cluster job).
 
-    comms    process groups of this rank, with the device that it computes on
-    finish   called with each block and its path when the block is sharded: recomputation and compilation wrap it
+    comms    process groups of this rank, with its device
+    finish   function that the strategy calls with each block and its path after it has sharded the block: wraps the
+             block in recomputation and compilation
     """
 
     composed: Composed
@@ -97,7 +98,7 @@ class Job:
 
     @cached_property
     def model(self) -> nn.Module:
-        """Modules of the complete model on the meta device: shapes without memory."""
+        """Complete model on the meta device: shapes without memory."""
         from gangline.model.build import build_model
 
         return build_model(self.composed.tree, self.composed.plan)
@@ -116,12 +117,12 @@ class Job:
 class Sampling:
     """Options of text generation: how each token is drawn from softmax(logits / temperature), and when a text ends.
 
-    tokens       maximum number of tokens written after each prompt
-    temperature  0 takes the likeliest token
-    top_k        draw from this number of likeliest tokens; None: from all
-    top_p        draw from likeliest tokens that together have this probability (nucleus; arXiv 1904.09751, section 3.1)
-    seed         a token is a function of (seed, number of the prompt, tokens written before it) and the probabilities
-    ends         tokens that end a text; they are not part of it
+    tokens       maximum number of tokens generated after each prompt
+    temperature  divisor of the logits; 0: take the likeliest token (greedy decoding)
+    top_k        number of likeliest tokens to draw from; None: all tokens
+    top_p        probability mass of the likeliest tokens to draw from (nucleus; arXiv 1904.09751, section 3.1)
+    seed         seed of the draws; a draw is a function of (seed, prompt number, number of tokens generated before)
+    ends         end tokens: the first one drawn ends the text and is not part of it
 
     Raises ValueError for values out of range.
     """
@@ -153,16 +154,16 @@ class Written:
 class Runtime(ABC):
     """Contract of a runtime, which runs steps on the complete mesh. All ranks call every method, in the same order.
 
-    The optimizer writes `ParamShard.tensor` in place. `step`, `evaluate`, `score` and `generate` first refresh the
-    copies that the modules compute with.
+    The optimizer writes `ParamShard.tensor` in place. `step`, `evaluate`, `score` and `generate` first copy the new
+    values to the weights that the modules compute with.
     """
 
     registry: Registry  # all `model/...` arrays, equal on every rank
     rank: int  # global number of this rank
     data_coordinate: tuple[int, int]  # (index, width): share of the global batch that this rank reads
     # Axes along which replicas hold different weights, gradients and optimizer state between synchronisations. Pass the
-    # same axes to `Registry.of(..., differs)`: the first rank along them is then primary, so a checkpoint holds its
-    # values. `evaluate`, `score` and `generate` have to use these values too, on all ranks.
+    # same axes to `Registry.of(..., differs)`: the first rank along the axes is then primary, so a checkpoint holds the
+    # values of that rank. `evaluate`, `score` and `generate` must use the same values, on all ranks.
     differs: frozenset[str] = frozenset()
 
     @abstractmethod
@@ -177,18 +178,18 @@ class Runtime(ABC):
     def evaluate(self, microbatches: Sequence[Batch]) -> tuple[float, int]:
         """Return (global loss sum, global token count), without gradients.
 
-        Every rank passes the same number of microbatches. Their losses are added in global order, whatever the layout,
-        so that under `run.deterministic` the sum has the bits of one process that reads microbatches of the same size.
+        Every rank passes the same number of microbatches. The microbatch losses are added in global order under every
+        layout: with `run.deterministic` the sum is bitwise equal to that of one process with the same microbatch size.
         """
 
     @abstractmethod
     def score(self, batches: Sequence[Batch], losses_per_sample: int = 1) -> torch.Tensor:
         """Return each sample's log-likelihood in nats, in global order, on all ranks: (n,) float64 on the host.
 
-        Each rank passes its share, one sample a batch and as many samples as every other rank; a share is padded with
-        samples whose `loss_mask` is empty, which score 0. The shares are joined in order of `data_coordinate`. Valid
-        targets are summed, in evaluation mode, without gradients. losses_per_sample: with 1 the result is (n,); with k
-        > 1 the model returns k losses a sample, and the result (n, k) has their negatives, again log-likelihoods.
+        Each rank passes its share of the samples, one sample per batch; all shares have the same length, padded with
+        samples whose `loss_mask` is all false, which score 0. Shares are concatenated in order of `data_coordinate`.
+        A score sums over valid targets, in evaluation mode, without gradients. losses_per_sample: with 1 the result is
+        (n,); with k > 1 the model returns k losses per sample, and the result is (n, k), each loss negated.
         Raises ValueError, on all ranks, if the shares differ in length.
         """
 
@@ -197,7 +198,7 @@ class Runtime(ABC):
     ) -> list[Written]:
         """Return the tokens after each prompt (of at least one token): equal on all ranks and in any layout.
 
-        All ranks pass the same prompts. stop: returns whether a text of these tokens is done, equal on all ranks.
+        All ranks pass the same prompts. stop(generated tokens) returns whether the text is done, equal on all ranks.
         Raises UserError, on all ranks, if this strategy cannot generate.
         """
         from gangline.errors import UserError
@@ -210,14 +211,14 @@ class Runtime(ABC):
 
     @abstractmethod
     def clip(self, max_norm: float | None) -> float:
-        """Scale the gradients so that their global norm is at most `max_norm`; return the norm before that.
+        """Scale the gradients so that their global L2 norm is at most `max_norm`; return the norm before scaling.
 
-        max_norm: None measures only. The norm is that of `.grad` at the time of the call. Raises RuntimeError if a
-        `.grad` was written since `step`, and the norm cannot be measured again without other ranks: see `remeasure`.
+        max_norm: None: measure without scaling. The norm is of `.grad` at the time of the call. Raises RuntimeError if
+        a `.grad` was written since `step` and measuring again needs other ranks: call `remeasure` after such a write.
         """
 
     def remeasure(self) -> None:
-        """Discard the norm that `step` measured, so that `clip` measures again. Called by all ranks.
+        """Discard the gradient norm that `step` measured, so that `clip` measures it again. Called by all ranks.
 
         Required after a write to `.grad` between `step` and `clip`; core calls it after `Callback.before_clip`.
         """
@@ -227,7 +228,7 @@ class Runtime(ABC):
         """Return the trained parameters: the same names in the same order on all ranks of a stage."""
 
     def names(self) -> list[str]:
-        """Return the names of the trained parameters of all stages, in the order of one process: equal on all ranks."""
+        """Return the names of all stages' trained parameters, in the order of a single process: equal on all ranks."""
         return [parameter.name for parameter in self.parameters()]
 
     @abstractmethod
@@ -236,23 +237,23 @@ class Runtime(ABC):
         function: Callable[[torch.Tensor, MatrixId], torch.Tensor],
         inputs: Iterable[tuple[str, Sequence[torch.Tensor]]],
     ) -> Iterator[tuple[str, Sequence[torch.Tensor]]]:
-        """Map full matrices, each on one rank of the stage, by a function from ((m, n) tensor, id) to an (m, n) tensor.
+        """Apply `function`, ((m, n) tensor, id) -> (m, n) tensor, to full matrices, each on one rank of the stage.
 
-        inputs: names of parameters of two dims and more, each with tensors that are sharded like the parameter's pieces
-        and have their dtype (gradients, a momentum); in a stack (3 dims and more) each matrix is mapped alone. Yields
-        the same names with pieces of the results. It consumes `inputs` lazily, some matrices ahead of what it yields.
+        inputs: (name of a parameter of two or more dims, tensors sharded like the parameter's pieces and of the same
+        dtype: gradients, a momentum); in a stack (3 or more dims) each matrix is mapped separately. Yields the same
+        names with the pieces of the results. Consumes `inputs` lazily, with a prefetch of a few matrices.
 
-        The runtime chooses the rank that maps a matrix, equal on all ranks. `function` is called once for each matrix,
-        on one rank; its result may depend only on the matrix and on state that this rank stores for it. All ranks of
-        the stage call `map_matrices` with the same names in the same order, and must consume all that it yields.
+        The runtime chooses the rank that maps a matrix; all ranks know the choice. `function` is called once for each
+        matrix; its result may depend only on the matrix and on state that this rank stores for the matrix. All ranks of
+        the stage call `map_matrices` with the same names in the same order, and must exhaust the iterator.
         """
 
     @abstractmethod
     def find_matrix_owners(self, names: Sequence[str]) -> Mapping[MatrixId, int]:
-        """Return the global rank that maps each matrix of these parameters, of all stages: equal on all ranks.
+        """Return matrix -> global rank that maps it, for these parameters of all stages: equal on all ranks.
 
-        State of a matrix belongs on this rank: `map_matrices` calls `function` there, if each stage passes all of its
-        own parameters among `names`, in this order. Does not communicate.
+        Store the optimizer state of a matrix on that rank: `map_matrices` calls `function` there, provided that each
+        stage passes all of its own parameters among `names`, in this order. Does not communicate.
         """
 
     @abstractmethod
@@ -260,10 +261,10 @@ class Runtime(ABC):
         """Return the `model/...` arrays that this rank holds: master weights and persistent buffers."""
 
     def local(self) -> tuple[Registry, Iterable[Shard]]:
-        """Return the arrays `local/...`, which only this layout can use: (registry of the run, shards of this rank).
+        """Return the arrays `local/...`, which only this layout can use: (registry of all ranks, shards of this rank).
 
-        They are saved with the rest. A resume in the same layout loads them; in another layout, or from a checkpoint
-        without them, they are set to zero.
+        A checkpoint stores these arrays too. A resume under the same layout loads them; under another layout, or from a
+        checkpoint without them, they are set to zero.
         """
         from gangline.shard import Registry
 
@@ -271,4 +272,4 @@ class Runtime(ABC):
 
     @abstractmethod
     def finish_update(self) -> None:
-        """Call `after_step(totals)` of the modules that have it. Called after each step of the optimizer."""
+        """Call `after_step(totals)` of each `StepListener` module. Called after each step of the optimizer."""

@@ -7,8 +7,8 @@ from typing import Protocol
 
 
 class LearningRateSchedule(Protocol):
-    """A pure, torch-free function of the step; a run multiplies `optimizer.learning_rate` by its result."""
+    """A pure, torch-free function of the step; core multiplies `optimizer.learning_rate` by its result."""
 
     @abstractmethod
     def __call__(self, step: int) -> float:
-        """Return the factor of a step, in [0, 1]. The first step is 0."""
+        """Return the factor of the learning rate in `step`, in [0, 1]. step: counted from 0."""

@@ -1,8 +1,8 @@
 """Shards and their registry: the state of a run as strategies, optimizers and checkpointers exchange it.
 
-A run's state is a set of named global arrays. A `Shard` is the part of one that a rank holds. The `Registry` knows, for
-every array, which rank holds which box. It is a pure function of plan and mesh, equal on every rank, and its size grows
-with arrays and boundaries, not with ranks times arrays: a checkpointer plans from it without communication.
+A run's state is a set of named global arrays. A `Shard` is a box of a global array that a rank holds. The `Registry`
+maps every array to the ranks that hold each box. It is a pure function of plan and mesh, equal on every rank, so that a
+checkpointer plans without communication. Its size grows with arrays and boundaries, not with ranks times arrays.
 
 The registry is torch-free; dtypes are torch's names ("float32").
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import torch
 
 ITEMSIZE = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "bfloat16": 2, "float16": 2, "int16": 2}
-MODEL = "model"  # start of the names of the model's arrays
+MODEL = "model"  # prefix of the names of the model's arrays
 
 
 def name_model_array(parameter: str) -> str:
@@ -31,28 +31,28 @@ def name_model_array(parameter: str) -> str:
 
 
 def parse_parameter(array: str) -> str:
-    """Return the model's own name of an array: the inverse of `name_model_array`."""
+    """Return the name of the parameter or buffer in an array `model/...`: the inverse of `name_model_array`."""
     return array.removeprefix(f"{MODEL}/")
 
 
 def is_of_model(array: str) -> bool:
-    """Return whether an array belongs to the model, and not to the optimizer or a callback."""
+    """Return whether an array of this name belongs to the model, not to the optimizer or a callback."""
     return array.startswith(f"{MODEL}/")
 
 
 def name_dtype(dtype: torch.dtype) -> str:
-    """Return the registry's name of a dtype: "float32"."""
+    """Return the name of a dtype in the registry: "float32"."""
     return str(dtype).removeprefix("torch.")
 
 
 def get_itemsize(dtype: str) -> int:
-    """Return the bytes of one element; 1 for a name that is not listed (bool, uint8, float8)."""
+    """Return the bytes per element of a dtype; 1 for a name that is not in ITEMSIZE (bool, uint8, float8)."""
     return ITEMSIZE.get(dtype, 1)
 
 
 @dataclass(frozen=True, order=True)
 class Box:
-    """An axis-aligned part of a global array: from `offset`, `shape` long. 0-d: both empty tuples."""
+    """Axis-aligned part of a global array, by offset and shape; both are () for an array of 0 dims."""
 
     offset: tuple[int, ...]
     shape: tuple[int, ...]
@@ -71,7 +71,7 @@ class Box:
         return tuple(slice(start, stop) for start, stop in self.limits)
 
     def intersect(self, other: Box) -> Box | None:
-        """Return the part that both boxes have, in global coordinates; None if they do not overlap."""
+        """Return the intersection of both boxes, in global coordinates; None if they do not overlap."""
         start = tuple(max(a, b) for a, b in zip(self.offset, other.offset, strict=True))
         stop = tuple(
             min(a + n, b + m) for a, n, b, m in zip(self.offset, self.shape, other.offset, other.shape, strict=True)
@@ -92,8 +92,8 @@ class Box:
 class Shard:
     """One box of a global array on this rank: at `offset` of the array `name`.
 
-    `local` is a writable view without padding, valid until the next step. `primary` is true on exactly one
-    holder of each box: the one that writes it.
+    `local` is a writable view without padding, valid until the next step. `primary` is true on exactly one of the ranks
+    that hold the box: the rank that writes the box into a checkpoint.
     """
 
     name: str
@@ -110,16 +110,16 @@ class Shard:
 
 @dataclass(frozen=True)
 class Division:
-    """One way an array is sharded: parts along `dim` (or over rows), chosen by the joint coordinate along `axes`.
+    """Sharding of an array over `axes`: parts along `dim` (or of rows), chosen by the joint coordinate along `axes`.
 
-    bounds  start and end of the parts: one entry more than there are parts; equal neighbours make an empty part
+    bounds  boundaries of the parts, one more than there are parts; two equal neighbours enclose an empty part
     every   the rank with joint coordinate i holds part (i // every) % parts. With 2 key-value heads, tp=4 and every=2:
-            parts 0, 0, 1, 1. Sharding over a fold has every=1 on its axes, and over the ranks across folds
-            every = the fold's size. Ranks that hold the same part are replicas
-    rows    bounds count rows of the part that earlier divisions left, leading dims flattened (a row runs along the last
-            dim); such a part of a stacked array is a few boxes. `bounds` may then depend on the part that the earlier
-            divisions gave: one tuple for each such part, in joint order
-    Two divisions of an array have the same axes, or none in common. Example: an array (4, 6), split in halves over tp=4
+            parts 0, 0, 1, 1. Sharding over a fold has every=1 on the fold's axes; sharding over the ranks across folds
+            has every = the fold's size. Ranks that hold the same part are replicas
+    rows    `bounds` count rows of the part that earlier divisions gave, leading dims flattened (a row runs along the
+            last dim); such a part of a stacked array is a few boxes. `bounds` may then depend on the part of the
+            earlier divisions: one tuple for each such part, in joint order
+    Two divisions of an array have equal axes, or no axis in common. Example: an array (4, 6), split in halves over tp=4
     and each half by rows over dp_shard=2 (ZeRO), has Division(("tp",), ((0, 2, 4),), every=2) and
     Division(("dp_shard",), ((0, 1, 2),), rows=True). The ranks at dp_shard=1 and tp=2 or 3 hold parts (1, 1), the
     Box((3, 0), (1, 6)), as replicas.
@@ -140,9 +140,9 @@ class Division:
 class Layout:
     """Placement of one global array on the mesh.
 
-    `at` fixes coordinates (a pipeline stage: {"pp": 2}). Axes that neither `at` nor a division names hold replicas, of
-    which number `turn` (plus the box's number) is primary. `differs` names the replica axes along which replicas hold
-    other values between synchronisations: the first rank along them is primary.
+    `at` fixes coordinates (a pipeline stage: {"pp": 2}). Ranks along axes that neither `at` nor a division names hold
+    replicas; replica number `turn` (plus the part numbers) is primary. `differs` names the replica axes along which
+    replicas hold different values between synchronisations: the first rank along these axes is primary.
     """
 
     shape: tuple[int, ...]
@@ -161,7 +161,7 @@ class Layout:
         return tuple(axis for division in self.divisions for axis in division.axes)
 
     def list_boundaries(self) -> tuple[tuple[int, ...], ...]:
-        """Return all boundaries along each dim, both ends included."""
+        """Return all boundaries of boxes along each dim, including 0 and the length."""
         boundaries = [{0, length} for length in self.shape]
         for division in self.divisions:
             if not division.rows:
@@ -173,7 +173,7 @@ class Layout:
         return tuple(tuple(sorted(dim)) for dim in boundaries)
 
     def list_boxes(self, parts: Sequence[int]) -> list[Box]:
-        """Return the boxes of the holder of these parts, one part for each division."""
+        """Return the boxes of a rank that holds these parts, one part number for each division."""
         boxes, earlier = [Box((0,) * len(self.shape), self.shape)], 0
         for division, part in zip(self.divisions, parts, strict=True):
             bounds = division.bounds[earlier] if len(division.bounds) > 1 else division.bounds[0]
@@ -188,7 +188,7 @@ class Layout:
         return boxes
 
     def iterate_boxes(self) -> Iterator[tuple[tuple[int, ...], Box]]:
-        """Yield every box of the array, in order, as (parts of its holders, box)."""
+        """Yield (part numbers, box) for every box of the array, in order of the part numbers."""
         for parts in product(*(range(division.parts) for division in self.divisions)):
             for box in self.list_boxes(parts):
                 yield parts, box
@@ -245,10 +245,10 @@ def _lead(box: Box, index: int, inner: Box) -> Box:
 
 
 class Places:
-    """Map between a coordinate on the mesh and the part of an array, and replica of that part, that it holds.
+    """Map between a mesh coordinate and (the part of an array, the replica number of that part) that it holds.
 
-    Along each tuple of axes that divisions use, the joint coordinate is a mixed-radix number. A division reads one of
-    its digits; the other digits, and the axes that no division names, count replicas. In the example of `Division`:
+    Along each tuple of axes that divisions use, the joint coordinate is a mixed-radix number. Each division reads one
+    digit; the other digits, and the axes that no division names, count replicas. In the example of `Division`:
     `of({"dp_shard": 1, "tp": 3})` is ((1, 1), 1): parts (1, 1), replica 1. Replica 0 is at dp_shard=1, tp=2.
     """
 
@@ -268,7 +268,7 @@ class Places:
 
     @property
     def key(self) -> tuple:
-        """Key that is equal for arrays whose replicas are on the same ranks."""
+        """Key that is equal for arrays whose replicas are placed on the same ranks."""
         return (
             self.layout.at,
             self.free,
@@ -277,7 +277,7 @@ class Places:
         )
 
     def of(self, coordinate: Coordinate) -> tuple[tuple[int, ...], int]:
-        """Return (the part for each division, the number of the replica) at a coordinate."""
+        """Return (part number for each division, replica number) at a coordinate."""
         parts = [0] * len(self.layout.divisions)
         replica = self.mesh.index(coordinate, self.free)
         for axes, digits in self.digits.items():
@@ -293,7 +293,7 @@ class Places:
         return tuple(parts), replica
 
     def coordinate(self, parts: Sequence[int], replica: int) -> dict[str, int]:
-        """Return the coordinate that holds these parts as that replica: the inverse of `of`."""
+        """Return the coordinate that holds replica `replica` of these parts: the inverse of `of`."""
         coordinate = dict(self.layout.at)
         for axes, digits in reversed(self.digits.items()):
             size = self.mesh.size(*axes)
@@ -309,7 +309,7 @@ class Places:
 
 
 def find_primary_replica(layout: Layout, parts: Sequence[int], writers: int) -> int:
-    """Return the number of the replica that writes a part: spread over the first `Places.writers`."""
+    """Return the number of the replica that writes a part, which spreads parts over the `writers` first replicas."""
     return (layout.turn + sum(parts)) % writers
 
 
@@ -322,9 +322,9 @@ class Registry:
 
     @classmethod
     def of(cls, mesh: Mesh, layouts: Mapping[str, Layout], differs: Iterable[str] = ()) -> Registry:
-        """Return a registry whose primaries are spread so that the replicas of an array write equal bytes.
+        """Return a registry that spreads the primary shards, so that all replicas write about equally many bytes.
 
-        differs: the axes of `Layout.differs`, for all arrays.
+        differs: value of `Layout.differs` for all arrays.
         """
         apart = tuple(sorted(differs))
         loads: dict[tuple, list[int]] = {}
@@ -355,7 +355,7 @@ class Registry:
         return Registry(self.mesh, {**self.layouts, **other.layouts})
 
     def add_like(self, prefix: str, names: Iterable[str], dtype: str | None = None) -> Registry:
-        """Return arrays `prefix/<rest>` with the boxes of `model/<rest>`, for each of `names` (as ``model/<rest>``)."""
+        """Return a registry with an array `prefix/<rest>`, sharded like it, for each ``model/<rest>`` in `names`."""
         layouts = {}
         for name in names:
             layout = self[name]
@@ -363,11 +363,11 @@ class Registry:
         return Registry(self.mesh, layouts)
 
     def list_boxes(self, name: str) -> list[Box]:
-        """Return all primary boxes of an array, in order: they tile it."""
+        """Return all boxes of an array, in order; the boxes tile the array."""
         return [box for _, box in self[name].iterate_boxes()]
 
     def list_rank_boxes(self, name: str, rank: int) -> list[tuple[Box, bool]]:
-        """Return (box, whether this rank is its primary) for each box of `name` that a rank holds."""
+        """Return (box, whether `rank` is the primary holder) for each box of the array `name` on `rank`."""
         layout, coordinate = self[name], self.mesh.coordinate(rank)
         if any(coordinate[axis] != index for axis, index in layout.at):
             return []
@@ -377,7 +377,7 @@ class Registry:
         return [(box, primary) for box in layout.list_boxes(parts)]
 
     def find_holders(self, name: str, box: Box) -> list[int]:
-        """Return the global ranks that hold a primary box, the primary first. Raises LookupError for any other box."""
+        """Return the global ranks that hold a box, the primary rank first. Raises LookupError for an unknown box."""
         layout = self[name]
         parts = next((parts for parts, candidate in layout.iterate_boxes() if candidate == box), None)
         if parts is None:
@@ -385,7 +385,7 @@ class Registry:
         return self._find_holders(layout, Places(self.mesh, layout), parts)
 
     def iterate_held(self, name: str) -> Iterator[tuple[Box, list[int]]]:
-        """Yield every primary box of an array with the ranks that hold it, the primary first."""
+        """Yield (box, ranks that hold the box, the primary rank first) for every box of an array."""
         layout = self[name]
         places = Places(self.mesh, layout)
         return ((box, self._find_holders(layout, places, parts)) for parts, box in layout.iterate_boxes())

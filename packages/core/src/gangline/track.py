@@ -11,34 +11,34 @@ from gangline.record import StepRecord
 
 @dataclass(frozen=True)
 class Start:
-    """The data that a tracker gets when the run begins or continues."""
+    """Data that a tracker gets when the run begins or continues."""
 
     name: str
     directory: str
-    first_step: int  # number of the last step before this start: 0, or the step resumed from
+    first_step: int  # number of steps done before this start: 0, or the step of the resume
     last_step: int
     attempt: int
     parameters: int
     world: int
-    describe: dict[str, str] = field(default_factory=dict)  # lines worth showing: data, model, device, peak
+    describe: dict[str, str] = field(default_factory=dict)  # name -> line to show to people: data, model, layout, peak
     config: dict[str, Any] = field(default_factory=dict)
 
 
 class Tracker(ABC):
-    """Contract of a writer of step records. An exception of a tracker ends neither the run nor the other trackers."""
+    """Contract of a writer of step records. An exception of a tracker stops neither the run nor other trackers."""
 
     def begin(self, start: Start) -> None:
-        """Act before the first step. After a resume, records past `start.first_step` are of an abandoned branch."""
+        """Begin, before the first step. Existing records past `start.first_step` are of an abandoned branch."""
 
     @abstractmethod
     def record(self, record: StepRecord) -> None:
         """Write the record of a step. Called once a step."""
 
     def note(self, text: str) -> None:
-        """Write a line for people: a warning, a sample, a checkpoint."""
+        """Write a notice to people, such as a warning, a sample or a checkpoint."""
 
     def start_end(self, summary: dict[str, Any]) -> None:
-        """Begin to send the remaining records, without waiting; called before any `end`, so all send in parallel."""
+        """Start to send the remaining records, without waiting; called before any `end`, so all send in parallel."""
 
     def end(self, summary: dict[str, Any]) -> None:
-        """Act after the last step, also when the run ends early; `summary` says how it ended."""
+        """Finish after the last step, also when the run ends early; `summary` says how the run ended."""

@@ -1,6 +1,6 @@
-"""Fingerprints of named arrays, equal in every layout.
+"""Fingerprints of named arrays, equal under every layout.
 
-The fingerprint of an array is a sum modulo 2**64 of hashes of each number and its place: ranks add up their sums.
+The sum of an array, modulo 2**64, is over hashes of (element, index in the global array); ranks add their sums.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from gangline.comm.base import Comms
     from gangline.shard import Shard
 
-ROWS = 1 << 20  # numbers that are hashed at once
+ROWS = 1 << 20  # number of elements that are hashed at once
 
 
 def compute_fingerprint(names: Collection[str], shards: Iterable[Shard], comms: Comms | None = None) -> str:
-    """Return the fingerprint of the arrays `names`, of which this rank has `shards`; equal on all ranks."""
+    """Return the fingerprint of the arrays `names`, equal on all ranks. shards: this rank's shards."""
     import torch
 
     names = sorted(names)
@@ -40,12 +40,12 @@ def compute_fingerprint(names: Collection[str], shards: Iterable[Shard], comms: 
 
 
 def compute_digest(sums: Mapping[str, int]) -> str:
-    """Return the fingerprint of all arrays from the sum of each."""
+    """Return the fingerprint of arrays from the sum of each array."""
     return hashlib.blake2b(json.dumps(sorted(sums.items())).encode(), digest_size=8).hexdigest()
 
 
 def sum_of(shard: Shard) -> torch.Tensor:
-    """Return the sum of the hashes of a shard's numbers (floats as float32) and their places in the global array."""
+    """Return the sum of hashes of a shard's elements (floats as float32) with their indices in the global array."""
     import torch
 
     from gangline.draws import mix_bits
@@ -63,7 +63,7 @@ def sum_of(shard: Shard) -> torch.Tensor:
 
 
 def _number_rows(shard: Shard, device: torch.device) -> torch.Tensor:
-    """Return the number in the global array of the first element of each row of the shard: (rows,) int64."""
+    """Return the flat global index of the first element of each row of the shard: (rows,) int64."""
     import torch
 
     place = torch.full((1,), shard.offset[-1] if shard.offset else 0, dtype=torch.int64, device=device)

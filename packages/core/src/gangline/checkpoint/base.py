@@ -1,4 +1,4 @@
-"""Checkpointers: the contract to save and load named global arrays and one JSON document."""
+"""Checkpointers: the contract for saving and loading named global arrays and one JSON document."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 class SaveFailed(Exception):
-    """Error of a save: the disk is full, the store is gone. Earlier checkpoints are untouched.
+    """Error of a save, such as a full disk or a lost store. Earlier checkpoints are not changed.
 
-    Raised on every rank, by `Checkpointer.save` or by the futures of its handle.
+    Raised on every rank, by `Checkpointer.save` or by the futures of the returned `SaveHandle`.
     """
 
     def __init__(self, id: CheckpointId, why: str) -> None:
@@ -29,13 +29,13 @@ class SaveFailed(Exception):
 
 @dataclass(frozen=True)
 class SaveRequest:
-    """Options of one save. What a checkpoint stores next to its arrays, such as the attempt, is in the document."""
+    """Options of one save. Further data of a checkpoint, such as the attempt, is in its document."""
 
     step: int
-    last: bool = False  # the run's last save, for the most durable tier; a tier that has it already is not an error
-    deadline_seconds: float | None = None  # seconds until the process is killed; None: unlimited
-    tiers: tuple[str, ...] = ()  # the checkpointer's own names of the tiers to write; (): all
-    record_waits: bool = False  # every step is saved: the record of this one is reported once its save is visible
+    last: bool = False  # last save of the run, for the most durable tier; a tier may hold the checkpoint already
+    deadline_seconds: float | None = None  # time until the process is killed; None: no limit
+    tiers: tuple[str, ...] = ()  # tiers to write, by the checkpointer's own names; (): all tiers
+    record_waits: bool = False  # whether the step's record is reported only when its save is visible (save every step)
 
 
 class SaveState(Enum):
@@ -53,17 +53,17 @@ class SaveHandle:
     """One save under way. The checkpointer resolves both futures, from any thread.
 
     visible  done when the checkpoint can be found and restored: its first tier is durable, and another save may begin
-    settled  done when every tier is written and nothing is left to do; never before `visible`
-    Each holds None or a SaveFailed. An error before the checkpoint is visible is in both, an error of a later tier in
-    `settled` alone. Ranks get the same outcome, at different times: a decision that all ranks must make alike waits
-    until a future is done on every rank.
+    settled  done when every tier is written and no work is left; never before `visible`
+    Each future results in None or raises SaveFailed. An error before the checkpoint is visible is in both futures, an
+    error of a later tier in `settled` alone. All ranks get the same outcome, but at different times: before a decision
+    that must be equal on all ranks, wait until the future is done on every rank.
     """
 
     id: CheckpointId
-    blocked_seconds: float = 0.0  # time that the save blocked the step
+    blocked_seconds: float = 0.0  # time that `save` blocked the training step
     visible: Future[None] = field(default_factory=Future)
     settled: Future[None] = field(default_factory=Future)
-    measure: Callable[[], float] | None = None  # share of this rank's bytes that is written, all tiers together
+    measure: Callable[[], float] | None = None  # () -> fraction of this rank's bytes written, over all tiers
 
     @property
     def state(self) -> SaveState:
@@ -76,7 +76,7 @@ class SaveHandle:
 
     @property
     def error(self) -> SaveFailed | None:
-        """Error of the save, None if it has not failed. An error of another type counts as a SaveFailed."""
+        """Error of the save; None if it has not failed. An error of another type is returned as a SaveFailed."""
         for future in (self.visible, self.settled):
             error = None if not future.done() else CancelledError() if future.cancelled() else future.exception()
             if error is not None:
@@ -86,11 +86,11 @@ class SaveHandle:
 
     @property
     def progress(self) -> float:
-        """Share of this rank's bytes that is written, 0 to 1."""
+        """Fraction of this rank's bytes that is written, 0 to 1."""
         return float(self.settled.done()) if self.measure is None else self.measure()
 
     def finish(self, error: SaveFailed | None = None) -> SaveHandle:
-        """Resolve both futures, with None or an error; returns the handle."""
+        """Resolve both futures, with None or `error`; return the handle."""
         if error is None:
             self.visible.set_result(None)
             self.settled.set_result(None)
@@ -101,35 +101,34 @@ class SaveHandle:
 
 
 class Checkpointer(ABC):
-    """Contract of a checkpointer. A save becomes visible in one act: a visible checkpoint is complete, and is
-    never overwritten.
+    """Contract of a checkpointer. A save becomes visible atomically: a visible checkpoint is complete and final.
 
     `save` and `load` are called by all ranks. Reading (`list`, `read_document`) needs no process group.
-    Construction may use collectives; `build(config, run, store)` gets the job's key-value store, or None in a tool that
-    opens a finished run.
+    The constructor may use collectives; `build(config, run, store)` gets the job's key-value store, or None in a tool
+    that opens a finished run.
     """
 
-    keeps: bool = True  # false: it never saves (`checkpoint=off`), and the run does not request a save
+    keeps: bool = True  # whether the checkpointer saves; False (`checkpoint=off`): the run requests no save
 
     def get_due_save(self, step: int, seconds: float, every: str | int | None) -> SaveRequest | None:
-        """Return the save that this rank requests after this step, which took `seconds`; None: no save.
+        """Return the save that this rank requests after `step`, which took `seconds`; None: no save.
 
         Called once after each step, on every rank; if any rank requests a save, all ranks save. every: the option
-        `checkpoint.every`; "auto" is for checkpointers that override this.
+        `checkpoint.every`; only checkpointers that override this method support "auto".
         """
         return SaveRequest(step) if every is not None and step % int(every) == 0 else None
 
     def prepare(self, registry: Registry) -> None:
-        """Prepare the first save in the background. Called before the first step."""
+        """Start to prepare the first save, in the background. Called before the first step."""
 
     @abstractmethod
     def save(
         self, request: SaveRequest, shards: Sequence[Shard], registry: Registry, document: dict[str, Any]
     ) -> SaveHandle:
-        """Save the arrays and the document (which has step and attempt); return once they are staged.
+        """Save the arrays and the document (which has step and attempt); return when both are staged (copied).
 
         Waits until the previous save is visible. Ranks that requested no save pass `SaveRequest(step)`; if requests
-        differ, the tiers are those of rank 0. A save that is complete on return returns `SaveHandle(id).finish()`.
+        differ, rank 0's tiers are written. A save that is complete on return returns `SaveHandle(id).finish()`.
         Raises SaveFailed.
         """
 
@@ -147,32 +146,32 @@ class Checkpointer(ABC):
 
     @abstractmethod
     def load(self, id: CheckpointId, shards: Iterable[Shard], registry: Registry) -> None:
-        """Fill the given shards in place, whatever layout wrote the arrays.
+        """Fill the given shards in place, from a checkpoint written under any layout.
 
-        A missing name or another shape is a UserError; damage raises BadCheckpoint, on every rank. Further arrays in
-        the checkpoint are not an error here: sampling and export load the weights alone. Core refuses to resume from a
-        checkpoint with arrays that the run lacks, except those of `Optimizer.may_drop` and `Callback.may_drop`.
+        Raises UserError for a missing array or another shape, and BadCheckpoint, on every rank, for damage. Arrays of
+        the checkpoint without a shard are ignored: sampling and export load only the weights. Core refuses to resume
+        from a checkpoint with arrays that the run lacks, unless `Optimizer.may_drop` or `Callback.may_drop` allows it.
         """
 
     def find_latest(self) -> CheckpointId | None:
         """Return the newest complete checkpoint of the current attempt, else the one that the attempt started from.
 
-        Never one of an abandoned branch: `gangline.run.attempts.find_latest` chooses it, from ``attempts.jsonl``.
+        `gangline.run.attempts.find_latest` chooses it from ``attempts.jsonl``, never from an abandoned branch.
         """
         return attempts.find_latest(self.run_dir, self.list())
 
     def is_lasting(self, id: CheckpointId) -> bool:
-        """Return whether a checkpoint outlives the job; if not, it is saved again at the end of the run."""
+        """Return whether a checkpoint outlives the job; if False, the run saves again at its end."""
         return True
 
     def take_notices(self) -> Sequence[str]:
-        """Return lines for the user on what happened since the last call; those of rank 0 are shown."""
+        """Return notices to the user since the last call, one per line; only rank 0's notices are shown."""
         return ()
 
     @property
     @abstractmethod
     def run_dir(self) -> str:
-        """Run directory whose attempts decide which checkpoint is the latest."""
+        """Run directory whose attempts.jsonl determines the latest checkpoint."""
 
     def close(self) -> None:
-        """Wait for the saves under way, and free all resources."""
+        """Wait for saves in progress, and free all resources."""

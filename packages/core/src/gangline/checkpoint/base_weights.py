@@ -1,7 +1,7 @@
-"""Base weights: the parameters that a plan freezes, which checkpoints may leave out (`checkpoint.save_frozen=false`).
+"""Base weights: parameters that a plan freezes and checkpoints may leave out (`checkpoint.save_frozen=false`).
 
-They are a function of the run: drawn by its seed, or read from `model.weights`. A checkpoint without them records their
-fingerprint, which no layout changes. A reader draws them again, and refuses other weights in their place.
+Base weights are a function of the run: drawn by the run's seed, or read from `model.weights`. A checkpoint without base
+weights records their layout-invariant fingerprint. A reader recreates the base weights and refuses a different result.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from gangline.plan import Plan
 
 Shapes = Mapping[str, tuple[int, ...]]
-Read = Callable[[Shapes], Iterator[tuple[str, "torch.Tensor"]]]  # a tensor is valid until the next is read
-Record = Mapping[str, Any]  # entry of a checkpoint's document on weights that it leaves out
+Read = Callable[[Shapes], Iterator[tuple[str, "torch.Tensor"]]]  # a tensor is valid until the next one is read
+Record = Mapping[str, Any]  # entry of a checkpoint's document about base weights that it leaves out
 
 
 class BaseWeights:
-    """Base weights of a run: one object for all weights that saves leave out and a restore draws again.
+    """Base weights of a run, which saves leave out and a restore recreates.
 
-    arrays    name and shape of each, in order of name. Buffers are not base weights: they are always saved
+    arrays    name -> shape of each base weight, in order of name. Buffers are not base weights: they are always saved
     left_out  names of the base weights that saves leave out; empty before `leave_out`
-    record    entry on them in the documents of these saves
+    record    entry about the base weights in the documents of saves that leave them out
     """
 
     def __init__(self, run: Run, tree: Node, plan: Plan, comms: Comms | None = None) -> None:
@@ -48,10 +48,10 @@ class BaseWeights:
     # --- saves -------------------------------------------------------------------------------------------------------
 
     def leave_out(self, shards: Sequence[Shard], stored: Collection[str]) -> None:
-        """Leave the base weights out of all later saves. Called by all ranks, with the run's arrays as `shards`.
+        """Leave the base weights out of all later saves. Called by all ranks. shards: the run's `model/...` shards.
 
-        stored: arrays of the checkpoint that the run resumed from. Base weights that came with it are first drawn
-        again, one by one: the next save may delete the only copy. Raises UserError if that gives other weights.
+        stored: names of the arrays in the checkpoint that the run resumed from. If it contains base weights, they are
+        first recreated, one by one, because the next save may delete the only copy. Raises UserError if they differ.
         """
         now = compute_fingerprint(self.arrays, shards, self._comms)
         if len(self.find_missing(stored)) < len(self.arrays):
@@ -80,14 +80,14 @@ class BaseWeights:
     # --- checkpoints without them ------------------------------------------------------------------------------------
 
     def find_missing(self, stored: Collection[str]) -> Shapes:
-        """Return the base weights that are not among the `stored` arrays of a checkpoint."""
+        """Return the base weights that are missing in the `stored` arrays of a checkpoint."""
         return {name: shape for name, shape in self.arrays.items() if name not in stored}
 
     def fill(self, shards: Sequence[Shard], stored: Collection[str], record: Record, checkpoint: str) -> list[Shard]:
-        """Draw the base weights that a checkpoint leaves out; return the shards that are left to load from it.
+        """Draw again the base weights that a checkpoint leaves out; return the shards that remain to be loaded from it.
 
-        Called by all ranks. Weights that the run itself left out are already set. checkpoint: its name in errors.
-        Raises UserError if the weights cannot be drawn, or differ from the ones that the checkpoint was trained on.
+        Called by all ranks. Base weights that this run itself left out are already set. checkpoint: name in errors.
+        Raises UserError if base weights cannot be recreated, or differ from those that the checkpoint was trained on.
         """
         missing = self.find_missing(stored)
         if missing and record.get("fingerprint") != self.record.get("fingerprint", ""):
@@ -99,10 +99,10 @@ class BaseWeights:
     def complete(
         self, arrays: Shapes, read: Read, record: Record, checkpoint: str
     ) -> tuple[Shapes, Read, Callable[[], None]]:
-        """Return (arrays, read, check) of a checkpoint, with the base weights that it leaves out.
+        """Return (arrays, read, check) of a checkpoint, completed by the base weights that it leaves out.
 
-        Arrays are drawn one at a time, because all may not fit into memory. check: called after all reads, draws
-        the arrays that were not read; raises UserError as `fill` does.
+        Base weights are recreated one array at a time, because all may not fit into memory. Call `check` after all
+        reads: it recreates the arrays that were not read, and raises UserError as `fill` does.
         """
         missing = self.find_missing(arrays)
         if not missing:
@@ -135,7 +135,7 @@ class BaseWeights:
         return {**arrays, **missing}, read_all, check
 
     def _draw(self, shards: Sequence[Shard], failed: str, remedy: str) -> Sequence[Shard]:
-        """Fill shards with the initial weights of the run. Raises UserError, which begins with `failed`."""
+        """Fill shards with the run's initial weights. Raises UserError whose message begins with `failed`."""
         from gangline.model.init_weights import draw_weights
 
         try:
@@ -152,7 +152,7 @@ def _refuse_silent(missing: Iterable[str], record: Record, checkpoint: str) -> N
 
 
 def _explain_unreadable(record: Record, checkpoint: str) -> tuple[str, str]:
-    """Return the beginning and the end of an error for base weights of a checkpoint that cannot be drawn."""
+    """Return (first line, last line) of the error for base weights of a checkpoint that cannot be recreated."""
     return f"{checkpoint} holds what is trained alone, and its base cannot be read", _format_origin(record)
 
 

@@ -1,4 +1,4 @@
-"""Document of a checkpoint: all training state that is not an array. Equal on every rank; one small JSON file."""
+"""Document of a checkpoint: all training state except arrays, equal on every rank, in one small JSON file."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ VERSION = 1
 class Document:
     """State that a checkpoint stores next to its arrays.
 
-    The arrays are ``model/...`` (master weights and persistent buffers), ``optimizer/<state>/...`` and, of one
-    layout only, ``local/...``.
+    Arrays of a checkpoint are ``model/...`` (master weights and persistent buffers), ``optimizer/<state>/...`` and
+    ``local/...``, which only one layout can use.
     """
 
     step: int  # number of steps done
     attempt: int
-    cursor: int  # the next global sample number
+    cursor: int  # number of the next global sample
     seed: int  # seed of all random draws, together with `step` and the cursor
-    tokens: int = 0  # valid tokens trained on
+    tokens: int = 0  # number of valid tokens trained on
     version: int = VERSION
     parts: dict[str, Any] = field(default_factory=dict)  # group -> {"part", "distribution", "version"}
     states: dict[str, Any] = field(default_factory=dict)  # "optimizer", "precision", "data", "health.nan" -> state()
     data: str = ""  # fingerprint of the data source
     model: str = ""  # fingerprint of the model's arrays: names and shapes
-    base: dict[str, Any] = field(default_factory=dict)  # record of frozen weights that are not among the arrays
+    base: dict[str, Any] = field(default_factory=dict)  # record of frozen weights that the checkpoint leaves out
     mesh: dict[str, int] = field(default_factory=dict)  # layout that wrote the checkpoint, for people only
     config: dict[str, Any] = field(default_factory=dict)
 
@@ -35,7 +35,7 @@ class Document:
 
     @classmethod
     def of(cls, content: dict[str, Any]) -> Document:
-        """Return the document from stored JSON; skip fields of newer writers. Raises ValueError for invalid ones."""
+        """Return the document from stored JSON; ignore unknown fields. Raises ValueError for invalid fields."""
         fields = {key: value for key, value in content.items() if key in cls.__dataclass_fields__}
         for name in ("step", "attempt", "cursor", "seed"):
             if type(fields.get(name)) is not int:

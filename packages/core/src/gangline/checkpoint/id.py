@@ -20,7 +20,7 @@ class CheckpointId:
 
     @classmethod
     def parse(cls, text: str) -> CheckpointId | None:
-        """Return the id that `text` spells, or None. Each id has one spelling: step-000000012 is invalid."""
+        """Return the id in `text`; None if it is invalid, also with extra zeros (step-000000012)."""
         match = _ID.fullmatch(text)
         id = None if match is None else cls(int(match[1]), int(match[2] or 1))
         return id if str(id) == text else None

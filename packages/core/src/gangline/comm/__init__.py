@@ -1,4 +1,4 @@
 """Communication between ranks: the `Comm` contract, its transports, and collectives for autograd.
 
-Torch is loaded with the first name that needs it.
+Torch is loaded with the first module that needs torch.
 """

@@ -1,4 +1,4 @@
-"""Communication along one mesh or fold axis: the only place where ranks exchange tensors.
+"""Communication along one mesh axis or fold: ranks exchange tensors only through a `Comm`.
 
 Code that counts, records, orders or delays traffic wraps a `Comm`; no other code calls torch.distributed.
 """
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from gangline.plan import Fold
 
 Reduction = Literal["sum", "max", "min"]
-Splits: TypeAlias = Sequence[int] | None  # rows of dim 0 for, or from, each peer
+Splits: TypeAlias = Sequence[int] | None  # number of rows of dim 0 to send to, or receive from, each peer
 Transfers: TypeAlias = "Sequence[tuple[torch.Tensor, int]]"  # (tensor, index of the peer)
 T_co = TypeVar("T_co", covariant=True)
 
 
 class Pending(Protocol[T_co]):
-    """Handle of a collective under way."""
+    """Handle of a collective in progress."""
 
     def wait(self) -> T_co:
         """Wait until the collective is done (on a GPU: make the current stream wait), and return the result."""
@@ -31,23 +31,22 @@ class Pending(Protocol[T_co]):
 
 
 class Comm(ABC):
-    """Contract of the ranks along one axis and their collectives.
+    """Contract of a communicator: the ranks along one axis and their collectives.
 
     Every rank of the axis makes the same calls in the same order, from the thread that runs the step. Each collective
-    is a pair: `all_reduce` returns when its result may be used, `start_all_reduce` at once, with a handle to wait
-    for; until then its input must stay untouched. Tensors are contiguous. Tensors to be summed are of a dtype that gloo
-    and NCCL sum: floats of 16 bits and more, int8, uint8, int32 and int64; tensors that are only moved may have any of
-    these dtypes and float8; integers wrap around. `Reduction` is "sum", "max" or "min"; "max" and "min" may drop nan.
-    "n" below is `size`.
+    has two methods: `all_reduce` returns when its result may be used; `start_all_reduce` returns a handle at once, and
+    the input must not change until `wait` has returned. Tensors are contiguous. Reductions take the dtypes that gloo
+    and NCCL sum: floats of 16 bits and more, int8, uint8, int32 and int64; other collectives take these dtypes and
+    float8. Integers wrap around. `Reduction` is "sum", "max" or "min"; "max" and "min" may drop nan. n is `size`.
 
-    Both methods of a pair call the method with an underscore, which a transport or a wrapper defines. background:
-    whether the caller continues while it runs (otherwise NCCL works on the caller's own stream).
+    Both methods of a collective call a method with an underscore, which a transport or a wrapper defines. background:
+    whether the caller continues during the collective (if not, NCCL works on the caller's own stream).
     """
 
     axis: str  # "tp", "dp_replicate+dp_shard", the name of a fold, "world"
     size: int
     index: int  # index of this rank along the axis
-    ranks: tuple[int, ...]  # the global ranks, by index
+    ranks: tuple[int, ...]  # global ranks, in order of index
 
     def all_reduce(self, x: torch.Tensor, op: Reduction = "sum") -> torch.Tensor:
         """Reduce `x` over the axis, in place, and return it."""
@@ -62,7 +61,7 @@ class Comm(ABC):
         """Start an all-reduce, for `all_reduce` and `start_all_reduce`."""
 
     def all_gather(self, x: torch.Tensor, into: torch.Tensor | None = None) -> torch.Tensor:
-        """Gather (s, ...) of each rank as (n·s, ...) on all, by index. into: memory for the result; it may hold `x`."""
+        """Gather `x` (s, ...) of all ranks, by index, as (n·s, ...). into: memory of the result, may contain `x`."""
         return self._all_gather(x, into, background=False).wait()
 
     def start_all_gather(self, x: torch.Tensor, into: torch.Tensor | None = None) -> Pending[torch.Tensor]:
@@ -74,7 +73,7 @@ class Comm(ABC):
         """Start an all-gather, for `all_gather` and `start_all_gather`."""
 
     def reduce_scatter(self, x: torch.Tensor) -> torch.Tensor:
-        """Sum (n·s, ...) over the ranks and return this rank's (s, ...) of the sum."""
+        """Sum `x` (n·s, ...) over the ranks and return this rank's range (s, ...) of the sum."""
         return self._reduce_scatter(x, background=False).wait()
 
     def start_reduce_scatter(self, x: torch.Tensor) -> Pending[torch.Tensor]:
@@ -86,7 +85,7 @@ class Comm(ABC):
         """Start a reduce-scatter, for `reduce_scatter` and `start_reduce_scatter`."""
 
     def all_to_all(self, x: torch.Tensor, in_splits: Splits = None, out_splits: Splits = None) -> torch.Tensor:
-        """Send `in_splits[i]` rows of dim 0 to peer i, and receive `out_splits[i]` rows from it; None: even splits."""
+        """Send `in_splits[i]` rows of dim 0 to peer i and receive `out_splits[i]` from peer i; None: even splits."""
         return self._all_to_all(x, in_splits, out_splits, background=False).wait()
 
     def start_all_to_all(
@@ -102,7 +101,7 @@ class Comm(ABC):
         """Start an all-to-all, for `all_to_all` and `start_all_to_all`."""
 
     def broadcast(self, x: torch.Tensor, source: int) -> torch.Tensor:
-        """Write `x` of the rank with index `source` into `x` of every rank, and return it. Any dtype."""
+        """Copy `x` of the rank with index `source` into `x` of every rank, and return `x`. Any dtype."""
         return self._broadcast(x, source, background=False).wait()
 
     def start_broadcast(self, x: torch.Tensor, source: int) -> Pending[torch.Tensor]:
@@ -116,7 +115,7 @@ class Comm(ABC):
     def exchange(self, sends: Transfers, recvs: Transfers) -> Sequence[torch.Tensor]:
         """Run one batch of point-to-point transfers, (tensor, peer index); return the received tensors.
 
-        It is one batch because a send next to a receive deadlocks on NCCL, though not on gloo.
+        The transfers form one batch because a separate send and receive deadlock on NCCL, though not on gloo.
         """
         return self._exchange(sends, recvs, background=False).wait()
 
@@ -130,11 +129,11 @@ class Comm(ABC):
 
     @abstractmethod
     def barrier(self) -> None:
-        """Wait until all ranks of the axis have called this."""
+        """Wait until all ranks of the axis have called `barrier`."""
 
 
 class Store(Protocol):
-    """Contract of the job's key-value store, for threads, writers and checks. Values are bytes."""
+    """Contract of the job's key-value store, for background threads, checkpointers and checks. Values are bytes."""
 
     def set(self, key: str, value: str | bytes) -> None: ...
     def get(self, key: str) -> bytes: ...
@@ -143,31 +142,31 @@ class Store(Protocol):
 
 
 class Comms(ABC):
-    """Contract of the axes of one rank's mesh. A process group is made on first use, so an unused axis costs nothing.
+    """Contract of the communicators of one rank, for all axes of its mesh; each process group is created on first use.
 
-    Ranks may use different axes, in different orders: making a group does not wait for other ranks.
+    Ranks may use different axes, in different orders: creating a group does not wait for other ranks.
     """
 
     store: Store
-    rank: int  # global number
-    device: torch.device  # device that this rank computes on, and of the tensors that ranks exchange
+    rank: int  # global rank
+    device: torch.device  # device of this rank, and of the tensors that ranks exchange
 
     @abstractmethod
     def get_comm(self, *axes: str) -> Comm:
-        """Return the ranks along one axis, or along several axes together (joint index, first axis slowest)."""
+        """Return the Comm along one axis, or along several axes together (joint index, first axis slowest)."""
 
     @abstractmethod
     def fold(self, fold: Fold) -> Comm:
-        """Return the ranks of a fold; of size 1 if the mesh lacks the axes that the fold is made of."""
+        """Return the Comm of this rank's fold; it has size 1 if the mesh lacks the fold's axes."""
 
     @abstractmethod
     def fold_rest(self, fold: Fold) -> Comm:
-        """Return the ranks along the rest of the fold's axes: they hold replicas of one part of the fold's arrays."""
+        """Return the Comm of the ranks with this rank's index in their folds: they hold replicas of its part."""
 
     @property
     def world(self) -> Comm:
-        """All ranks as one axis."""
+        """Comm of all ranks."""
         return self.get_comm(*AXES)
 
     def close(self) -> None:
-        """Leave the job; this rank must not communicate after it."""
+        """Leave the job; this rank must not communicate afterwards."""

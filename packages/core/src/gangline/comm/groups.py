@@ -1,4 +1,4 @@
-"""Groups of ranks that form an axis, several axes together, or a fold: arithmetic on the mesh, no communication."""
+"""Ranks that form a group along an axis, several axes together, or a fold; computed without communication."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gangline.plan import Fold
 
 
 class MeshComms(Comms):
-    """Comms of one rank of a mesh; a subclass makes a Comm from a list of ranks. Each is made once."""
+    """Comms of one rank of a mesh; `connect` of a subclass makes a Comm from a list of ranks, once for each list."""
 
     def __init__(self, mesh: Mesh, rank: int) -> None:
         self.mesh, self.rank = mesh, rank

@@ -1,4 +1,4 @@
-"""Key-value store of a job: rank 0 serves it, and listens at one address only."""
+"""Key-value store of a job, which rank 0 serves at one address only."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch.distributed import TCPStore
 
 from gangline.launch.network import find_listening_address
 
-ADDRESS = "GANGLINE_STORE_ADDRESS"  # address of rank 0, set by its agent or by the user; "0.0.0.0": everywhere
-_BACKLOG = 16384  # ranks that connect at once
+ADDRESS = "GANGLINE_STORE_ADDRESS"  # listening address, set by rank 0's agent or the user; "0.0.0.0": all interfaces
+_BACKLOG = 16384  # maximum number of waiting connections: ranks connect at once
 _ANYWHERE = ("", "0.0.0.0", "::")
 
 _served: WeakValueDictionary[int, TCPStore] = WeakValueDictionary()  # stores served by this process, by port
@@ -22,12 +22,12 @@ _served: WeakValueDictionary[int, TCPStore] = WeakValueDictionary()  # stores se
 def open_job_store(timeout: timedelta, waits: bool = True, environ: Mapping[str, str] = os.environ) -> TCPStore:
     """Open the store of the job that the environment describes (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT).
 
-    Rank 0 serves it, unless torchrun's agent does. It listens where the other ranks reach it: at the loopback
-    interface if MASTER_ADDR is a loopback address, else at the address that MASTER_ADDR stands for on this machine, at
-    all interfaces only if that is not known. The store has no authentication. A second call in one process
-    shares the server of the first.
+    Rank 0 serves the store, unless torchrun's agent does. It listens at the loopback interface if MASTER_ADDR is a
+    loopback address, else at the address that MASTER_ADDR resolves to on this machine, and at all interfaces only if
+    this address is unknown. The store has no authentication. A second call in the same process shares the server of the
+    first call.
 
-    timeout: for each wait for a key. waits: rank 0 returns when all ranks have connected.
+    timeout: timeout of each wait for a key. waits: whether rank 0 returns only when all ranks have connected.
     """
     rank, world = int(environ["RANK"]), int(environ["WORLD_SIZE"])
     name, port = environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
@@ -41,7 +41,7 @@ def open_job_store(timeout: timedelta, waits: bool = True, environ: Mapping[str,
         is_master=serves,
         timeout=timeout,
         wait_for_workers=waits,
-        multi_tenant=True,  # code that opens torch's own env:// rendezvous in this process shares the server
+        multi_tenant=True,  # torch's env:// rendezvous in this process shares the server
         master_listen_fd=_listen(address, port) if serves and address not in _ANYWHERE else None,
     )
     if serves:

@@ -10,7 +10,7 @@ from gangline.comm.base import Comm
 
 
 def gather_json(comm: Comm, device: torch.device, value: object) -> list:
-    """Return the JSON value of every rank of the axis, in order of index. Two small all-gathers."""
+    """Return the JSON value of every rank of the axis, in order of index. Uses two small all-gathers."""
     if comm.size == 1:
         return [value]
     content = json.dumps(value).encode()

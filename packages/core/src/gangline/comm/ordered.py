@@ -1,8 +1,8 @@
-"""Sums in rank order: the same bits as one process that adds the ranks' parts one after another.
+"""Sums in rank order: bitwise equal to the sum of one process that adds the ranks' tensors one after another.
 
-Backends add in the order of their algorithm (gloo's ring starts at another rank for each part of the buffer), so the
-bits of a sum depend on the layout. Here every rank gets a slice of each other rank's part (all-to-all), adds the
-slices in rank order, and sends the result to all (all-gather). No order is left to the backend.
+Backends add in the order of their algorithm (gloo's ring starts at another rank for each chunk of the buffer), so the
+bits of a sum depend on the layout. Here every rank gets a slice of each other rank's tensor (all-to-all), adds the
+slices in rank order, and sends the result to all ranks (all-gather): the backend adds nothing.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from gangline.comm.base import Comm, Pending, Reduction
 from gangline.comm.purpose import get_purpose, mark_traffic
 from gangline.comm.wrap import Wrapped
 
-SMALL = 16384  # bytes up to which sending the full tensor to every peer beats a second collective
+SMALL = 16384  # maximum bytes of a tensor that every rank sends completely to each peer, which saves a collective
 
 
 class Later:
-    """Pending result with a function `then` left to compute once the transfer is done.
+    """Pending result of a function `then` that runs after a transfer.
 
-    `wait` calls `then` with the result of `pending`. It may itself use a collective, which has the purpose of the first
-    one, so ranks wait in the order in which they began.
+    `wait` calls `then` with the result of `pending`. `then` may use collectives, which get the same purpose;
+    so all ranks must wait for their pending results in the same order.
     """
 
     def __init__(self, pending: Pending[Tensor], then: Callable[[Tensor], Tensor]) -> None:
@@ -36,7 +36,7 @@ class Later:
 
 
 def sum_rows(parts: Tensor) -> Tensor:
-    """Return row 0 plus row 1 plus ..., one after another: (n, ...) -> (...) (`Tensor.sum` promises no order)."""
+    """Return the sum of the rows in order: (n, ...) -> (...). `Tensor.sum` guarantees no order."""
     if len(parts) == 1:
         return parts[0]
     total = parts[0] + parts[1]
@@ -46,7 +46,7 @@ def sum_rows(parts: Tensor) -> Tensor:
 
 
 def reduce_scatter_in_order(comm: Comm, x: Tensor, background: bool = False) -> Pending[Tensor]:
-    """Start to sum (n·s, ...) over the ranks in rank order; returns this rank's (s, ...) of the sum. One all-to-all."""
+    """Start a reduce-scatter in rank order by one all-to-all: `x` (n·s, ...) -> this rank's (s, ...) of the sum."""
     own = (x.shape[0] // comm.size, *x.shape[1:])
     return Later(comm._all_to_all(x, None, None, background), lambda parts: sum_rows(parts.view(comm.size, *own)))
 
@@ -56,7 +56,7 @@ class Ordered(Wrapped):
 
     def _all_reduce(self, x: Tensor, op: Reduction, background: bool) -> Pending[Tensor]:
         if op != "sum" or self.size == 1:
-            return self.inner._all_reduce(x, op, background)  # max and min have no rounding, so no order
+            return self.inner._all_reduce(x, op, background)  # max and min do not round, so any order gives equal bits
         if x.numel() * x.element_size() <= SMALL:
             rows = x.reshape(1, -1).expand(self.size, -1).contiguous()
             return Later(self.inner.start_all_to_all(rows), lambda parts: x.copy_(sum_rows(parts).view_as(x)))

@@ -1,4 +1,4 @@
-"""Collectives in a rank's pulse: group, sequence number and operation of each, and which one the rank waits for."""
+"""Record of collectives in a rank's pulse: group, sequence number, operation, and the one that the rank waits for."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NUMBER = {name: number for number, name in enumerate(OPERATIONS)}
 
 
 class Noted(Generic[T]):
-    """Handle of a collective under way, whose wait is recorded in the pulse."""
+    """Handle of a collective in progress that records the wait in the pulse."""
 
     def __init__(self, inner: Pending[T], pulse: Pulse, row: int) -> None:
         self.inner, self.pulse, self.row = inner, pulse, row
@@ -31,7 +31,7 @@ class Noted(Generic[T]):
 
 
 def unwrap_pulse(comm: Comm) -> Comm:
-    """Return the same ranks as a `Comm` whose collectives are not recorded in the pulse."""
+    """Return the `Comm` below the pulse wrapper, whose collectives the pulse does not record."""
     inner_comm = comm
     while isinstance(inner_comm, Wrapped):
         inner_comm, wrapped = inner_comm.inner, inner_comm
@@ -41,7 +41,7 @@ def unwrap_pulse(comm: Comm) -> Comm:
 
 
 class Pulsed(Wrapped):
-    """Wrapper that records each collective in a pulse. One that raises stays under way: the rank was lost there."""
+    """Wrapper that records each collective in a pulse. A collective that raises stays recorded as in progress."""
 
     def __init__(self, inner: Comm, pulse: Pulse) -> None:
         super().__init__(inner)
@@ -53,7 +53,7 @@ class Pulsed(Wrapped):
         pulse = self.pulse
         row = pulse.begin(self.group, _NUMBER[name], size, peers)
         before = pulse.wait(row)
-        if background:  # the start may take time, too
+        if background:  # the start may also take time
             pending = call()
             pulse.finish(row, before, finished=False)
             return Noted(pending, pulse, row)
@@ -89,7 +89,7 @@ class Pulsed(Wrapped):
 
 
 def encode_peers(peers: Iterable[int]) -> int:
-    """Return a mask with one bit for each peer; `UNKNOWN_PEERS` if one is too far along the axis for a bit."""
+    """Return a mask with one bit per peer index; `UNKNOWN_PEERS` if an index is not below `MOST_PEERS`."""
     mask = 0
     for peer in peers:
         if peer >= MOST_PEERS:

@@ -1,10 +1,10 @@
-"""Purposes of collectives: the code that starts one marks it, and a part that wraps a `Comm` reads the mark.
+"""Purposes of collectives: code that starts a collective marks it, and a part that wraps a `Comm` reads the mark.
 
     with mark_traffic("gradients"):
         pending = reduction.reduce(bucket, comm)
 
-A mark holds for the thread and all that it calls, so it includes collectives of a part that does not set marks: a
-reduction of gradients sends only gradients.
+A mark holds for all calls of the thread within the block, so it covers collectives of parts that set no marks: a
+gradient reduction sends only gradients.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _PURPOSE: ContextVar[Purpose] = ContextVar("purpose", default="other")
 
 @contextmanager
 def mark_traffic(purpose: Purpose) -> Iterator[None]:
-    """Mark the collectives that are started in this block, or in a function that is decorated with it.
+    """Mark the collectives that start in the block, or in a function with this decorator.
 
-    gradients  sums of gradients, over whatever axis
-    weights    weights that are gathered for a forward or backward pass, or copied to where they are used as well
+    gradients  sums of gradients, over any axis
+    weights    weights that are gathered for a forward or backward pass, or copied to other ranks that use them
     tokens     numbers of valid tokens
     loss       sums of losses, and values that modules emitted
-    norm       the norm of the gradients
-    other      everything else: activations, the sync of ranks, checkpoints
+    norm       norm of the gradients
+    other      all other traffic: activations, sync of ranks, checkpoints
     """
     before = _PURPOSE.set(purpose)
     try:
@@ -38,7 +38,7 @@ def mark_traffic(purpose: Purpose) -> Iterator[None]:
 
 
 def get_purpose() -> Purpose:
-    """Return the purpose of a collective that is started now."""
+    """Return the current mark: the purpose of a collective that starts now."""
     return _PURPOSE.get()
 
 

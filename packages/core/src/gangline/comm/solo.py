@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Done(Generic[T]):
-    """`Pending` result that is already there."""
+    """`Pending` whose result is already available."""
 
     result: T
 
@@ -56,7 +56,7 @@ class Solo(Comm):
 
 
 def copy_own(sends: Transfers, recvs: Transfers, index: int) -> None:
-    """Serve the transfers of rank `index` to itself, first send to first receive (gloo cannot send to itself)."""
+    """Copy the transfers of rank `index` to itself, in order (gloo does not support a send to the own rank)."""
     own_sends = [x for x, peer in sends if peer == index]
     own = [x for x, peer in recvs if peer == index]
     for into, x in zip(own, own_sends, strict=True):

@@ -27,12 +27,12 @@ from gangline.run.generation import read_generation
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 T = TypeVar("T")
-DEFAULT = timedelta(minutes=10)  # to join the job, if the caller names no limit
+DEFAULT = timedelta(minutes=10)  # timeout for joining the job, if the caller passes none
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 
 
 class Works(Generic[T]):
-    """Transfers under way, and the function of their result. None: a transfer that is already done."""
+    """Transfers in progress, and the function that returns their result. None in `works`: a completed transfer."""
 
     def __init__(self, works: Sequence[dist.Work | None], result: Callable[[], T]) -> None:
         self.works, self.result = works, result
@@ -45,14 +45,14 @@ class Works(Generic[T]):
 
 
 def _view_as_wire(x: Tensor) -> Tensor:
-    """Return `x` as it is sent: gloo does not support float8, so such tensors are sent as bytes."""
+    """Return `x` in the form for the network: gloo does not support float8, so float8 tensors become bytes."""
     if x.device.type == "cpu" and x.dtype.is_floating_point and x.dtype.itemsize == 1:
         return x.view(torch.uint8)
     return x
 
 
 class TorchComm(Comm):
-    """Comm of one process group."""
+    """Comm over one torch.distributed process group."""
 
     def __init__(self, axis: str, ranks: Sequence[int], rank: int, group: dist.ProcessGroup | None) -> None:
         self.axis, self.ranks, self.group = axis, tuple(ranks), group
@@ -68,7 +68,7 @@ class TorchComm(Comm):
         return Works([work], lambda: out)
 
     def _reduce_scatter(self, x: Tensor, background: bool) -> Pending[Tensor]:
-        if x.device.type == "cpu":  # gloo sends the full buffer to every rank; measured 1.4 to 3 times slower
+        if x.device.type == "cpu":  # gloo would send the full buffer to every rank: measured 1.4 to 3 times slower
             return reduce_scatter_in_order(self, x, background)
         out = x.new_empty((x.shape[0] // self.size, *x.shape[1:]))
         work = _reduce_scatter(out, x, group=self.group, async_op=background)
@@ -88,7 +88,7 @@ class TorchComm(Comm):
         return Works([work], lambda: out)
 
     def _broadcast(self, x: Tensor, source: int, background: bool) -> Pending[Tensor]:
-        # as bytes: neither gloo nor NCCL supports every dtype that tokens are stored in
+        # as bytes, because neither gloo nor NCCL supports every dtype that tokens are stored in
         work = dist.broadcast(x.view(-1).view(torch.uint8), self.ranks[source], group=self.group, async_op=background)
         return Works([work], lambda: x)
 
@@ -104,11 +104,11 @@ class TorchComm(Comm):
         return Works(works, lambda: [into for into, _ in recvs])
 
     def barrier(self) -> None:
-        dist.all_reduce(torch.zeros(1), group=self.group)  # on the CPU, whatever backends the group has next to gloo
+        dist.all_reduce(torch.zeros(1), group=self.group)  # CPU tensor: the group always has gloo
 
 
 class TorchComms(MeshComms):
-    """Comms of torch.distributed groups, made by their members on first use; equal lists of ranks share a group.
+    """Comms of torch.distributed groups, created by their members on first use; equal lists of ranks share a group.
 
     Ranks may request groups in any order: a request does not wait for other ranks (`gangline.comm.named`).
     """
@@ -152,19 +152,19 @@ def connect(
 ) -> Comms:
     """Join the job that the environment describes (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, as torchrun sets them).
 
-    A mesh of one rank needs no environment and no process group. If the caller has a process group already, that one is
-    used, and not destroyed by `close()`.
-    timeout: time limit of a collective (a number: seconds) before it fails; None: torch's default.
-    deterministic: add every sum over ranks in rank order.
-    pulse: records each collective, for watchers of this rank.
-    Raises ValueError if the job has another number of ranks than the mesh.
+    A mesh of one rank needs no environment and no process group. If torch.distributed is already initialized, its
+    default group is used, and `close()` does not destroy it.
+    timeout: timeout of a collective (a number: in seconds); None: torch's default.
+    deterministic: compute every sum over ranks in rank order.
+    pulse: pulse that records each collective, for watchers of this rank.
+    Raises ValueError if the job and the mesh have different numbers of ranks.
     """
     device = torch.device(device)
     limit = timedelta(seconds=timeout) if isinstance(timeout, int | float) else timeout
     if mesh.world == 1:
         return TorchComms(mesh, 0, device, dist.HashStore())
     joined = dist.is_initialized()
-    start = read_generation()  # an agent's store outlives the ranks, with all its keys
+    start = read_generation()  # prefix of keys: an agent's store outlives the ranks
     if not joined:
         size = int(os.environ.get("WORLD_SIZE", "1"))
         if size != mesh.world:

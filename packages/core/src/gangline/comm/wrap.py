@@ -12,7 +12,7 @@ from gangline.plan import Fold
 
 
 class Wrapped(Comm, ABC):
-    """Wrapper that passes every call to `inner`; override a method once for both of a pair (see `Comm`)."""
+    """Wrapper that passes every call to `inner`. Override `_all_reduce` to change both its methods (see `Comm`)."""
 
     def __init__(self, inner: Comm) -> None:
         self.inner = inner
@@ -41,7 +41,7 @@ class Wrapped(Comm, ABC):
 
 
 class WrappedComms(Comms):
-    """Comms with each axis of `inner` in a wrapper; an axis of size 1 is not wrapped."""
+    """Comms that wrap the Comm of each axis of `inner`, except axes of size 1."""
 
     def __init__(self, inner: Comms, wrap: Callable[[Comm], Comm]) -> None:
         self.inner, self.wrap = inner, wrap

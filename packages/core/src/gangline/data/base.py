@@ -1,4 +1,4 @@
-"""Data sources: the contract, sample i of the run. Torch-free; samples are numpy arrays."""
+"""Data sources: the contract to return sample i of the run. Torch-free; samples are numpy arrays."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ Split = Literal["train", "validation"]
 class ReferenceModel:
     """The initial model of the run, for a source whose samples depend on it (`DataSource.begin`).
 
-    score      score(samples) returns the log-likelihood of each sample's valid targets under the model as it is now, in
-               nats, (n,) float64. All ranks pass the same samples and get the full result. score(samples, k) returns
-               (n, k), with k losses per sample, as `Runtime.score`
-    directory  run directory: files stored there outlive the process
+    score      score(samples) returns the log-likelihood of each sample's valid targets under the model's current
+               weights, in nats, (n,) float64. All ranks pass the same samples and get the complete result.
+               score(samples, k) returns (n, k), for k losses per sample, as `Runtime.score`
+    directory  run directory: files that the source stores there outlive the process
     step       number of steps done: 0 if the model has its initial weights
-    writes     whether this rank is the one that writes into the directory
-    tell       reports the progress of the source to the user
-    parent     directory of the run whose weights this one began with (`run.weights`); None: there is none
+    writes     whether this rank writes the source's files into the directory; True on one rank
+    tell       function that reports a line of the source's progress to the user
+    parent     directory of the run that this run took its first weights from (`run.weights`); None: no such run
     """
 
     score: Callable[..., np.ndarray]  # (samples, k = 1)
@@ -41,15 +41,15 @@ class ReferenceModel:
 
 
 class DataSource(ABC):
-    """Contract of a data source: sample i is a pure function of (seed, split, i), of no state, rank or worker. Core
-    maps the cursor to i and splits the batch.
+    """Contract of a data source: sample i is a pure function of (seed, split, i), not of state, rank or worker. Core
+    maps the data cursor to i and splits the global batch over ranks.
 
-    A source with a known length starts over after it: `sample(i)` for i >= `count_samples()` is of a later epoch.
+    A source with a known number of samples repeats: `sample(i)` for i >= `count_samples()` is of a later epoch.
 
-    threads  number of threads that call `sample` at once in core's reader: 1 if arrays are in memory or mapped, more if
-             a sample waits for a disk or a network; `sample` must then be thread-safe
-    shared   whether one rank reads for its tensor, context and pipeline peers and sends them the samples: for samples
-             that are expensive to make. False: each rank reads for itself
+    threads  number of threads of core's reader that call `sample` concurrently: 1 for arrays in memory or mmap, more if
+             `sample` waits for a disk or a network; `sample` must then be thread-safe
+    shared   whether one rank reads the samples and sends them to its tensor, context and pipeline peers: for samples
+             that are expensive to compute. False: each rank reads for itself
     """
 
     threads: ClassVar[int] = 1
@@ -57,23 +57,23 @@ class DataSource(ABC):
 
     @abstractmethod
     def sample(self, i: int) -> Sample:
-        """Return sample number `i`, counted from the start of the run."""
+        """Return sample `i`, numbered from 0 at the start of the run."""
 
     @abstractmethod
     def count_samples(self) -> int | None:
-        """Return the number of samples in one epoch; None: endless. Validation takes `validate.samples` or fewer."""
+        """Return the number of samples in one epoch; None: endless. Validation reads at most `validate.samples`."""
 
     @abstractmethod
     def compute_fingerprint(self) -> str:
-        """Return a short hash that changes with the data or its order: runs with one hash have the same samples."""
+        """Return a short hash that changes with the data or its order: equal hashes mean equal samples."""
 
     def continues(self, fingerprint: str, cursor: int, state: dict[str, Any]) -> bool:
         """Return whether a run whose source had this `fingerprint` may continue with this one from sample `cursor` on.
 
-        state: result of `state(cursor)` of the run's source. Called on all ranks before anything is read, for a
-        resume and for each rollback. If True although `fingerprint` differs from this source's (a corpus grew, a
+        state: result of `state(cursor)` of the run's former source. Called on all ranks before the first read, at a
+        resume and at each rollback. If True although `fingerprint` differs from this source's (a corpus grew, a
         mixture changes from a later sample on), the run reads this source's samples from `cursor` on. The source then
-        restores itself from `state`, and its `compute_fingerprint` and `state` must include that, for the next resume.
+        restores itself from `state`; its later `compute_fingerprint` and `state` must cover the restored past.
         """
         return fingerprint == self.compute_fingerprint()
 
@@ -81,29 +81,29 @@ class DataSource(ABC):
         """Prepare a source whose samples depend on the initial model.
 
         Called once on all ranks, after the weights are set and before the first sample is read. Raises UserError if
-        this model cannot be scored.
+        `model` cannot score the samples.
         """
 
     def open_reader(self, place: ReadPlace) -> BatchReader:
-        """Return a reader that prefetches batches: by default core's own, which calls `sample`."""
+        """Return a reader that prefetches batches; by default core's `SampleReader`, which calls `sample`."""
         from gangline.data.sample_reader import SampleReader
 
         return SampleReader(self, place)
 
     def describe(self) -> str:
-        """Return one line for people: how much of what data."""
+        """Return one line for people: kind and size of the data."""
         return type(self).__name__
 
     def state(self, i: int) -> dict[str, Any]:
-        """Return JSON that a checkpoint stores with the cursor `i`."""
+        """Return the JSON state of the source that a checkpoint with data cursor `i` stores."""
         return {}
 
     def compute_unigram_entropy(self) -> float | None:
-        """Return the unigram entropy of the tokens, in nats a token; None if it is not known."""
+        """Return the unigram entropy of the tokens, in nats per token; None if it is not known."""
         return None
 
     def identify_tokenizer(self) -> str | None:
-        """Return a text that changes with the tokenizer and its end of text; None if the tokenizer is not known."""
+        """Return an id that changes with the tokenizer or its end-of-text token; None if the tokenizer is unknown."""
         return None
 
     def decode(self, tokens: list[int]) -> str | None:

@@ -1,4 +1,4 @@
-"""Expansion of a reader's batch on the device: tokens are widened, positions and documents derived.
+"""Expansion of a reader's batch on the device: cast tokens to int64, derive positions and documents.
 
 B sequences, T tokens
 """
@@ -17,7 +17,7 @@ from gangline.model.document_ends import tell_ends
 def expand(stored: StoredBatch, step: int, device: torch.device) -> Batch:
     """Return the microbatch on `device`, in new memory. From pinned memory the copies do not block.
 
-    Tokens are copied as they are stored. The host counts valid targets before the mask leaves it.
+    Tokens are copied in their stored dtype and then cast. The host counts valid targets before it copies the mask.
     """
     tokens = stored.tokens.to(device, non_blocking=True).to(torch.int64, copy=True)
     B, T = tokens.shape[0], tokens.shape[1] - 1
@@ -69,24 +69,24 @@ def count(stored: StoredBatch) -> int:
 def _derive(ends: Tensor, B: int, T: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return (documents from 0 in each row, positions from 0 in each document), both (B, T) on the device.
 
-    The host knows the length of each document, so it does not wait for the device.
+    The host does not wait for the device, because it knows the length of each document.
     """
     starts = torch.cat((ends.new_zeros(1), ends[:-1]))
     row = starts.div(T, rounding_mode="floor")
-    number = torch.arange(len(ends)) - torch.searchsorted(row, row)  # minus those of earlier rows
+    number = torch.arange(len(ends)) - torch.searchsorted(row, row)  # minus the documents of earlier rows
     few = torch.stack((number, starts)).to(torch.int64)
     number, starts = _find_repeated(few, ends - starts, B * T, device)
     return number.view(B, T), (torch.arange(B * T, device=device) - starts).view(B, T)
 
 
 def _find_repeated(x: Tensor, counts: Tensor, total: int, device: torch.device) -> Tensor:
-    """Return x (k, n) as (k, total) on the device: column j `counts[j]` times."""
-    if device.type == "cpu":  # torch's own gathers by index on the CPU, which is many times slower
+    """Return x (k, n) as (k, total) on the device, with column j repeated `counts[j]` times."""
+    if device.type == "cpu":  # on the CPU torch gathers by index, many times slower than numpy
         return torch.from_numpy(np.repeat(x.numpy(), counts.numpy(), axis=1))
     return x.to(device).repeat_interleave(counts.to(device), dim=1, output_size=total)
 
 
 def _add_rows(ends: Tensor, B: int, T: int) -> Tensor:
-    """Return the ends of the batch's documents, with the end of every row, ascending: (n,) int32."""
+    """Return the ends of the batch's documents, including the end of every row, ascending: (n,) int32."""
     rows = torch.arange(1, B + 1, dtype=torch.int32) * T
     return torch.cat((ends, rows)).unique()

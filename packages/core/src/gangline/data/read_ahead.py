@@ -1,4 +1,4 @@
-"""Prefetching in daemon threads, from which readers of batches are made."""
+"""Prefetching in daemon threads, for batch readers."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from functools import partial
 from typing import Generic, NoReturn, TypeVar
 
 T = TypeVar("T")
-PATIENCE = 5.0  # seconds that `close` waits for a thread in the middle of its work
+PATIENCE = 5.0  # timeout in seconds of `close` for threads that still run `make`
 
 
 class ReadAhead(Generic[T]):
-    """Results of `make(n, slot)` for n = 0, 1, 2, ..., computed ahead in threads and taken in order.
+    """Prefetcher: results of `make(n, slot)` for n = 0, 1, 2, ..., computed in threads and taken in order.
 
-    A slot (0 to slots - 1) names memory to reuse: its former result is no longer read. The last result of `take`
-    keeps its slot until the next `take`, so up to slots - 1 results are made ahead. No other code may use that memory:
-    a thread that hangs in `make` writes there even after `close`.
+    A slot (0 to slots - 1) is the number of a reused memory, whose former result is no longer read. The last result of
+    `take` keeps its slot until the next `take`, so at most slots - 1 results are prefetched. No other code may use this
+    memory, because a thread that hangs in `make` may write to it even after `close`.
 
-    prepare  called first in each thread; `take` raises its error as if `make` had raised it
+    prepare  function that each thread calls first; `take` raises its error as if `make` had raised it
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class ReadAhead(Generic[T]):
             thread.start()
 
     def take(self) -> T:
-        """Return the next result. Raises the error of `make`, then again on every call; RuntimeError after `close`."""
+        """Return the next result. Raises the error of `make`, also in all later calls; RuntimeError after `close`."""
         with self._changed:
             if self._closed:
                 raise RuntimeError("this reader is closed")
@@ -55,7 +55,7 @@ class ReadAhead(Generic[T]):
             return outcome
 
     def close(self) -> None:
-        """End the threads; a thread that hangs in `make` for longer than `PATIENCE` dies with the process."""
+        """End the threads; a thread that stays in `make` for more than `PATIENCE` seconds ends with the process."""
         with self._changed:
             self._closed = True
             self._made.clear()

@@ -1,4 +1,4 @@
-"""Batch readers: the contract, complete batches of one rank, prefetched. Torch is imported for types only."""
+"""Batch readers: the contract to prefetch the batches of one rank. Torch is imported for types only."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ReadPlace:
-    """The rank that a reader reads for: its share of every global batch, its microbatches, and its device.
+    """Work of a reader: its rank's share of every global batch, the microbatch size, and the rank's device.
 
-    The step that begins at sample c reads samples [c, c + global_size); the rank at `index` of `width` reads the
-    `index`-th of `width` equal runs of these, in microbatches of `micro_size`, so that a run has the same batches on
-    every layout. Raises ValueError if that does not divide.
+    The step at data cursor c reads samples [c, c + global_size), split into `width` equal contiguous shares; the rank
+    reads share number `index`, in microbatches of `micro_size` samples. So global batches are equal under every layout.
+    Raises ValueError if `global_size` does not divide by `width`, or the share by `micro_size`.
     """
 
     index: int
@@ -27,7 +27,7 @@ class ReadPlace:
     global_size: int
     micro_size: int
     device: torch.device
-    comms: Comms | None = None  # for a reader whose ranks communicate; None: a single rank
+    comms: Comms | None = None  # process groups, for a reader whose ranks communicate; None: a single rank
 
     def __post_init__(self) -> None:
         if self.share * self.width != self.global_size or self.share % self.micro_size:
@@ -38,23 +38,23 @@ class ReadPlace:
 
     @property
     def share(self) -> int:
-        """Number of samples of a step that this rank reads."""
+        """Number of samples per step that this rank reads."""
         return self.global_size // self.width
 
     @property
     def microbatches(self) -> int:
-        """Number of microbatches in a step of this rank."""
+        """Number of microbatches per step of this rank."""
         return self.share // self.micro_size
 
     def find_first(self, cursor: int) -> int:
-        """Return the first sample that this rank reads of the batch that begins at `cursor`."""
+        """Return the number of this rank's first sample in the global batch that begins at `cursor`."""
         return cursor + self.index * self.share
 
     def iterate_held_out(self, count: int, length: int | None) -> Iterator[tuple[list[int], int]]:
-        """Yield (samples, n) of this rank's microbatches over the first `count` samples: only the first n count.
+        """Yield (sample numbers, n) for each of this rank's microbatches over the first `count` samples.
 
-        Every layout has the same samples, and every rank the same number of microbatches, padded with samples that do
-        not count. length: number of samples of the source; None: unlimited.
+        Only the first n samples of a microbatch count; the rest is padding, so that all ranks have equally many
+        microbatches. Samples are equal under every layout. length: number of samples of the source; None: endless.
         """
         count = count if length is None else min(count, length)
         rows = -(-count // (self.width * self.micro_size)) * self.micro_size
@@ -64,17 +64,17 @@ class ReadPlace:
 
 @dataclass
 class StoredBatch:
-    """One microbatch of B sequences of T tokens as a reader returns it; core makes a Batch of it on the device.
+    """One microbatch of B sequences of T tokens, as a reader returns it; core expands it to a `Batch` on the device.
 
     tokens     (B, T+1)  any integer dtype, as stored: inputs [:, :-1] and targets [:, 1:]
-    sample     (B,)      int64, in the host's memory: global sample numbers
-    ends       (n,)      int32, in the host's memory, ascending: where documents end, b·T + e of one that ends before
+    sample     (B,)      int64, in host memory: global sample numbers
+    ends       (n,)      int32, in host memory, ascending: ends of documents, b·T + e for a document that ends before
                          token e of row b, 0 < e <= T; None: the data does not separate documents
-    loss_mask  (B, T)    bool, which targets count; None: all but those past the end of a document
-    document   (B, T)    numbers of documents if they are not counted from 0 in each sequence; else None
-    position   (B, T)    positions if they are not counted from 0 in each document; else None
-    filled     (B,)      integer, in the host's memory: inputs of each row before its padding; None: no padding
-    counted    number of rows, from the first, that count in the loss; None: all
+    loss_mask  (B, T)    bool, targets that count in the loss; None: all but the target past each end in `ends`
+    document   (B, T)    document numbers, if they do not count from 0 in each sequence; else None
+    position   (B, T)    token positions, if they do not count from 0 in each document; else None
+    filled     (B,)      integer, in host memory: number of inputs in each row before its padding; None: no padding
+    counted    number of first rows that count in the loss; None: all rows
     extra      further tensors (B, ...) by name
     """
 
@@ -90,33 +90,32 @@ class StoredBatch:
 
 
 class BatchReader(ABC):
-    """Contract of a reader of this rank's microbatches. Bytes and order must be those of `DataSource.sample`.
+    """Contract of a reader of this rank's microbatches. Bytes and order must equal those of `DataSource.sample`.
 
-    A reader prefetches, so that a step does not wait. An error of the prefetch is raised by the `take` that would have
-    returned the data.
+    A reader prefetches, so that a step does not wait. A `take` raises the error of the prefetch of its own step.
     """
 
     @abstractmethod
     def begin(self, cursor: int, step: int) -> None:
-        """Set the next `take` to step `step` (counted from 0), whose global batch begins at sample `cursor`.
+        """Make the next `take` return step `step` (from 0), whose global batch begins at sample `cursor`.
 
-        Called before the first `take`, and again after every jump: a resume, a rollback, skipped samples.
+        Called before the first `take`, and again when the cursor jumps: a resume, a rollback, skipped samples.
         """
 
     @abstractmethod
     def take(self) -> Sequence[StoredBatch]:
-        """Return the microbatches of the next step. Steps follow each other without a gap.
+        """Return this rank's microbatches of the next step. Consecutive calls return consecutive steps.
 
-        The next call of any method may overwrite their memory.
+        The next call of any method may overwrite the memory of the microbatches.
         """
 
     @abstractmethod
     def read_held_out(self, count: int) -> Iterator[StoredBatch]:
-        """Yield this rank's share of the first `count` samples, by `ReadPlace.iterate_held_out`.
+        """Yield this rank's microbatches of the first `count` samples, as `ReadPlace.iterate_held_out` divides them.
 
-        The memory of a batch may be overwritten when the next is requested.
+        The request for the next microbatch may overwrite the memory of the previous one.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """End the threads and free the memory; a later `take` raises RuntimeError. May be called twice."""
+        """End the reader's threads and free its memory; a later `take` raises RuntimeError. May be called twice."""

@@ -1,4 +1,4 @@
-"""Sample: one sequence, as a source returns it: numpy arrays by name. Torch-free."""
+"""Sample: one sequence that a data source returns, as numpy arrays by name. Torch-free."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ class Sample(TypedDict):
     """One sequence, as arrays by name.
 
     tokens     (T+1,) any integer dtype: inputs [:-1] and targets [1:]
-    loss_mask  (T,) bool, which targets count; absent: all
+    loss_mask  (T,) bool, targets that count in the loss; absent: all
     document   (T,) integers, number of the document within the sequence; absent: one document
-    position   (T,) integers, of the token within its document; absent: 0 to T-1
-    filled     () integer: number of the T inputs that are of documents, the rest is padding; absent: all
+    position   (T,) integers, position of the token within its document; absent: 0 to T-1
+    filled     () integer, number of inputs before the padding; absent: no padding
 
-    Further arrays of a source, of one shape in all samples of a batch, are stacked into `Batch.extra`, which moves with
-    the batch and is never sharded.
+    Further arrays of a source must have equal shapes in all samples of a batch; they are stacked into `Batch.extra`,
+    which moves with the batch and is never sharded.
     """
 
     tokens: np.ndarray
@@ -29,7 +29,7 @@ class Sample(TypedDict):
 
 
 class GivesSamples(Protocol):
-    """Methods of a source that core's own reader calls: see `gangline.data.base.DataSource`."""
+    """Methods of a data source that `SampleReader` calls: see `gangline.data.base.DataSource`."""
 
     threads: ClassVar[int]
 

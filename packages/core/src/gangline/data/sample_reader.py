@@ -1,4 +1,4 @@
-"""Core's own batch reader: it prefetches `DataSource.sample` and stacks the samples into reused memory.
+"""Core's batch reader, which prefetches `DataSource.sample` and stacks the samples into reused memory.
 
 B sequences of a microbatch, T tokens
 """
@@ -15,15 +15,15 @@ from gangline.data.read_ahead import ReadAhead
 from gangline.data.reader import BatchReader, ReadPlace, StoredBatch
 from gangline.data.sample import GivesSamples, Sample
 
-AHEAD = 2  # prefetched steps
+AHEAD = 2  # number of prefetched steps
 _KNOWN = ("tokens", "loss_mask", "document", "position", "filled")
 _STORED = (np.uint8, np.uint16, np.uint32, np.int8, np.int16, np.int32, np.int64)
 
 
 class KeptMemory:
-    """Host tensors by name, allocated on first use, and again only if shape or dtype change.
+    """Host tensors by name, allocated on first use, and reallocated only if shape or dtype change.
 
-    For a GPU they are pinned, so that a copy to the device runs while the host works.
+    For a GPU the tensors are pinned, so that copies to the device do not block the host.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -31,7 +31,7 @@ class KeptMemory:
         self._kept: dict[Hashable, torch.Tensor] = {}
 
     def __call__(self, name: Hashable, shape: Sequence[int], dtype: np.dtype) -> tuple[torch.Tensor, np.ndarray]:
-        """Return (tensor, array of the same memory) of that shape and dtype, with its former content."""
+        """Return (tensor, numpy array of the same memory) of this name, shape and dtype, with the former content."""
         torch_dtype = _get_torch_dtype(dtype)
         tensor = self._kept.get(name)
         if tensor is None or tensor.shape != tuple(shape) or tensor.dtype != torch_dtype:
@@ -54,7 +54,7 @@ class SampleReader(BatchReader):
             raise RuntimeError("this reader is closed")
         if self._ahead is not None:
             self._ahead.close()
-        # A thread that was too slow to end with `close` continues to write into its own memory.
+        # New memory, because a thread that `close` could not end in time still writes into the former memory.
         make = partial(self._read, cursor, KeptMemory(self.place.device))
         self._ahead = ReadAhead(make, AHEAD + 1, self.source.threads, partial(use_device, self.place.device))
 
@@ -91,7 +91,7 @@ class SampleReader(BatchReader):
 
 
 def use_device(device: torch.device) -> None:
-    """Set the CUDA device of a thread that pins memory: CUDA would else open a context on the first GPU as well."""
+    """Set the CUDA device of a thread that pins memory; otherwise CUDA would also open a context on GPU 0."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
 
@@ -99,7 +99,7 @@ def use_device(device: torch.device) -> None:
 def stack_samples(
     samples: Sequence[Sample], numbers: Sequence[int], memory: KeptMemory, slot: Hashable = 0
 ) -> StoredBatch:
-    """Stack samples into a microbatch, in the memory of that slot. Raises ValueError if their fields do not fit."""
+    """Stack samples into a microbatch, in the memory of `slot`. Raises ValueError if fields or shapes differ."""
     dtype = np.result_type(*{sample["tokens"].dtype for sample in samples})
     dtype = dtype if dtype in _STORED else np.dtype(np.int64)
     B, T = len(samples), len(samples[0]["tokens"]) - 1
@@ -122,10 +122,10 @@ def stack_samples(
 
 
 def _set_documents(stored: StoredBatch, samples: Sequence[Sample], T: int, apart: bool) -> None:
-    """Set the ends of documents, and documents and positions only if `expand` would derive others."""
+    """Set the ends of documents; set documents and positions only if they differ from what `expand` derives."""
     places, alone = np.arange(T), np.zeros(T, np.int64)
     document = np.stack([sample.get("document", alone) for sample in samples])
-    # a source may know documents in some samples only: it gives positions there, or they are those of the sequence
+    # A source may set documents in some samples only; without `position` a sample has the positions of the sequence.
     position = np.stack([sample.get("position", places) for sample in samples])
     begins = np.zeros(document.shape, bool)
     np.not_equal(document[:, 1:], document[:, :-1], out=begins[:, 1:])

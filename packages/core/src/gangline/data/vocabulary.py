@@ -1,4 +1,4 @@
-"""Vocabulary of a data source: text to tokens and back, and a check of the model's vocabulary size. Torch-free."""
+"""Vocabulary of a data source: encode and decode text, and check the model's vocabulary size. Torch-free."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gangline.errors import Problem
 
 
 class Codec(Protocol):
-    """Contract of a vocabulary. Every data source has one; its configuration may return one without reading data."""
+    """Contract of a vocabulary. Every data source has a codec; its configuration may return one without data."""
 
     def encode(self, text: str) -> list[int] | None:
         """Return the tokens of a text; None if the data is not text."""
@@ -20,20 +20,20 @@ class Codec(Protocol):
 
 
 class RendersChats(Protocol):
-    """Contract of a chat template, which renders a conversation as text like the data of a run."""
+    """Contract of a chat template, which renders a conversation as text in the format of a run's data."""
 
     name: str
     source: str  # text of the template
 
     def render(self, messages: list[dict[str, Any]], prompt: bool = False) -> str:
-        """Return the conversation as text; `prompt`: up to the start of the assistant's next answer."""
+        """Return the conversation as text. prompt: whether to append the start of the assistant's next answer."""
         ...
 
 
 def find_vocabulary_problems(known: int, needed: int, owner: str, why: str) -> list[Problem]:
-    """Return a problem if the data has more tokens (`needed`) than `model.vocab_size=known`.
+    """Return a problem if the data's vocabulary (`needed` tokens) is larger than `model.vocab_size=known`.
 
-    owner: the option with these tokens, as the user typed it; why: how many it has.
+    owner: option of the tokenizer or data, as the user typed it. why: reason, with its number of tokens.
     """
     if not needed > known > 0:
         return []

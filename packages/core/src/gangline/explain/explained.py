@@ -1,4 +1,4 @@
-"""Explanation of a layout: memory, traffic and work of a step. Torch-free: a strategy fills it, a planner reads it."""
+"""Explanation of a layout: memory, traffic and work of a step; strategies write it, planners read it. Torch-free."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ class StepAction(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Transfer:
-    """The traffic of a rank along some axes for one purpose, over one step.
+    """Traffic of a rank along some axes for one purpose, per step.
 
     axes    axes of the mesh; or the strategy's name of a fold, or of the ranks outside of a fold
     ranks   number of ranks in each call
-    each_node  how many of these ranks share a node; 1 if none do
-    each_rack, each_datacentre  how many share a rack and a datacentre; 0: unknown
-    tier    the slowest links between any two of these ranks
-    calls, bytes  number of calls, and bytes that leave a rank, both over all calls of the step
-    when    F, B: within the forward and backward passes of every microbatch; end: as the gradients of the last
+    each_node  number of these ranks per node; 1 if no two ranks share a node
+    each_rack, each_datacentre  number of these ranks per rack and per datacentre; 0: unknown
+    tier    slowest network tier between any two of these ranks
+    calls, bytes  number of calls, and bytes sent per rank, both over all calls of the step
+    when    F, B: within the forward and backward passes of every microbatch; end: when the gradients of the last
             microbatch become ready; update: between the optimizer's step and the next forward pass
-    waits   whether the next computation waits for it at once; else only the end of the pass it is in waits
+    waits   whether the next computation waits for the transfer; else the transfer overlaps until the end of its pass
     """
 
     axes: tuple[str, ...]
@@ -55,14 +55,14 @@ class Transfer:
 
 @dataclass(frozen=True, kw_only=True)
 class RankExplained:
-    """One rank of a pipeline rank; the ranks of one pipeline rank differ by rounding alone.
+    """Explanation of one rank per pipeline coordinate; ranks at the same pipeline coordinate differ only by rounding.
 
-    bytes       bytes of memory by kind, at the fullest moment of the step
-    stages      model stages of the rank, in the order of its chunks
-    parameters  number of parameters that it computes with, before data sharding
-    updated     number of weights whose optimizer state it steps
-    flops       operations of a step, recomputation included, counted as by `gangline.model.flops`
-    turns       actions in order; two actions in one turn overlap
+    bytes       memory in bytes by kind, at the peak of the step
+    stages      model stages of the rank, in the order of its pipeline chunks
+    parameters  number of parameters that the rank computes with, before data-parallel sharding
+    updated     number of weights whose optimizer state the rank updates
+    flops       FLOPs of a step, including recomputation, counted as in `gangline.model.flops`
+    turns       actions in order; two actions in the same turn overlap
     """
 
     bytes: Mapping[str, int]
@@ -76,7 +76,7 @@ class RankExplained:
 
     @property
     def memory(self) -> int:
-        """Bytes of memory of all kinds."""
+        """Peak memory in bytes, over all kinds."""
         return sum(self.bytes.values())
 
 
@@ -84,14 +84,14 @@ class RankExplained:
 class Explained:
     """Explanation of a layout in numbers.
 
-    ranks   one rank of each pipeline rank
+    ranks   one rank for each pipeline coordinate
     work    work of each model stage, for one microbatch
-    tokens  tokens of a step, over all ranks
-    state_bytes  bytes of one weight that the optimizer reads and writes: gradient, master, moments, copy
-    token_flops  operations of one training token by MFU's convention (`gangline.model.flops`)
+    tokens  number of tokens of a step, over all ranks
+    state_bytes  bytes per weight that the optimizer reads and writes: gradient, master weight, moments, copy
+    token_flops  FLOPs per training token by MFU's convention (`gangline.model.flops`)
     parameters   number of parameters of the model
-    products     format of the matmuls of blocks
-    kernels      apart: each operator is a kernel; fused: elementwise operators that follow each other are one kernel;
+    products     number format of the matmuls in blocks
+    kernels      apart: one kernel per operator; fused: consecutive elementwise operators are one kernel;
                  vendor: as fused, with the attention kernel of the accelerator's vendor
     """
 
@@ -110,15 +110,15 @@ class Explained:
 
     @property
     def fullest(self) -> int:
-        """Pipeline rank that needs most memory."""
+        """Pipeline rank that needs the most memory."""
         return max(range(len(self.ranks)), key=lambda rank: self.ranks[rank].memory)
 
     @property
     def busiest(self) -> int:
-        """Pipeline rank that sends most bytes."""
+        """Pipeline rank that sends the most bytes."""
         return max(range(len(self.ranks)), key=lambda rank: sum(sent.bytes for sent in self.ranks[rank].transfers))
 
     @property
     def unknown(self) -> tuple[str, ...]:
-        """Return the paths of nodes whose matmuls or activations are unknown; of equal blocks the first."""
+        """Paths of nodes whose matmuls or activations are unknown; only the first of several equal blocks."""
         return tuple(dict.fromkeys(path for stage in self.work for path in stage.unknown))

@@ -1,9 +1,9 @@
 """Reliability of a long run in closed forms, and the contract of simulators of failures. Torch-free.
 
-Faults come independently, with the same mean time between them all along (a Poisson process). The optimal interval is
-Young's (CACM 17, 1974) with Daly's first correction (FGCS 22, 2006, eq. 37); the expected time of a stretch between two
-saves, with faults also while the run recovers, is Daly's complete one (eq. 20). ETTR is the effective training time
-ratio: time in steps that stand over all time (arXiv 2410.21680, section 5).
+Faults are independent, with a constant mean time between faults (a Poisson process). The optimal checkpoint interval
+is Young's (CACM 17, 1974) with Daly's first correction (FGCS 22, 2006, eq. 37). The expected time between two saves,
+with faults also during recovery, is Daly's complete model (eq. 20). ETTR is the effective training time ratio: time in
+steps that are not lost, divided by all time (arXiv 2410.21680, section 5).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Reliability:
     """Fault rate of a run and its costs, in seconds.
 
     mtbf_seconds      mean time between faults of the run, not of a node
-    save_seconds      time that a save blocks training
+    save_seconds      time for which a save blocks training
     recovery_seconds  time from a fault to the next step: detection, restart, restore
     """
 
@@ -31,13 +31,13 @@ class Reliability:
 
     @classmethod
     def of_nodes(cls, nodes: int, faults_per_node_day: float, save_seconds: float, recovery: float) -> Reliability:
-        """Return the reliability of a run that any fault of any node interrupts."""
+        """Return the reliability of a run in which a fault of any node interrupts the run."""
         return cls(DAY / (nodes * faults_per_node_day), save_seconds, recovery)
 
     def compute_young_daly(self) -> float:
-        """Return the seconds of training between two saves that lose the least; at least a save's own length.
+        """Return the training time between two saves, in seconds, that loses the least time; at least `save_seconds`.
 
-        If a save takes at least twice the mean time between faults there is no optimum; returns that mean time.
+        If a save takes at least twice the mean time between faults there is no optimum: return that mean time.
         """
         if self.save_seconds >= 2 * self.mtbf_seconds:
             return self.mtbf_seconds
@@ -45,7 +45,7 @@ class Reliability:
         return max(interval, self.save_seconds, 1e-9)
 
     def compute_ettr(self, every: float) -> float:
-        """Return the expected share of time in steps that are not lost, saving each `every` seconds of training."""
+        """Return the expected ETTR with a save every `every` seconds of training."""
         stretch = (every + self.save_seconds) / self.mtbf_seconds
         whole = self.mtbf_seconds * math.exp(self.recovery_seconds / self.mtbf_seconds) * math.expm1(stretch)
         return every / whole
@@ -53,13 +53,13 @@ class Reliability:
 
 @dataclass(frozen=True, kw_only=True)
 class SimulatedJob:
-    """Job on `nodes` nodes, with spares that replace a failed node until it is repaired."""
+    """Job on `nodes` nodes, with spare nodes that replace failed nodes until their repair."""
 
     nodes: int
     days: float
-    faults_per_node_day: float = 6.5e-3  # rate of Meta's RSC-1 (arXiv 2410.21680)
+    faults_per_node_day: float = 6.5e-3  # fault rate of Meta's RSC-1 cluster (arXiv 2410.21680)
     save_seconds: float = 10.0
-    checkpoint_seconds: float | None = None  # training between two saves; None: optimum of Young and Daly
+    checkpoint_seconds: float | None = None  # training time between two saves; None: optimum of Young and Daly
     detection_seconds: float = 10.0
     restart_seconds: float = 120.0
     spares: int = 8
@@ -73,13 +73,13 @@ class SimulatedJob:
 
     @property
     def every(self) -> float:
-        """Seconds of training between two saves."""
+        """Training time between two saves, in seconds."""
         return self.reliability.compute_young_daly() if self.checkpoint_seconds is None else self.checkpoint_seconds
 
 
 @dataclass(frozen=True, kw_only=True)
 class SimulatedTime:
-    """Time of a simulated job; `seconds` by kind sums up to `wall_seconds`."""
+    """Time of a simulated job; the sum of `seconds`, time by kind, is `wall_seconds`."""
 
     wall_seconds: float
     seconds: dict[str, float] = field(default_factory=dict)
@@ -92,15 +92,15 @@ class SimulatedTime:
 
 
 class FailureSimulator(ABC):
-    """Contract of a simulator, which plays the course of a job: faults, saves, spares, repairs."""
+    """Contract of a simulator of a job's faults, saves, spare nodes and repairs."""
 
     @abstractmethod
     def simulate(self, job: SimulatedJob) -> SimulatedTime:
-        """Simulate one course of the job: a function of `job` alone, its seed included."""
+        """Simulate the job once. The result is a function of `job` only, including its seed."""
 
 
 def build_simulator(name: str) -> FailureSimulator:
-    """Build the simulator of that name, with its defaults. Raises UserError, with the choices, if there is none."""
+    """Build the simulator named `name` with its defaults. Raises UserError, with the choices, for an unknown name."""
     from gangline.plugin import registry
 
     return registry.build(registry.installed().find(GROUP, name).part.config())

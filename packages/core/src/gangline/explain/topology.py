@@ -14,26 +14,26 @@ from gangline.mesh import Mesh
 Tier = Literal["self", "node", "rack", "cluster", "fibre"]
 
 
-ALL = 1 << 62  # more ranks than any run has
+ALL = 1 << 62  # number of ranks in an unlimited tier
 
 
 @dataclass
 class Topology:
-    """Network between ranks; neighbouring ranks share a node. The defaults are 8 H100s with NVLink and one 400 Gb/s
-    link each.
+    """Network between ranks; neighbouring ranks share a node. The defaults are 8 H100s per node with NVLink and one
+    400 Gb/s link per GPU.
     """
 
     gpus_per_node: PositiveInt = 8  # number of GPUs per node
-    nodes_per_rack: PositiveInt = 4  # number of nodes per rack, behind one switch
-    nodes_per_datacentre: PositiveInt | None = None  # number of nodes per datacentre; null: all
-    node_bandwidth: PositiveFloat = 450.0  # bandwidth of a GPU inside its node (NVLink), in GB/s sent
-    rack_bandwidth: PositiveFloat = 50.0  # bandwidth of a GPU to other nodes of its rack, in GB/s sent
-    cluster_bandwidth: PositiveFloat = 50.0  # bandwidth of a GPU beyond its rack, in GB/s sent
-    fibre_bandwidth: PositiveFloat = 5.0  # bandwidth of a GPU to another datacentre over fibre, in GB/s sent
+    nodes_per_rack: PositiveInt = 4  # number of nodes per rack, connected to the same switch
+    nodes_per_datacentre: PositiveInt | None = None  # number of nodes per datacentre; null: all nodes in one datacentre
+    node_bandwidth: PositiveFloat = 450.0  # send bandwidth per GPU within its node (NVLink), in GB/s
+    rack_bandwidth: PositiveFloat = 50.0  # send bandwidth per GPU to other nodes of its rack, in GB/s
+    cluster_bandwidth: PositiveFloat = 50.0  # send bandwidth per GPU to other racks, in GB/s
+    fibre_bandwidth: PositiveFloat = 5.0  # send bandwidth per GPU to another datacentre over fibre, in GB/s
 
     @property
     def domains(self) -> tuple[tuple[Tier, int], ...]:
-        """Tiers as (tier, number of neighbouring ranks it connects), the fastest first; 2^62 if it connects all."""
+        """(tier, number of neighbouring ranks that the tier connects), fastest tier first; 2^62 for all ranks."""
         nodes = self.nodes_per_datacentre
         return (
             ("node", self.gpus_per_node),
@@ -48,13 +48,13 @@ class Topology:
         return next((tier for tier, size in self.domains if len({rank // size for rank in ranks}) == 1), "fibre")
 
     def find_tier(self, mesh: Mesh, *axes: str) -> Tier:
-        """Return the slowest tier that any group along `axes` uses: a group across nodes uses links between them."""
+        """Return the slowest tier that any group along `axes` uses."""
         if mesh.size(*axes) == 1:
             return "self"
         return _find_tier(self.domains, mesh, axes)
 
     def find_slowest(self, groups: Iterable[Sequence[int]]) -> Tier:
-        """Return the slowest tier that any of these groups of ranks uses."""
+        """Return the slowest tier that any group of ranks in `groups` uses."""
         order: list[Tier] = ["self", "node", "rack", "cluster", "fibre"]
         slowest, last = 0, order.index("fibre" if self.nodes_per_datacentre else "cluster")
         for ranks in groups:
@@ -64,7 +64,7 @@ class Topology:
         return order[slowest]
 
     def get_bandwidth(self, tier: Tier) -> float:
-        """Return the bytes per second that a rank sends over a tier."""
+        """Return the send bandwidth per rank over a tier, in bytes per second."""
         bandwidths = {"node": self.node_bandwidth, "rack": self.rack_bandwidth, "cluster": self.cluster_bandwidth}
         bandwidths["fibre"] = self.fibre_bandwidth
         return bandwidths[tier] * 1e9 if tier in bandwidths else float("inf")
@@ -72,8 +72,8 @@ class Topology:
 
 @lru_cache(maxsize=4096)
 def _find_tier(domains: tuple[tuple[Tier, int], ...], mesh: Mesh, axes: tuple[str, ...]) -> Tier:
-    """Return the slowest tier of groups along `axes`. A group begins at the sum of steps along the other axes and ends
-    `reach` ranks later: only its start within each domain counts, and these are few even for thousands of groups.
+    """Return the slowest tier of groups along `axes`. A group begins at a sum of steps along the other axes and ends
+    `reach` ranks later. Only the start modulo the domain sizes matters: few values even for thousands of groups.
     """
     every = lcm(*(size for _, size in domains if size != ALL))
     step, reach, starts = 1, 0, {0}

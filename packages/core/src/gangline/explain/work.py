@@ -1,4 +1,4 @@
-"""Work of one microbatch on one stage: its matmuls, and the bytes that its forward pass saves. Torch-free."""
+"""Work of one microbatch on one stage: matmuls, and the bytes that the forward pass saves. Torch-free."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from gangline.model.products import AttentionProduct, Product
 class StageWork:
     """The work of one microbatch on one stage, on one rank.
 
-    forward    product -> how often a forward pass computes it. The backward pass computes its input gradient, as large
-    weights    product -> how often the backward pass computes its weight gradient
-    again      product -> how often the backward pass recomputes it
-    kept       bytes that the forward pass writes and saves, before recomputation drops any
+    forward    matmul -> times per forward pass. Backward computes an input gradient of equal FLOPs
+    weights    matmul -> times that the backward pass computes its weight gradient
+    again      matmul -> times that the backward pass recomputes it
+    kept       bytes that the forward pass writes and saves, without savings by recomputation
     kept_again bytes of `kept` that the backward pass writes again
-    modules    number of modules that a forward pass calls; modules_again: that the backward pass calls again
+    modules    number of modules that a forward pass calls; modules_again: number that the backward pass calls again
     unknown    paths of nodes whose matmuls or activations are unknown
-    unknown_flops  operations of a forward pass of these nodes, as `Node.count_flops` counts them
+    unknown_flops  FLOPs of a forward pass of the unknown nodes, by `Node.count_flops`
     """
 
     forward: Mapping[Product, int] = field(default_factory=Counter)
@@ -52,7 +52,7 @@ class StageWork:
         return StageWork(forward, weights, again, unknown=tuple(unknown), **sums)
 
     def recompute(self, attention_only: bool = False) -> StageWork:
-        """Return the work with the forward pass recomputed in the backward pass: all of it, or attention alone."""
+        """Return the work with recomputation in the backward pass: full, or (`attention_only`) of attention."""
         if attention_only:
             again: dict[Product, int] = {
                 product: times for product, times in self.forward.items() if isinstance(product, AttentionProduct)
@@ -61,7 +61,7 @@ class StageWork:
         return replace(self, again=self.forward, kept_again=self.kept, modules_again=self.modules)
 
     def add_recomputed(self, part: StageWork) -> StageWork:
-        """Return the work with a part of it recomputed, as `part.recompute` returned that part."""
+        """Return this work with the recomputation of `part` added; part: a result of `recompute`."""
         again = Counter[Product](self.again)
         again.update(part.again)
         return replace(
@@ -73,5 +73,5 @@ class StageWork:
 
     @cached_property
     def flops(self) -> int:
-        """Operations of a forward pass, as MFU counts them."""
+        """FLOPs of a forward pass, by MFU's convention."""
         return sum(product.flops * times for product, times in self.forward.items()) + self.unknown_flops

@@ -1,4 +1,4 @@
-"""Files of an adapter: names of its tensors, and further files. Torch-free."""
+"""Files of an adapter: names of its tensors, and additional JSON files. Torch-free."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Adapter:
-    """An adapter as files of its own, apart from the model's weights.
+    """Form of an adapter that is exported to its own files, without the base model's weights.
 
-    names    gangline's name of each parameter -> its name in the file
-    files    further files: name -> content as JSON
-    weights  the name of the safetensors file
-    base     (file, key) in `files` where the export writes the directory of the base's weights, if the run has one
-    change   (gangline's name, its tensor, all parameters of the checkpoint) -> the tensor for the file; None: unchanged
+    names    gangline's name of each parameter -> the tensor's name in the file
+    files    additional files: name -> content as JSON
+    weights  name of the safetensors file
+    base     (file, key) in `files` for the directory of the base model's weights, if the run has one; None: not written
+    change   (gangline's name, tensor, all parameters of the checkpoint) -> tensor for the file; None: unchanged tensors
     """
 
     names: Mapping[str, str]

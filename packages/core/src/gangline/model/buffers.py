@@ -1,4 +1,4 @@
-"""Buffers of a model, each once, however many modules have registered it."""
+"""Buffers of a model; a buffer that several modules have registered occurs once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gangline.plan import Plan
 
 @dataclass(frozen=True)
 class Buffer:
-    """One buffer. names: its names in all modules. kept: the name it is saved under; None: it is not state."""
+    """One buffer. names: the buffer's names in all modules. kept: name in checkpoints; None: not persistent."""
 
     tensor: Tensor
     names: tuple[str, ...]
@@ -21,7 +21,7 @@ class Buffer:
 
 
 def iterate_buffers(model: nn.Module) -> Iterator[Buffer]:
-    """Yield the buffers in the order of the modules; a persistent one is kept under its first persistent name."""
+    """Yield the buffers in the order of the modules; a persistent buffer is saved under its first persistent name."""
     names: dict[int, list[str]] = {}
     tensors: dict[int, Tensor] = {}
     for name, tensor in model.named_buffers(remove_duplicate=False):
@@ -33,7 +33,7 @@ def iterate_buffers(model: nn.Module) -> Iterator[Buffer]:
 
 
 def list_filled_buffers(model: nn.Module) -> list[Buffer]:
-    """Return the buffers. Raises ValueError for one on the meta device that neither checkpoint nor init fills."""
+    """Return the buffers. Raises ValueError for a meta-device buffer that neither checkpoint nor init fills."""
     buffers = list(iterate_buffers(model))
     for buffer in buffers:
         if buffer.tensor.is_meta and buffer.kept is None:
@@ -45,7 +45,7 @@ def list_filled_buffers(model: nn.Module) -> list[Buffer]:
 
 
 def iterate_listeners(module: nn.Module, path: str, plan: Plan) -> Iterator[tuple[str, StepListener]]:
-    """Yield (path, module) of the modules in `module`, which is at `path`, that have an `after_step`.
+    """Yield (path, submodule) for the submodules with an `after_step` in `module`, which is at `path`.
 
     Skips a module whose buffers are all frozen: `after_step` would change them.
     """
@@ -56,7 +56,7 @@ def iterate_listeners(module: nn.Module, path: str, plan: Plan) -> Iterator[tupl
 
 
 def put(model: nn.Module, buffer: Buffer, tensor: Tensor) -> None:
-    """Replace the buffer by `tensor` in all modules that have it."""
+    """Replace the buffer by `tensor` in all modules that registered the buffer."""
     for name in buffer.names:
         path, _, attribute = name.rpartition(".")
         setattr(model.get_submodule(path), attribute, tensor)

@@ -1,4 +1,4 @@
-"""Modules built from a tree of config nodes: first without memory, then with it."""
+"""Modules built from a tree of config nodes: first on the meta device, then with memory."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from gangline.plugin.registry import load
 
 
 class Wrapper(nn.Module, ABC):
-    """Base of the class that a `WrapNode` names. The class is put in front of the class of the wrapped module.
+    """Base of the class that a `WrapNode` names, which becomes the first base of the wrapped module's new class.
 
     So the wrapped module keeps its parameter names and stays an instance of its class (a `Linear` that a strategy
-    shards), and `forward` calls `super().forward(...)`. A wrapper wraps another wrapper in the same way.
+    shards); the wrapper's `forward` calls `super().forward(...)`. A wrapper can wrap another wrapper.
     """
 
     def wrap(self, node: Any) -> None:
-        """Build what the wrapper adds to the wrapped module. Called once, instead of a constructor."""
+        """Build the parts that the wrapper adds to the wrapped module. Called once, instead of a constructor."""
 
 
 def construct(node: Node) -> Any:
@@ -44,9 +44,9 @@ def _put_in_front(wrapper: type[Wrapper], inner: type[nn.Module]) -> type[nn.Mod
 
 
 def build_model(tree: Node, plan: Plan) -> Any:
-    """Build the complete model on the meta device, as a strategy takes it: frozen parameters require no gradient.
+    """Build the complete model on the meta device, for a strategy; frozen parameters have `requires_grad=False`.
 
-    Raises UserError for parameters that no node declares: they would not be sharded, counted or planned.
+    Raises UserError for parameters that no node declares, because the plan would not shard or count them.
     """
     model = construct(tree)
     _refuse_unsaid(model, tree, plan)
@@ -57,12 +57,12 @@ def build_model(tree: Node, plan: Plan) -> Any:
 
 
 def _refuse_unsaid(model: nn.Module, tree: Node, plan: Plan) -> None:
-    """Raise UserError for parameters that no node declares in this shape. A declared one may have further names."""
+    """Raise UserError for parameters that no node declares in this shape, under any of the parameter's names."""
     node_shapes, tied, nodes = get_parameter_shapes(tree), dict(plan.tied), map_paths(tree)
     names: dict[nn.Parameter, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(parameter, []).append(name)
-    unsaid: dict[str, dict[str, tuple[int, ...]]] = {}  # by the path of their node
+    unsaid: dict[str, dict[str, tuple[int, ...]]] = {}  # path of the node -> undeclared parameters
     for parameter, aliases in names.items():
         shape = tuple(parameter.shape)
         if not any(node_shapes.get(name) == shape or name in tied for name in aliases):
@@ -82,7 +82,7 @@ def _refuse_unsaid(model: nn.Module, tree: Node, plan: Plan) -> None:
 
 
 def tie(model: nn.Module, plan: Plan) -> None:
-    """Replace each tied parameter by the one it is stored under, if this model has both."""
+    """Replace each tied parameter by the stored parameter, if this model has both."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     for alias, owner in plan.tied:
         if alias in parameters and owner in parameters:
@@ -93,7 +93,7 @@ def tie(model: nn.Module, plan: Plan) -> None:
 def materialise(
     model: nn.Module, plan: Plan, *, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
 ) -> nn.Module:
-    """Return the complete model with uninitialised memory on `device`, floats in `dtype`, ties kept."""
+    """Return the complete model with uninitialized memory on `device`, floats in `dtype`, with tied parameters."""
     buffers = list(iterate_buffers(model))
     if dtype is not None:
         model.to(dtype)

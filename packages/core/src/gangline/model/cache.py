@@ -1,7 +1,7 @@
 """Decoding cache: the state of earlier tokens that modules store while a text is generated.
 
-The first forward pass takes all prompts, each further one takes one token a row. A module that reads earlier tokens
-stores what it needs in `Batch.cache`, in any form. Its node declares it
+The first forward pass takes all prompts, each later pass one token per row. A module that reads earlier tokens
+stores its state in `Batch.cache`, in any form; its node declares so
 (`gangline.model.tree.Node.get_decoding`).
 """
 
@@ -16,7 +16,7 @@ State = TypeVar("State")
 
 
 class Cache:
-    """State of the modules of one model while one batch of texts is generated. length: tokens of a row at its end."""
+    """State of the modules of a model during the generation of one batch. length: tokens per row at its end."""
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -30,7 +30,7 @@ class Cache:
 
 
 class Carried:
-    """State that a module passes from token to token: None before the first token."""
+    """Recurrent state that a module passes from token to token: None before the first token."""
 
     def __init__(self, length: int) -> None:
         self.tensor: Tensor | None = None

@@ -1,34 +1,34 @@
-"""Calls at a model's seams: what they compute, as data of its nodes. Torch-free.
+"""Declarations of the calls at a model's seams: their computation, as data of the nodes. Torch-free.
 
-A strategy that replaces the call at a seam (`gangline.plan.Seam`) computes exactly this, or refuses.
+A strategy that replaces the call at a seam (`gangline.plan.Seam`) must compute exactly the declaration, or refuse.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-LOSS_CHUNK = 1 << 25  # logits that a loss has in float32 at a time: 128 MiB, for any size of the vocabulary
+LOSS_CHUNK = 1 << 25  # maximum number of float32 logits in a chunk of the loss: 128 MiB, for any vocabulary size
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionCall:
-    """Computation of `attention(q, k, v, document, position) -> out`, for each head, over the keys that a query sees.
+    """Computation of `attention(q, k, v, document, position) -> out`, for each head, over the keys visible to a query.
 
         s = scale · q kᵀ      z = soft_cap · tanh(s / soft_cap)      out = exp(z) v / (exp(sink) + Σ exp(z))
 
     Keys of other documents are never visible.
 
-    causal    query i sees key j only where j <= i
-    window    and only where position i - window < position j; a query sees itself and window - 1 keys before it
-    scale     of the scores; None: 1 / sqrt(width of a head)
-    soft_cap  bounds the scores (Gemma 2, arXiv 2408.00118, section 2); None: no bound
-    sinks     the name of a parameter of the module, a number per head, which joins the denominator only (Xiao et
-              al., arXiv 2309.17453); it extends the call: `attention(q, k, v, document, position, sinks_H)`
-    other     further computation, in words ("softplus in place of exp"); None: no more. A strategy that would
-              replace the call refuses
+    causal    key j is visible to query i only if j <= i
+    window    sliding window: key j is visible to query i only if position j > position i - window, so a query sees
+              itself and the window - 1 keys before it; None: no window
+    scale     factor of the scores; None: 1 / sqrt(width of a head)
+    soft_cap  bound of the scores (Gemma 2, arXiv 2408.00118, section 2); None: no bound
+    sinks     name of a parameter of the module, one number per head, which is added to the denominator only (Xiao et
+              al., arXiv 2309.17453) and is an argument of the call: `attention(q, k, v, document, position, sinks_H)`
+    other     further computation, in words ("softplus instead of exp"), which no strategy may replace; None: none
 
     A declared call must have no parameter per head except the sinks, so that a strategy may pass it a subset of the
-    heads. A subclass may add fields of what it computes: this holds for it too, and it counts as `other`.
+    heads. A subclass may add fields for its computation; the same condition holds, and it counts as `other`.
 
     Raises ValueError for a window without a key or without causality, and for a soft cap that is not positive.
     """
@@ -48,11 +48,11 @@ class AttentionCall:
 
     @property
     def beyond(self) -> str:
-        """Computation beyond the formula above, in words; empty if there is none."""
+        """Computation in addition to the formula of `AttentionCall`, in words; "" if there is none."""
         return self.other or ("" if type(self) is AttentionCall else type(self).__name__)
 
     def __str__(self) -> str:
-        """Return the fields that differ from plain causal attention."""
+        """Return the fields that differ from plain causal attention, as text."""
         return _describe_changes(self) or "plain causal attention"
 
 
@@ -60,10 +60,10 @@ class AttentionCall:
 class LossCall:
     """Computation of `loss(hidden, weight, targets, loss_mask) -> sum`: cross-entropy of the logits hidden · weightᵀ.
 
-    z         weight of log²Z, Z the sum of a token's exp(logits) (PaLM, arXiv 2204.02311, section 5): a term that joins
-              the gradients by `forward_context.emit_loss` under the name "z_loss", and not the returned
-              sum
-    soft_cap  bounds the logits to cap · tanh(logits / cap) (Gemma 2, arXiv 2408.00118, section 2); None: no bound
+    z         weight of the z-loss log²Z, with Z the sum of a token's exp(logits) (PaLM, arXiv 2204.02311, section 5);
+              it is added to the gradients by `forward_context.emit_loss` under the name "z_loss", and is not in the
+              returned sum
+    soft_cap  bound of the logits: cap · tanh(logits / cap) (Gemma 2, arXiv 2408.00118, section 2); None: no bound
 
     Raises ValueError for a negative weight, and for a soft cap that is not positive.
     """
@@ -85,7 +85,7 @@ Call = AttentionCall | LossCall
 
 
 def call_of(function: object) -> Call | None:
-    """Return the call that a function at a seam declares (`computes`); None, for *unknown*, if it declares none."""
+    """Return the call that a function at a seam declares (`computes`); None (*unknown*) without a declaration."""
     own = getattr(function, "computes", None)
     return own if isinstance(own, Call) else None
 

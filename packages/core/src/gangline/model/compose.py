@@ -1,4 +1,4 @@
-"""Composition of a run's model: its part's tree and plan, then the edits the user switched on. Torch-free."""
+"""Composition of a run's model: tree and plan of the model's part, then the run's edits. Torch-free."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gangline.plugin.registry import build, installed, load
 
 @dataclass(frozen=True)
 class Composed:
-    """A run and its model, composed once and passed on: the tree after every edit, and its plan."""
+    """A run with its composed model: the tree after all edits, and the plan."""
 
     run: Run
     tree: Node
@@ -29,8 +29,8 @@ class Composed:
 def compose_model(run: Run) -> tuple[Node, Plan]:
     """Return the tree and the plan after all edits: first edits that replace, then edits that wrap, by group name.
 
-    Raises UserError if two edits claim one node, or nodes inside each other, and neither wraps; if two edits that wrap
-    one node add parts of one name; and if no parameter is left to train.
+    Raises UserError if two edits, neither of which wraps, claim the same node or nested nodes; if two edits that wrap
+    the same node add parts of the same name; and if every parameter is frozen.
     """
     tree, plan = build(run.model, run)
     if run.job.loss_chunk is not None:
@@ -57,7 +57,7 @@ def compose_model(run: Run) -> tuple[Node, Plan]:
 
 
 def _chunk_losses(tree: Node, plan: Plan, chunk: int) -> tuple[Node, Plan]:
-    """Compute losses in chunks of `chunk` tokens in all nodes that can; nodes that edits add later do not change."""
+    """Compute losses in chunks of `chunk` tokens in all nodes that support it; nodes of later edits do not change."""
     for path, node in iterate_nodes(tree):
         if (new_node := node.chunk_loss(chunk)) is not node:
             tree = replace_node(tree, path, new_node)
@@ -66,7 +66,7 @@ def _chunk_losses(tree: Node, plan: Plan, chunk: int) -> tuple[Node, Plan]:
 
 
 def _check_names(tree: Node, group: str) -> None:
-    """Raise UserError if two parts of a module have one name; only an edit that wraps can add an existing name."""
+    """Raise UserError if two parts of a module have the same name, which only an edit that wraps can cause."""
     names: set[str] = set()
     for path, node in iterate_nodes(tree):
         own = [*node.get_shapes(), *(name for name, _ in iterate_children(node) if name)]

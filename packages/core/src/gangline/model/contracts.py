@@ -2,8 +2,8 @@
 
 bind(axis)             called once by the strategy if a parameter of the module is sharded along an axis or a fold
 multiply_by(precision) called once by the strategy, before the first matmul of a module that is not a `Linear`
-after_step(totals)     called by the runtime after each step that the optimizer has taken
-attention, loss        functions at a seam of the plan, which a strategy may replace by its own
+after_step(totals)     called by the runtime after each step of the optimizer
+attention, loss        functions at a seam of the plan, which a strategy may replace
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Bindable(Protocol):
-    """A module that can compute with a part of its parameters."""
+    """A module that can compute with a shard of its parameters."""
 
     def bind(self, axis: Comm) -> None:
-        """Store `axis`, the ranks that hold the other parts."""
+        """Store `axis`: the Comm of the ranks that hold the shards of the module's parameters."""
         ...
 
 
 @runtime_checkable
 class OwnProducts(Protocol):
-    """A module that computes matmuls by itself, without a `Linear`."""
+    """A module that computes its own matmuls, without a `Linear`."""
 
     def multiply_by(self, precision: Precision) -> None:
-        """Multiply as `precision.linear` does."""
+        """Compute later matmuls with `precision.linear`."""
         ...
 
 
@@ -43,16 +43,16 @@ class StepListener(Protocol):
     def after_step(self, totals: dict[str, Tensor]) -> None:
         """Update the buffers.
 
-        totals: the metrics that the module's block emitted, by name, in float64, reduced over all ranks and
-        microbatches of the step.
+        totals: metrics that the module's block emitted, by name, in float64, reduced over all ranks and microbatches
+        of the step.
         """
         ...
 
 
 def bind_linear(linear: nn.Module, path: str, comm: Comm, bound: set[str]) -> None:
-    """Pass `comm` to a sharded linear if its wrapper is `Bindable`, unless its path is in `bound`.
+    """Pass `comm` to a sharded linear if its wrapper is `Bindable`, unless `path` is in `bound`; add it to `bound`.
 
-    A strategy shards a linear by itself; an adapter around it may need to know which part of the features is here.
+    A strategy shards a linear itself; an adapter around it may need to know which features this rank holds.
     """
     if isinstance(linear, Bindable) and path not in bound:
         bound.add(path)
@@ -60,9 +60,9 @@ def bind_linear(linear: nn.Module, path: str, comm: Comm, bound: set[str]) -> No
 
 
 def bind_around(model: nn.Module, name: str, axis: str, comm: Comm, bound: set[str]) -> None:
-    """Pass `comm` to the nearest `Bindable` around the parameter `name`, unless its path is in `bound`.
+    """Pass `comm` to the nearest `Bindable` around the parameter `name`, unless the module's path is in `bound`.
 
-    Adds the path to `bound`. axis: the axis that shards `name`, for the message. Raises TypeError without a `Bindable`.
+    Adds the path to `bound`. axis: name of the sharding axis, for the error. Raises TypeError without a `Bindable`.
     """
     path = name
     while path:
@@ -77,18 +77,18 @@ def bind_around(model: nn.Module, name: str, axis: str, comm: Comm, bound: set[s
 
 
 def get_seam_function(module: nn.Module, seam: str) -> Callable[..., Any] | None:
-    """Return the function that `module` has at the seam of that name; None if it has none.
+    """Return the function that `module` calls at this seam; None if it has no such function.
 
-    A block has none: its attribute `attention` is the layer.
+    A block has no function at the seam: its attribute `attention` is the attention layer.
     """
     attribute = getattr(module, seam, None)
     return None if isinstance(attribute, nn.Module) else attribute
 
 
 def get_seam_module(module: nn.Module, seam: str) -> nn.Module | None:
-    """Return the module that `module` has at the seam of that name, in place of a function; None if it has none.
+    """Return the module that `module` calls at this seam instead of a function; None if it has no such module.
 
-    A layer that has the seam inside it does not count.
+    A layer that contains the seam does not count.
     """
     attribute = getattr(module, seam, None)
     if not isinstance(attribute, nn.Module) or any(hasattr(inside, seam) for inside in attribute.modules()):

@@ -1,11 +1,11 @@
-"""Functions that module code may call without knowing of ranks, stages or recomputation.
+"""Functions that module code may call without knowledge of ranks, stages or recomputation.
 
-In a bare module they change nothing: `emit_loss` returns `hidden`, `emit_metric` does nothing,
+Outside of a `frame` they have no effect: `emit_loss` returns `hidden`, `emit_metric` does nothing,
 `sum_over_sequence` and `gather_heads` are the identity, `draw` is keyed by (seed 0, step 0, sample = row number),
 `return_weight_gradient` computes at once and `overlap_point` does nothing.
 
-A strategy opens a `frame` around each microbatch's forward *and* around its backward pass. Emitted values are
-stored by (microbatch, path, name), so a recomputed forward overwrites its own value and each token counts once.
+A strategy opens a `frame` around each microbatch's forward *and* around its backward pass. Emitted values are stored by
+(microbatch, path, name), so a recomputed forward pass overwrites its earlier values and each token counts once.
 """
 
 from __future__ import annotations
@@ -41,13 +41,14 @@ class Collected:
 class Frame:
     """Context of one microbatch, which the functions of this module read.
 
-    sample, document, position  the key of random draws, shaped like the hidden state's leading dims (B, T)
-    inner                       these three for all tokens, if modules between sharded matmuls see more tokens
-    loss_mask                   (B, T) which tokens have a target that counts; None: all
-    padding                     (B, T) which tokens are padding; None: no padding
+    sample, document, position  key of random draws, shaped like the hidden state's leading dims (B, T)
+    inner                       (sample, document, position) of all tokens, if modules between tp-sharded matmuls have
+                                more tokens than the hidden state (sequence parallelism)
+    loss_mask                   (B, T) tokens whose target counts in the loss; None: all
+    padding                     (B, T) tokens that are padding; None: no padding
     coefficient                 d(objective)/d(term): loss scale / global token count, read in the backward pass
-    over_sequence               differentiable sum over the ranks that hold the rest of the same sequences
-    for_all_heads               function behind `gather_heads`, if heads are sharded
+    over_sequence               differentiable sum over the ranks that hold other tokens of the same sequences
+    for_all_heads               implementation of `gather_heads`, if heads are sharded
     """
 
     microbatch: int = 0
@@ -65,7 +66,7 @@ class Frame:
     for_all_heads: Callable[[Tensor], Tensor] | None = None
 
 
-# Globals, not context variables: on a GPU autograd runs the backward pass, and so a recomputed forward, in a
+# Globals, not context variables: on a GPU autograd runs the backward pass, and with it recomputation, in a
 # thread that would not see context variables. A rank runs one step at a time.
 _frame: Frame | None = None
 _path: str = ""
@@ -74,9 +75,9 @@ _overlap_point: Callable[[], None] | None = None
 
 @contextmanager
 def frame(surroundings: Frame) -> Iterator[Frame]:
-    """Run the block as part of this microbatch: its emitted values, random draws and sums over the sequence.
+    """Run the block in the context of a microbatch, for emitted values, random draws and sums over the sequence.
 
-    The pulse shows a step as in its forward pass; in a validation the phase does not change.
+    In a step the pulse enters the phase "forward" for the block; in a validation the phase does not change.
     """
     global _frame
     before, _frame = _frame, surroundings
@@ -94,7 +95,7 @@ def frame(surroundings: Frame) -> Iterator[Frame]:
 
 @contextmanager
 def backward() -> Iterator[None]:
-    """Mark the block as a backward pass in the pulse, for the watchdog and for the comparison of ranks' times."""
+    """Mark the block as a backward pass in the pulse, for the watchdog and for comparisons of rank times."""
     pulse = current_pulse()
     phase = pulse.enter(_BACKWARD)
     try:
@@ -105,7 +106,7 @@ def backward() -> Iterator[None]:
 
 @contextmanager
 def emit_under(path: str) -> Iterator[None]:
-    """Emit everything in the block under `path` ("blocks.3")."""
+    """Emit losses and metrics in the block under `path` ("blocks.3")."""
     global _path
     before, _path = _path, path
     try:
@@ -116,7 +117,7 @@ def emit_under(path: str) -> Iterator[None]:
 
 @contextmanager
 def take_turns(overlap_point: Callable[[], None]) -> Iterator[None]:
-    """Make modules in the block call `overlap_point` before they wait for a transfer, so that other work runs."""
+    """Set the function that `overlap_point` calls in the block: other work, while a module waits for a transfer."""
     global _overlap_point
     before, _overlap_point = _overlap_point, overlap_point
     try:
@@ -126,7 +127,7 @@ def take_turns(overlap_point: Callable[[], None]) -> Iterator[None]:
 
 
 def swap(surroundings: tuple[Frame | None, str] = (None, "")) -> tuple[Frame | None, str]:
-    """Set (frame, path) and return the former pair, for a strategy that has two microbatches under way."""
+    """Set (frame, path) and return the former pair, for a strategy that interleaves two microbatches."""
     global _frame, _path
     former_surroundings = _frame, _path
     _frame, _path = surroundings
@@ -134,7 +135,7 @@ def swap(surroundings: tuple[Frame | None, str] = (None, "")) -> tuple[Frame | N
 
 
 class _AddTerm(torch.autograd.Function):
-    """Identity of `hidden`; its backward pass gives the term the objective's derivative, whatever reaches `hidden`."""
+    """Identity of `hidden`; its backward pass returns `coefficient` as the gradient of `term`."""
 
     @staticmethod
     def forward(ctx, hidden: Tensor, term: Tensor, surroundings: Frame) -> Tensor:
@@ -155,8 +156,8 @@ def _add_term(hidden: Tensor, term: Tensor, frame: Frame) -> Tensor:
 def emit_loss(hidden: Tensor, term: Tensor, name: str = "loss") -> Tensor:
     """Add `term` to the objective and return `hidden`.
 
-    term: 0-d, a sum over this rank's own tokens that count (`loss_mask`); divided, as the loss is, by the step's
-    global token count. It reaches the objective through the backward pass of the returned `hidden`, so use that.
+    term: 0-d, a sum over this rank's own tokens whose targets count (`loss_mask`); like the loss, it is divided by the
+    step's global token count. Use the returned `hidden`: its backward pass adds the gradient of the term.
     """
     current = _frame
     if current is None:
@@ -167,7 +168,7 @@ def emit_loss(hidden: Tensor, term: Tensor, name: str = "loss") -> Tensor:
 
 
 def get_loss_mask(like: Tensor) -> Tensor:
-    """Return which tokens of `like` (B, T, D), the input of a block, have a target that counts: (B, T) bool."""
+    """Return a mask of the tokens of `like` (B, T, D), the input of a block, whose target counts: (B, T) bool."""
     current = _frame
     if current is None or current.loss_mask is None:
         return torch.ones(like.shape[:2], dtype=torch.bool, device=like.device)
@@ -175,15 +176,15 @@ def get_loss_mask(like: Tensor) -> Tensor:
 
 
 def get_padding() -> Tensor | None:
-    """Return which tokens of a block's input are padding: (B, T) bool; None if none is."""
+    """Return a mask of the padding tokens in a block's input, (B, T) bool; None without padding."""
     return None if _frame is None else _frame.padding
 
 
 def emit_metric(name: str, value: Tensor, reduce: MetricReduce = "sum") -> None:
-    """Report a number or a vector under the block's path; it is reduced over microbatches and ranks by `reduce`.
+    """Report a number or a vector under the block's path; `reduce` reduces it over microbatches and ranks.
 
-    Use "sum" for sums over this rank's own tokens, and "mean" for means over its own tokens: so both
-    are equal however the tokens are spread.
+    Use "sum" for sums over this rank's own tokens and "mean" for means over its own tokens: then the results do not
+    depend on the layout.
     """
     current = _frame
     if current is not None and current.collected is not None:
@@ -191,19 +192,19 @@ def emit_metric(name: str, value: Tensor, reduce: MetricReduce = "sum") -> None:
 
 
 def sum_over_sequence(x: Tensor) -> Tensor:
-    """Return the differentiable sum of `x` over the ranks that hold the rest of the same sequences.
+    """Return the differentiable sum of `x` over the ranks that hold other tokens of the same sequences.
 
-    x: values of the tokens of a block's input; between sharded matmuls a rank has more tokens.
+    x: values per token of a block's input, not of the additional tokens between tp-sharded matmuls.
     """
     current = _frame
     return x if current is None or current.over_sequence is None else current.over_sequence(x)
 
 
 def gather_heads(x_BtF: Tensor) -> Tensor:
-    """Return the values (B, T, F) that every head reads and no sharded matmul computed, such as a key that heads share.
+    """Gather values that every head reads and no sharded matmul computed, such as a key shared by heads: (B, T, F).
 
-    x: values of the t tokens of a block's input; T: the tokens that a colwise matmul sees. The gradient is summed over
-    the ranks that hold the other heads.
+    x: values of the t tokens of a block's input; T: number of tokens that a colwise matmul reads. The backward pass
+    sums the gradient over the ranks that hold the other heads.
     """
     current = _frame
     return x_BtF if current is None or current.for_all_heads is None else current.for_all_heads(x_BtF)
@@ -212,8 +213,8 @@ def gather_heads(x_BtF: Tensor) -> Tensor:
 def draw(like: Tensor, site: str, first_feature: int = 0) -> Tensor:
     """Return uniforms in [0, 1), float32, shaped like `like` (B, T, F).
 
-    Keyed by (seed, step, sample, position in its document, feature, site): equal under any sharding, stage or
-    recomputation. If features are sharded, `first_feature` is the global number of the first.
+    The key is (seed, step, sample, document, position in the document, feature, site): draws are equal under any
+    sharding, stage or recomputation. first_feature: global number of the first feature, if features are sharded.
     """
     current = _frame or Frame()
     B, T, F = like.shape
@@ -232,11 +233,11 @@ def draw(like: Tensor, site: str, first_feature: int = 0) -> Tensor:
 
 
 def return_weight_gradient(weight: Tensor, compute: Callable[[], Tensor]) -> Tensor | None:
-    """Return a parameter's gradient for an autograd Function's backward: `compute()`, or None if that runs later.
+    """Return a weight's gradient for the backward of an autograd Function: `compute()`, or None if it is deferred.
 
-    A zero-bubble pipeline (arXiv 2401.10241) computes the gradients of weights while its rank would wait. So the inputs
-    of `compute` must not change after the backward pass, and `weight` is the parameter itself, stored in `ctx` and not
-    as a saved tensor: a recomputed forward pass returns other tensors than it was given.
+    A zero-bubble pipeline (arXiv 2401.10241) computes weight gradients later, while its rank would wait. So the inputs
+    of `compute` must not change after the backward pass. `weight` must be the parameter itself, stored in `ctx` and not
+    by `save_for_backward`, because recomputation replaces saved tensors by new ones.
     """
     if not is_deferring():
         return compute()
@@ -247,7 +248,7 @@ def return_weight_gradient(weight: Tensor, compute: Callable[[], Tensor]) -> Ten
 def overlap_point() -> None:
     """Run other work of this rank between the start of a transfer and the wait for it.
 
-    All ranks that take part in the transfer call it at the same point of the same microbatch.
+    All ranks that take part in the transfer call this function at the same point of the same microbatch.
     """
     if _overlap_point is not None:
         _overlap_point()

@@ -1,4 +1,4 @@
-"""Initial weights: a function of (seed, parameter name), whatever the layout."""
+"""Initial weights: a function of (seed, parameter name), equal under every layout."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gangline.shard import Shard, name_model_array, parse_parameter
 
 
 def initialise(shards: Iterable[Shard], plan: Plan, seed: int) -> None:
-    """Fill the `model/...` shards of this rank in place, each with its box of the global array.
+    """Fill the `model/...` shards of this rank in place with initial values of the global arrays.
 
     Raises LookupError for an array without an `Init` in the plan.
     """
@@ -40,9 +40,9 @@ def initialise(shards: Iterable[Shard], plan: Plan, seed: int) -> None:
 
 
 def fill_as_kept(shard: Shard, plan: Plan, fill: Callable[[Shard], None]) -> None:
-    """Fill a `model/...` shard with the stored form of its weight; `fill` fills a shard with the weight as it is.
+    """Fill a `model/...` shard with the stored form of its weight: low-bit if the plan has a `LowBit` rule.
 
-    Raises what `LowBit.codes` of the plan's rule raises.
+    fill: fills a shard with the weight in full precision. Raises the errors of the rule's `LowBit.codes`.
     """
     rule = plan.find_low_bit(plan.get_owner(parse_parameter(shard.name)))
     if rule is not None and rule.codes:
@@ -63,7 +63,7 @@ def make_whole_model(
 
 
 def list_shards(model: nn.Module, plan: Plan) -> list[Shard]:
-    """Return the parameters and persistent buffers of an unsharded model, as `model/...` shards of its only holder."""
+    """Return the parameters and persistent buffers of an unsharded model as complete `model/...` shards."""
     again = {name for buffer in iterate_buffers(model) for name in buffer.names if name != buffer.kept}
     return [
         Shard(name_model_array(name), tuple(tensor.shape), tensor.dtype, (0,) * tensor.dim(), tensor)

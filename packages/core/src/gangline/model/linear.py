@@ -1,7 +1,7 @@
 """`Linear` and `Embedding`: the two layers that a strategy shards by itself.
 
-Neither initializes its weights (the plan's `Init` does, by name) and neither reads its sizes after construction:
-a rank may hold a part of the rows or columns.
+Neither layer initializes its weights (the plan's `Init` does, by name) or reads its sizes after construction, because
+a rank may hold only some of the rows or columns.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gangline.model.linear_nodes import EmbeddingNode, LinearNode
 class Linear(nn.Module):
     """Linear layer: x (..., in) -> x Wᵀ + b (..., out), with W (out, in).
 
-    `product` computes the matmul: a strategy sets it to the precision's `linear`, or to a function around it.
+    `product` computes the matmul: a strategy sets it to the precision's `linear`, or to a function that calls `linear`.
     """
 
     product: Callable[[Tensor, Tensor, Tensor | None], Tensor]
@@ -32,7 +32,7 @@ class Linear(nn.Module):
 
     @property
     def matrix(self) -> Tensor:
-        """Matrix of the matmul: W, or its stand-in if a wrapper stores W in another form."""
+        """Matrix of the matmul: W, or a substitute from a wrapper that stores W in another form."""
         return self.weight
 
     def forward(self, x: Tensor) -> Tensor:
@@ -42,7 +42,7 @@ class Linear(nn.Module):
 class Embedding(nn.Module):
     """Embedding layer: tokens (B, T) of the batch -> scale · their rows of W (V, D): (B, T, D).
 
-    `lookup` reads the rows: a strategy that holds some of the rows replaces it.
+    `lookup` reads the rows: a strategy that shards the rows replaces it.
     """
 
     lookup: Callable[[Tensor, Tensor], Tensor]

@@ -36,7 +36,7 @@ class EmbeddingNode(Node):
 
 @dataclass(frozen=True, kw_only=True)
 class LinearNode(Node):
-    """Linear layer: x (..., in) -> x Wᵀ + b (..., out). A parent that knows the sizes may set them (`fit_linears`)."""
+    """Linear layer: x (..., in) -> x Wᵀ + b (..., out). The parent node may set the sizes (`fit_linears`)."""
 
     module: ClassVar[str] = "gangline.model.linear:Linear"
     in_features: int = 0
@@ -51,22 +51,22 @@ class LinearNode(Node):
         return "tokenwise"
 
     def count_activation_bytes(self, sizes: LocalSizes) -> int:
-        """Return 0: the module around the linear counts its input, because it knows which other modules read it."""
+        """Return 0: the parent module counts the linear's input, because it knows which other modules read it."""
         return 0
 
     def count_rows(self, sizes: LocalSizes) -> int:
-        """Return the rows that it multiplies of a microbatch on a rank, without extra rows of tp-sharded matmuls."""
+        """Return the rows of the matmul per microbatch and rank, without extra rows of tp-sharded matmuls."""
         return sizes.tokens
 
 
-LINEAR = LinearNode()  # the node around it sets its sizes
+LINEAR = LinearNode()  # its parent node sets the sizes
 
 
 def fit_linears(node: Node, sizes: Mapping[str, tuple[int, int]]) -> None:
-    """Set the sizes of the plain linears below `node`: name of the field -> (in_features, out_features).
+    """Set the sizes of the plain linears below `node`. sizes: name of the field -> (in_features, out_features).
 
-    For `__post_init__` of a node whose own fields determine the widths, so that `replace(node, ffn_dim=...)` changes
-    them too. A node that an edit has put in place of a `LinearNode` does not change.
+    For `__post_init__` of a node whose own fields determine the widths, so that `replace(node, ffn_dim=...)` also
+    changes the linears. A node that replaced a `LinearNode` in an edit does not change.
     """
     for name, (in_features, out_features) in sizes.items():
         child = getattr(node, name)

@@ -1,4 +1,4 @@
-"""Sizes on one rank, from which a node computes the cost of its module, and the communication volume. Torch-free."""
+"""Sizes per rank, from which a node computes the cost of its module, and the communication volume. Torch-free."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from dataclasses import dataclass
 class LocalSizes:
     """Sizes of one microbatch on one rank, from which a node computes the cost of its module.
 
-    tokens           tokens of the hidden state at the input of a block on this rank
-    inner_tokens     tokens between matmuls that tp shards: more than `tokens` under sequence parallelism
-    itemsize         bytes of a number of an activation
-    master_itemsize  bytes of a number that is computed in the dtype of the masters (`Plan.master_dtype`)
-    ranks            number of ranks of an axis or a fold, by its name; see `size`
+    tokens           number of tokens of the hidden state at the input of a block on this rank
+    inner_tokens     number of tokens between tp-sharded matmuls: more than `tokens` under sequence parallelism
+    itemsize         bytes per element of an activation
+    master_itemsize  bytes per element of an activation that is computed in the master dtype (`Plan.master_dtype`)
+    ranks            name of an axis or a fold -> number of ranks; see `size`
     """
 
     tokens: int
@@ -30,13 +30,13 @@ class LocalSizes:
 
 @dataclass(frozen=True, kw_only=True)
 class CommVolume:
-    """Communication volume of a module over the fold that it is bound to: bytes that leave a rank for one microbatch.
+    """Communication volume of a module over the fold that it is bound to, in bytes sent per rank and microbatch.
 
-    fold      the name of the fold
-    what      a few words for a table of traffic, with assumptions on the data
+    fold      name of the fold
+    what      description for a table of traffic, with assumptions on the data
     forward   (calls, bytes) of the forward pass
     backward  (calls, bytes) of the backward pass
-    among     number of neighbours in the fold that exchange it with each other; None: the complete fold
+    among     number of neighbouring ranks in the fold that exchange the bytes; None: the complete fold
     """
 
     fold: str

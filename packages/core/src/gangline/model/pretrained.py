@@ -1,4 +1,4 @@
-"""Pretrained weights: the contract of readers, capability `pretrained` of a model's part. Torch-free."""
+"""Pretrained weights: the contract of readers, the capability `pretrained` of a model's part. Torch-free."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ CAPABILITY = "pretrained"
 
 
 class Pretrained(ABC):
-    """Reader of the directory that a model names (`ModelConfig.get_weights_directory`). No arguments; torch-free."""
+    """Reader of a model's weights directory (`ModelConfig.get_weights_directory`). No arguments; torch-free."""
 
     @abstractmethod
     def find_problems(self, run: Run) -> list[Problem]:
-        """Return why the directory does not fit this model, as far as that can be read before processes start."""
+        """Return the problems of the directory for this model that can be found before processes start."""
 
     @abstractmethod
     def check_names(self, directory: str, plan: Plan, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Compare the names of the directory's tensors with those of the model.
 
-        shapes: of all parameters and persistent buffers of the model. Raises UserError for a tensor the model lacks.
+        shapes: shape of each parameter and persistent buffer. Raises UserError for a tensor that the model lacks.
         """
 
     @abstractmethod
@@ -40,7 +40,7 @@ class Pretrained(ABC):
 
 
 def find_pretrained(config: ModelConfig) -> Pretrained:
-    """Return the reader of the weights that a model names. Raises UserError if there is none or it is not installed."""
+    """Return the reader of a model's pretrained weights. Raises UserError if it is missing or not installed."""
     if (reader_class := registry.load_capability(config, CAPABILITY)) is None:
         name = registry.installed().find_part(config).part.name
         raise UserError(

@@ -1,4 +1,4 @@
-"""Matmuls and attention of modules as shapes: the work of a forward pass, to be converted to time. Torch-free."""
+"""Matmuls and attention of modules as shapes: the work of a forward pass, for estimates of time. Torch-free."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class MatrixProduct:
-    """Matmul (rows x inner) times (inner x columns), forward, of one microbatch on one rank.
+    """Matmul (rows x inner) times (inner x columns) in the forward pass of one microbatch on one rank.
 
-    weight    name of the node's parameter that is multiplied
-    block     whether it is in a block: a precision computes these matmuls in fewer bits
-    matrices  number of equal runs that the rows are split into, each with its own matrix; 1: one matrix for all
+    weight    name of the node's parameter in the matmul
+    block     whether the matmul is in a block, so that a low-bit precision applies to it
+    matrices  number of equal groups of rows, each multiplied with its own matrix (grouped GEMM); 1: one matrix
     """
 
     rows: int
@@ -29,9 +29,9 @@ class MatrixProduct:
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionProduct:
-    """Attention, forward: queries with keys, and their weights with values, in `sequences` of each `heads` heads.
+    """Both matmuls of attention (scores, and scores with values) in the forward pass of `sequences` sequences.
 
-    queries and keys are those of one sequence on one rank; under a window no query has more than `window` keys.
+    queries, keys: number per sequence on one rank, for each of `heads` heads; a query reads at most `window` keys.
     """
 
     sequences: int
@@ -55,7 +55,7 @@ class AttentionProduct:
         causal: bool = True,
         window: int | None = None,
     ) -> AttentionProduct:
-        """Return the attention of `tokens` tokens: complete sequences, or a part of one whose keys are all there."""
+        """Return the attention of `tokens` tokens: complete sequences, or some queries of one with all its keys."""
         return cls(
             sequences=max(1, tokens // sequence_length),
             queries=min(tokens, sequence_length),
@@ -69,12 +69,12 @@ class AttentionProduct:
 
     @property
     def flops(self) -> int:
-        """Operations without a discount for causality, as MFU counts them (`gangline.model.flops`)."""
+        """FLOPs without a discount for causality, by MFU's convention (`gangline.model.flops`)."""
         return 4 * self.sequences * self.queries * min(self.keys, self.window or self.keys) * self.heads * self.head_dim
 
     @property
     def visible(self) -> float:
-        """Share of `flops` that a kernel computes if it skips keys hidden by causality, 0 to 1."""
+        """Fraction of `flops` that a kernel computes if it skips causally masked keys, 0 to 1."""
         keys = min(self.keys, self.window or self.keys)
         return (self.keys + 1) / (2 * self.keys) if self.causal and keys == self.keys else 1.0
 
@@ -83,7 +83,7 @@ Product = MatrixProduct | AttentionProduct
 
 
 def list_products(shapes: Mapping[str, tuple[int, ...]], tokens: int) -> tuple[MatrixProduct, ...]:
-    """Return the matmul of each matrix (out, in) in `shapes` with every token; other shapes are left out."""
+    """Return the matmuls of `tokens` tokens with each matrix (out, in) in `shapes`; skip shapes of other dims."""
     return tuple(
         MatrixProduct(rows=tokens, inner=shape[1], columns=shape[0], weight=name)
         for name, shape in shapes.items()

@@ -1,7 +1,7 @@
 """Tree of frozen config nodes that describes a model, and functions to iterate over it. Torch-free.
 
-Each node names the module that it builds, so a node of a plugin needs no entry in a table. The path of a node in the
-tree ("blocks.3.feed_forward") is the name of its module in the model. A model edit replaces nodes.
+Each node names the class of its module, so a plugin's node needs no entry in a table. The path of a node in the
+tree ("blocks.3.feed_forward") is the name of the module in the model. A model edit replaces nodes.
 """
 
 from __future__ import annotations
@@ -22,84 +22,84 @@ Decoding = Literal["tokenwise", "cached"]
 
 @dataclass(frozen=True, kw_only=True)
 class Node(ABC):
-    """One module as data. `module` is "package.module:Class"; its constructor takes the node and nothing else."""
+    """One module as data. `module` is "package.module:Class", whose constructor takes the node as its only argument."""
 
     module: ClassVar[str]
 
     def get_shapes(self) -> dict[str, Shape]:
-        """Return name -> global shape of the parameters of this node's module, those of child nodes left out."""
+        """Return name -> global shape of the parameters of this node's module, without parameters of child nodes."""
         return {}
 
     def count_flops(self, sequence_length: int) -> int:
-        """Return the floating-point operations of a forward pass of one token, children left out.
+        """Return the floating-point operations (FLOPs) of the module's forward pass per token, without child nodes.
 
-        By default two for each weight of a parameter of two dims and more, as if each token multiplied it once. A node
-        whose module does something else overrides this.
+        By default two for each element of a parameter of two or more dims: every token takes part in one matmul with
+        it. Override for a module that computes something else.
         """
         return sum(2 * prod(shape) for shape in self.get_shapes().values() if len(shape) > 1)
 
     def list_products(self, sizes: LocalSizes, sequence_length: int) -> tuple[Product, ...] | None:
-        """Return the matmuls of a forward pass of `sizes.tokens` tokens as shapes, unsharded, children left out.
+        """Return the shapes of the matmuls in a forward pass of `sizes.tokens` tokens, unsharded, without child nodes.
 
-        Their operations must sum to `count_flops`, within 1 %; if they do not, or on None, planning counts the node as
-        unknown.
+        Their FLOPs per token must sum to `count_flops`, within 1 %; if they do not, or on None, planning counts the
+        node as unknown.
         """
         return list_products(self.get_shapes(), sizes.tokens)
 
     def count_activation_bytes(self, sizes: LocalSizes) -> int | None:
-        """Return the bytes that a microbatch's forward pass saves for the backward pass on a rank, children left out.
+        """Return the bytes per microbatch and rank that the forward pass saves for the backward pass, without children.
 
-        Count the tensors that this module saves, the inputs of its linears included (`LinearNode` counts none). Do not
-        count its output: the module that reads it does. None: guess from the shapes.
+        Count the tensors that this module saves, including the inputs of its linears (`LinearNode` counts none). Do not
+        count the output of this module: the module that reads the output counts it. None: core guesses from the shapes.
         """
         return None
 
     def list_volumes(self, sizes: LocalSizes) -> tuple[CommVolume, ...]:
-        """Return the traffic of this module over folds, children left out; nothing for a fold of one rank in `sizes`.
+        """Return the traffic of this module over folds, without child nodes; () for a fold of one rank in `sizes`.
 
-        For a module on a fold (`gangline.plan.Fold`) that communicates through the Comm that `bind` gave it: only its
-        node knows what it sends. Leave out the gradients that the strategy sends for it.
+        For a module on a fold (`gangline.plan.Fold`) that communicates through the Comm from `bind`: only the module's
+        node knows the traffic. Do not count gradients that the strategy reduces for the module.
         """
         return ()
 
     def get_seams(self) -> Mapping[str, Call]:
         """Return the computation of the module's calls at seams, by seam: {"attention": AttentionCall(...)}.
 
-        The tree treats the calls as unknown if a subclass sets another `module` and does not override this method:
-        another module may compute something else. `return super().get_seams()` states that it does not.
+        If a subclass sets another `module` and does not override this method, the calls count as unknown, because the
+        module may compute something else. Override with `return super().get_seams()` if it computes the same.
         """
         return {}
 
     def get_decoding(self) -> Decoding | None:
-        """Return how this module, children left out, takes one more token of a text.
+        """Return how this module, without child nodes, computes the next token in incremental decoding.
 
-        tokenwise  its output for a token depends on that token alone, and on what the batch says of it
-        cached     it stores what it needs of earlier tokens in `Batch.cache` (`gangline.model.cache`)
-        None       unknown: all tokens of the text are computed again for each token that is written
+        tokenwise  the output for a token depends only on that token and its entries in the batch
+        cached     the module stores state of earlier tokens in `Batch.cache` (`gangline.model.cache`)
+        None       unknown: all tokens of the text are recomputed for each generated token
 
-        Unknown, too, for a subclass that sets another `module` without overriding it, as with `get_seams`.
+        Also unknown if a subclass sets another `module` and does not override this method, as with `get_seams`.
         """
         return None
 
     def emits_loss(self) -> bool:
-        """Return whether this module, children left out, adds terms to the loss (`forward_context.emit_loss`)."""
+        """Return whether this module, without child nodes, adds terms to the loss (`forward_context.emit_loss`)."""
         return False
 
     def chunk_loss(self, tokens: int) -> Node:
-        """Return this node with its loss, if any, computed for `tokens` tokens at a time (`run.loss_chunk`)."""
+        """Return this node with its loss, if it has one, computed in chunks of `tokens` tokens (`run.loss_chunk`)."""
         return self
 
     def get_ties(self) -> dict[str, str]:
-        """Return the tied parameters of this module: name within it -> full name that the parameter is stored under."""
+        """Return the tied parameters of this module: name in the module -> full name of the stored parameter."""
         return {}
 
 
 @dataclass(frozen=True, kw_only=True)
 class WrapNode(Node):
-    """A node around `inner`, with the same path: an adapter around a linear. Parameters of `inner` keep their names.
+    """Node that wraps `inner` at an equal path, such as an adapter around a linear; parameters of `inner` keep names.
 
-    `module` names a class that is put in front of the class of the wrapped module (`gangline.model.build.Wrapper`). Its
-    own child nodes are next to those of `inner`: `wq.lora_a` next to `wq.weight`.
+    `module` names a class that becomes the first base of the wrapped module's class (`gangline.model.build.Wrapper`).
+    Child nodes of the wrapper are siblings of the parameters of `inner`: `wq.lora_a` next to `wq.weight`.
     """
 
     inner: Node
@@ -108,7 +108,7 @@ class WrapNode(Node):
 def iterate_children(node: Node) -> Iterator[tuple[str, Node]]:
     """Iterate over the child nodes with their path from `node`: "attention", "blocks.0"; "" for the wrapped node."""
     children = node.__dict__.get("_children")
-    if children is None:  # nodes do not change, and closed forms ask for these thousands of times
+    if children is None:  # cached: nodes are immutable, and closed forms iterate over children thousands of times
         children = tuple(_iterate_children(node))
         object.__setattr__(node, "_children", children)
     return iter(children)
@@ -138,7 +138,7 @@ def iterate_nodes(tree: Node, path: str = "") -> Iterator[tuple[str, Node]]:
 
 
 def map_paths(tree: Node) -> dict[str, Node]:
-    """Return path -> node; of nodes that wrap each other, the outermost."""
+    """Return path -> node; for nodes that wrap each other, the outermost node."""
     nodes: dict[str, Node] = {}
     for path, node in iterate_nodes(tree):
         nodes.setdefault(path, node)
@@ -167,7 +167,7 @@ def replace_node(tree: Node, path: str, new: Node) -> Node:
 
 
 def get_parameter_shapes(tree: Node) -> dict[str, Shape]:
-    """Return the global shapes of all parameters by name, without building the model; a tied one under one name."""
+    """Return the global shapes of all parameters by name, without building the model; tied ones only once."""
     tied = tree.get_ties()
     node_shapes = ((path and f"{path}.", node.get_shapes()) for path, node in iterate_nodes(tree))
     return {at + name: shape for at, own in node_shapes for name, shape in own.items() if at + name not in tied}

@@ -1,4 +1,4 @@
-"""Functions that torch.compile leaves out of its graphs; it is loaded only in a run that compiles."""
+"""Functions that torch.compile leaves out of its graphs; torch.compile is loaded only in a run that compiles."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _compiles = False
 
 
 class Untraced(Generic[P, R]):
-    """A function that torch.compile leaves out after the first `keep_out`; `is_out`: whether that was called."""
+    """A function that torch.compile leaves out once `keep_out` was called; `is_out`: whether it was called."""
 
     def __init__(self, function: Callable[P, R]) -> None:
         self._function, self.is_out, self.__doc__ = function, False, function.__doc__
@@ -36,7 +36,7 @@ untraced = Untraced  # as a decorator
 
 
 def keep_out() -> None:
-    """Keep torch.compile out of all such functions, also of functions that are defined later."""
+    """Keep torch.compile out of all `Untraced` functions, also of functions that are defined later."""
     global _compiles
     _compiles = True
     for function in _every:

@@ -1,11 +1,11 @@
 """Weight gradients computed outside of autograd's own accumulation: at once, or deferred.
 
-A module that computes dW during a transfer, and a zero-bubble pipeline (arXiv 2401.10241), which computes it while its
-rank would wait, cannot return it to autograd. A strategy that defers opens `defer_gradients` around a backward pass
-and runs the closures that it was given later, in the same order.
+A module that computes dW during a transfer cannot return dW to autograd; nor can a zero-bubble pipeline (arXiv
+2401.10241), which computes dW while its rank would wait. A strategy that defers gradients opens `defer_gradients`
+around a backward pass and runs the collected closures later, in order.
 
-The receiver of closures is a global, not a context variable: on a GPU autograd runs the backward pass in a thread of
-its own, which does not see context variables.
+The receiver of closures is a global, not a context variable: on a GPU autograd runs the backward pass in another
+thread, which does not see context variables.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _keep: Callable[[Closure], None] | None = None
 
 @contextmanager
 def defer_gradients(keep: Callable[[Closure], None]) -> Iterator[None]:
-    """Defer the weight gradients of a backward pass in the block: `keep` gets a closure that computes each one.
+    """Defer the weight gradients of a backward pass in the block: pass a closure for each gradient to `keep`.
 
     Raises RuntimeError if nested.
     """
@@ -43,7 +43,7 @@ def is_deferring() -> bool:
 
 
 def defer(closure: Closure) -> None:
-    """Run `closure` now, or pass it to the current `defer_gradients`."""
+    """Run `closure` now or, within `defer_gradients`, pass it to `keep`."""
     if _keep is None:
         closure()
     else:
@@ -53,7 +53,7 @@ def defer(closure: Closure) -> None:
 @torch.no_grad()
 def accumulate_grad(weight: Tensor, gradient: Tensor) -> None:
     """Add `gradient` to `weight.grad` as autograd would, in the weight's `grad_dtype`, and call the weight's hook."""
-    assert isinstance(weight, nn.Parameter)  # not a tensor that a recomputed forward pass got instead
+    assert isinstance(weight, nn.Parameter)  # not the tensor that recomputation returns in its place
     dtype = weight.grad_dtype or weight.dtype
     if weight.grad is None:
         weight.grad = gradient.to(dtype)
@@ -65,11 +65,11 @@ def accumulate_grad(weight: Tensor, gradient: Tensor) -> None:
 
 
 def call_when_accumulated(parameter: nn.Parameter, call: Callable[[Tensor], None]) -> None:
-    """Call `call(parameter)` after each gradient that is added to it, by autograd or by `accumulate_grad`."""
+    """Call `call(parameter)` after each gradient accumulation, by autograd or by `accumulate_grad`."""
 
     def notify(weight: Tensor) -> None:
         if weight.grad is not None:  # None: the gradient is deferred
             call(weight)
 
     parameter.register_post_accumulate_grad_hook(notify)
-    parameter._accumulated = notify  # type: ignore[attr-defined]  # so both are collected together
+    parameter._accumulated = notify  # type: ignore[attr-defined]  # the garbage collector frees both together

@@ -1,1 +1,1 @@
-"""Pulse of a rank: its phase and collectives in shared memory of its machine, for watchers outside. Torch-free."""
+"""Pulse of a rank: its phase and collectives in shared memory, for watchers in other processes. Torch-free."""

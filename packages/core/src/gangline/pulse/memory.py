@@ -18,7 +18,7 @@ _OURS = re.compile(r"gangline-pulse-(?P<space>\d+)-(?P<pid>\d+)-(?P<born>\d+)-(?
 
 
 def find_path(run_dir: str | Path, rank: int, owner: int) -> Path | None:
-    """Return the path of the pulse of a rank of launcher process `owner`; None without shared memory or process."""
+    """Return the path of the pulse of a rank of launcher process `owner`; None without shared memory or owner."""
     start = read_birth(owner)
     if start is None or not ROOT.is_dir():
         return None
@@ -26,28 +26,28 @@ def find_path(run_dir: str | Path, rank: int, owner: int) -> Path | None:
 
 
 def list_pulses(run_dir: str | Path) -> list[Path]:
-    """Return the pulses of a run on this machine whose launcher lives, by rank."""
+    """Return the pulses of a run's ranks on this machine whose launcher is alive, in order of rank."""
     run = _run(run_dir)
     pulses = [(int(match["rank"]), file) for match, file in _list_files() if match["run"] == run and _is_alive(match)]
     return [file for _, file in sorted(pulses)]
 
 
 def sweep() -> None:
-    """Remove the pulses of dead launchers, and no others."""
+    """Remove the pulses whose launcher is dead, and no others."""
     for match, file in _list_files():
         if not _is_alive(match):
             file.unlink(missing_ok=True)
 
 
 def remove(owner: int) -> None:
-    """Remove the pulses of all ranks of a launcher, which is about to end."""
+    """Remove the pulses of all ranks of launcher process `owner`, which is about to end."""
     for match, file in _list_files():
         if int(match["pid"]) == owner and _is_alive(match):
             file.unlink(missing_ok=True)
 
 
 def parse_owner(file: Path) -> int:
-    """Return the process id of the launcher of the rank whose pulse this is. Raises ValueError for another file."""
+    """Return the launcher's process id from the path of a pulse. Raises ValueError for the path of another file."""
     match = _OURS.fullmatch(file.name)
     if match is None:
         raise ValueError(f"{file} is no pulse")
@@ -59,7 +59,7 @@ def _list_files() -> list[tuple[re.Match[str], Path]]:
     with contextlib.suppress(OSError):
         for entry in os.scandir(ROOT):
             match = _OURS.fullmatch(entry.name)
-            # A launcher in another pid namespace cannot be seen from here.
+            # A launcher in another pid namespace is not visible here.
             if match is None or int(match["space"]) != read_namespace():
                 continue
             with contextlib.suppress(OSError):  # removed meanwhile

@@ -1,4 +1,4 @@
-"""Writer of a pulse: a rank writes its phase and collectives, in some hundred nanoseconds each."""
+"""Writer of a pulse: a rank writes its phase and collectives, in a few hundred nanoseconds each."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from gangline.launch.guard import read_birth
 from gangline.pulse import layout, memory
 from gangline.pulse.layout import BEAT, GROUPS, HISTOGRAMS, NUMBER, PHASE, PHASES, RECORD, ROW, SINCE, SPENT, UNDER
 
-WARM_UP = 3  # first steps of a start, left out of the histograms
+WARM_UP = 3  # number of first steps of a start that the histograms leave out
 _COLLECTIVE, _BETWEEN = NUMBER["collective"], NUMBER["between"]
 _ROW_OF = [layout.ROWS.index(name if name in layout.ROWS else "other") for name in PHASES]
 
 
 class Pulse:
-    """Words that the rank writes and others read (`gangline.pulse.layout`). One thread at a time writes.
+    """Words that the rank writes and watchers read (`gangline.pulse.layout`). Only one thread at a time may write.
 
-    Without a file it is private memory of this process: a rank without a watcher runs the same code.
+    Without a buffer the words are private memory of this process, so a rank without a watcher runs the same code.
     """
 
     def __init__(
@@ -40,13 +40,13 @@ class Pulse:
         words[PHASE], words[SINCE] = self._phase, self._since
         words[layout.PID], words[layout.BORN] = os.getpid(), read_birth(os.getpid()) or 0
         words[layout.RANK], words[layout.WORLD], words[layout.GENERATION] = rank, world, generation
-        words[layout.VERSION] = layout.MAGIC  # last: readers trust no pulse without it
+        words[layout.VERSION] = layout.MAGIC  # written last: readers ignore a pulse without it
 
     @classmethod
     def open(cls, run_dir: str | Path, rank: int, world: int, generation: int, owner: int) -> Pulse:
-        """Open the pulse in shared memory, for the watchers of a run; in private memory if there is none, or no room.
+        """Open a pulse in shared memory for watchers; in private memory if shared memory is missing or full.
 
-        owner: the process that starts and watches the ranks of this machine; the pulse is removed with it.
+        owner: process that starts and watches the ranks of this machine; the pulse is removed when it ends.
         """
         file = memory.find_path(run_dir, rank, owner)
         buffer = None if file is None else _map_file(file)
@@ -54,16 +54,16 @@ class Pulse:
 
     @property
     def number(self) -> int:
-        """Number of the phase that the rank is in."""
+        """Number of the rank's current phase."""
         return self._phase
 
     @property
     def generation(self) -> int:
-        """Number of the start of the run's ranks."""
+        """Number of the start of the run's ranks (`gangline.run.generation`)."""
         return int(self._words[layout.GENERATION])
 
     def enter(self, phase: int) -> int:
-        """Enter the phase of this number; return the number of the phase before."""
+        """Enter the phase with number `phase`; return the number of the previous phase."""
         now, before, words = monotonic_ns(), self._phase, self._words
         duration, place = now - self._since, SPENT + 2 * before
         self._beat += 2
@@ -80,7 +80,7 @@ class Pulse:
 
     @contextmanager
     def enter_phase(self, name: str) -> Iterator[None]:
-        """Enter the phase of this name for the block; a name that is not in `PHASES` changes nothing."""
+        """Enter the phase `name` for the block; a name that is not in `PHASES` has no effect."""
         number = NUMBER.get(name)
         before = self._phase if number is None else self.enter(number)
         try:
@@ -90,7 +90,7 @@ class Pulse:
                 self.enter(before)
 
     def step(self, number: int) -> None:
-        """Record that the step of this number begins."""
+        """Record that step `number` begins."""
         if self._first is None:
             self._first = number
         self._warm = not 0 <= number - self._first < WARM_UP
@@ -98,14 +98,14 @@ class Pulse:
         self.enter(_BETWEEN)
 
     def call(self, member: str) -> str:
-        """Record the callback or health check that core calls now, "" for none; return the previous one."""
+        """Record the callback or health check that core calls now, "" for none; return the previous value."""
         before, self._member = self._member, member
         text = member.encode()[: layout.MEMBER_BYTES].ljust(layout.MEMBER_BYTES, b"\0")
         self._words.cast("B")[8 * layout.MEMBER : 8 * layout.WORDS] = text
         return before
 
     def take_rows(self) -> list[float]:
-        """Return the seconds in each of `ROWS` since the last call, including the phase under way."""
+        """Return the seconds in each row of `ROWS` since the last call, including the current phase so far."""
         self.enter(self._phase)
         durations = self._words[SPENT : SPENT + 2 * len(PHASES) : 2].tolist()
         seconds = [0.0] * len(layout.ROWS)
@@ -117,7 +117,7 @@ class Pulse:
     # --- collectives -------------------------------------------------------------------------------------------------
 
     def group(self, axis: str, ranks: Sequence[int]) -> int:
-        """Return the number of a process group; groups beyond the limit share the last number."""
+        """Return the number of a process group; groups beyond `MOST_GROUPS` share the last number."""
         key = axis, tuple(ranks)
         if key not in self._groups:
             number = self._groups[key] = min(len(self._groups), layout.MOST_GROUPS - 1)
@@ -130,11 +130,11 @@ class Pulse:
         return self._groups[key]
 
     def begin(self, group: int, operation: int, size: int, peers: int = 0) -> int:
-        """Begin a collective, or a transfer between some ranks; return its row. `peers`: bits of awaited ranks."""
+        """Begin a collective or a point-to-point transfer; return its row. peers: bit mask of awaited ranks, or 0."""
         number, words = self._row, self._words
         self._row = number + 1
         sequence = words[GROUPS + group]
-        if not peers:  # a transfer between two is outside the order of collectives
+        if not peers:  # a point-to-point transfer has no sequence number
             sequence += 1
             words[GROUPS + group] = sequence
         place = RECORD + layout.ROW_WORDS * (number % layout.RECORDS)
@@ -148,14 +148,14 @@ class Pulse:
         return number
 
     def wait(self, row: int) -> int:
-        """Enter the wait in the collective of that row; return the phase to go back to."""
+        """Enter the wait for the collective in row `row`; return the previous phase, for `finish`."""
         words = self._words
         words[ROW] = row + 1
         words[UNDER] = self._phase
         return self.enter(_COLLECTIVE)
 
     def finish(self, row: int, phase: int, finished: bool = True) -> None:
-        """Leave the wait for `phase`. finished: whether the collective is done, so that its row gets the time."""
+        """Leave the wait and enter `phase`. finished: whether the collective is done; then its row gets the time."""
         self.enter(phase)
         self._words[ROW] = 0
         if finished and self._row - row <= layout.RECORDS:
@@ -163,14 +163,14 @@ class Pulse:
 
 
 def _map_file(file: Path) -> mmap.mmap | None:
-    """Create a file of shared memory, filled with zeros, and map it; return None if there is no room for it."""
+    """Create a file of zeros in shared memory and map it; return None if shared memory is full."""
     size = 8 * layout.WORDS
-    fresh = file.with_name(f"{file.name}.new")  # no reader sees a partial file
+    fresh = file.with_name(f"{file.name}.new")  # renamed later, so that no reader sees a partial file
     with contextlib.suppress(OSError):
         fresh.unlink(missing_ok=True)
         handle = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
-            os.posix_fallocate(handle, 0, size)  # else a write to a full file system would kill the process
+            os.posix_fallocate(handle, 0, size)  # without it a write to a full file system would kill the process
             buffer = mmap.mmap(handle, size)
             fresh.rename(file)
         except OSError:
@@ -183,7 +183,7 @@ def _map_file(file: Path) -> mmap.mmap | None:
 
 
 def _format_ranks(ranks: Sequence[int]) -> str:
-    """Return ranks as text: "0:8:2" (first, past the last, step) for 0, 2, 4, 6; else a list, "0,..." if it is long."""
+    """Return ranks as text: a range "0:8:2" (start:stop:step) or a list, shortened to "0,..." if it is long."""
     step = ranks[1] - ranks[0] if len(ranks) > 1 else 1
     if list(ranks) == list(range(ranks[0], ranks[-1] + 1, step) if step > 0 else ()):
         return f"{ranks[0]}:{ranks[-1] + 1}:{step}"
@@ -200,6 +200,6 @@ def get_current() -> Pulse:
 
 
 def use(pulse: Pulse) -> None:
-    """Set the pulse of this process, which `forward_context.frame`, the loop and Comm read."""
+    """Set the pulse of this process, which `forward_context.frame`, the training loop and Comm use."""
     global _current
     _current = pulse

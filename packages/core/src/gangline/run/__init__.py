@@ -1,4 +1,4 @@
-"""Run directory, and the files in it about a run: its configuration, its starts, its events, its ending.
+"""Run directory, and its files about a run: the configuration, starts, events and the ending.
 
-Torch-free. `directory` writes and reads it, `lock` decides which process holds it.
+Torch-free. `directory` writes and reads the run directory; `lock` decides which process holds it.
 """

@@ -1,9 +1,9 @@
-"""attempts.jsonl: each start of a run and each return to an older checkpoint. It decides where a run resumes.
+"""attempts.jsonl: each start of a run and each return to an older checkpoint, which decide where a run resumes.
 
-An order that changes the course without a return (a restart, a stop, a lower learning rate, an exclusion) is a line
-as well, so that all events can be counted, also after a rollback. A run that is resumed continues in its attempt.
-A return (a rollback, a fall-back to an older checkpoint) begins attempt n+1: first its line here, then the load.
-Each line ends with a checksum ("sum") of its other fields, and a run does not start over a damaged line
+An order that changes the course without a return (a restart, a stop, a lower learning rate, an exclusion) is also a
+line, so that budgets can count orders, even after a rollback. A resumed run continues in its attempt. A return (a
+rollback, or a fallback to an older checkpoint) begins attempt n+1: its line is written before the load.
+Each line ends with a checksum ("sum") of its other fields, and a run with a damaged line does not start
 (`refuse_damage`).
 """
 
@@ -26,7 +26,7 @@ from gangline.errors import UserError
 from gangline.storage.files import LINES_BYTES, open_own, read_regular
 
 FILE = "attempts.jsonl"
-SKIPPED_IN = "passed over in "  # begins `why` of a line copied from the run whose weights began this one
+SKIPPED_IN = "passed over in "  # prefix of `why` in a line copied from the run in `run.weights`
 _RETURNS = ("roll_back", "restart")
 _GOES_ON = ("note", "warn", "skip")
 _CHECKSUM = re.compile(rb'"sum": "[0-9a-f]{8}"')
@@ -35,27 +35,27 @@ _CUT = re.compile(rb'"sum": "[0-9a-f]{8}"\Z')  # a line whose last character was
 
 @dataclass(frozen=True)
 class Attempt:
-    """One line: attempt number, the checkpoint that it continues from, samples skipped from there, and why."""
+    """One line: attempt number, the checkpoint that the attempt continues from, samples skipped there, and why."""
 
     attempt: int
-    start: str | None  # checkpoint id, or None for the beginning
-    skipped: int = 0
+    start: str | None  # checkpoint id; None: the start of the run
+    skipped: int = 0  # number of skipped samples
     why: str = "start"
     time: str = ""
-    skipped_from: int = 0  # the first skipped sample
+    skipped_from: int = 0  # number of the first skipped sample
     order: str = ""  # ordered action ("roll_back", "restart", "stop", ...); "" for a start of the run
     kinds: tuple[str, ...] = ()  # kinds of the verdicts that the order answers
-    step: int = 0  # steps done at that time
+    step: int = 0  # number of steps done at `time`
     rate: float = 1.0  # factor of the learning rate in the `rate_steps` steps after step `rate_from`
     rate_from: int = 0
     rate_steps: int = 0
-    exclude: tuple[str, ...] = ()  # hosts to leave out of the next start
-    data: str = ""  # if the data differs from the attempt before: from which sample on, and the new data
-    instead: int = 0  # attempt whose checkpoint could not be loaded: this line replaces that one's
+    exclude: tuple[str, ...] = ()  # names of nodes to leave out of the next start
+    data: str = ""  # if the data differs from before: first sample of the new data, and both fingerprints
+    instead: int = 0  # number of an attempt whose checkpoint could not be loaded; this line replaces its line
 
 
 def read(run_dir: str | Path) -> list[Attempt]:
-    """Return the valid lines that no later one replaces, oldest first; torn and invalid lines do not count."""
+    """Return the valid lines that no later line replaces, oldest first; skip incomplete and invalid lines."""
     lines = []
     for line in _split(_read_content(run_dir))[0]:
         with suppress(ValueError, TypeError, RecursionError):
@@ -64,7 +64,7 @@ def read(run_dir: str | Path) -> list[Attempt]:
 
 
 def refuse_damage(run_dir: str | Path) -> None:
-    """Raise UserError if a complete line is damaged; a torn one, on which no action followed yet, is left out."""
+    """Raise UserError if a complete line is damaged; ignore an incomplete last line, which had no effect yet."""
     path = Path(run_dir) / FILE
     for number, text in enumerate(_split(_read_content(run_dir))[0], 1):
         if not _is_complete(text):
@@ -88,9 +88,9 @@ def _read_content(run_dir: str | Path) -> bytes:
 
 
 def _split(content: bytes) -> tuple[list[bytes], bytes]:
-    """Return the lines of a file, and the torn line that a kill left.
+    """Return (the complete lines of a file, the incomplete last line that a kill left).
 
-    A last line that has its checksum or its closing brace is complete, or damaged.
+    A last line with a checksum or a closing brace counts as complete; it may be damaged.
     """
     *lines, last = content.split(b"\n")
     if _CUT.search(last):
@@ -99,12 +99,12 @@ def _split(content: bytes) -> tuple[list[bytes], bytes]:
 
 
 def _is_complete(line: bytes) -> bool:
-    """Return whether a line was written completely; it may be damaged since."""
+    """Return whether a line was written completely; it may have been damaged later."""
     return bool(_CHECKSUM.search(line)) or line.endswith(b"}")
 
 
 def _parse(text: bytes) -> Attempt:
-    """Parse a line. Raises ValueError, TypeError or RecursionError if it was damaged or changed after the write."""
+    """Parse a line. Raises ValueError, TypeError or RecursionError if the line was damaged or edited."""
     content = json.loads(text)
     if not isinstance(content, dict):
         raise ValueError("it is no JSON object")
@@ -124,7 +124,7 @@ def _compute_checksum(content: dict[str, Any]) -> str:
 
 
 def _explain_contradiction(line: Attempt) -> str:
-    """Return why a line, such as one that was edited and lost its checksum, cannot be one of a run, or ""."""
+    """Return why no run can have written a line (it was edited and lost its checksum); "" if it is plausible."""
     numbers = (line.skipped, line.skipped_from, line.step, line.rate_from, line.rate_steps, line.instead, line.rate)
     start = CheckpointId.parse(line.start) if line.start else None
     if line.attempt < 1 or not all(0 <= number < math.inf for number in numbers):
@@ -139,7 +139,7 @@ def _explain_contradiction(line: Attempt) -> str:
 
 
 def parse_time(line: Attempt) -> float | None:
-    """Return the time of a line in seconds since the epoch, or None if it has no valid time."""
+    """Return the time of a line in seconds since the epoch; None if the time is invalid."""
     try:
         time = datetime.fromisoformat(line.time)
     except ValueError:
@@ -148,14 +148,14 @@ def parse_time(line: Attempt) -> float | None:
 
 
 def list_standing(lines: Iterable[Attempt]) -> list[Attempt]:
-    """Return the lines that no later one replaces: an order counts once, however many checkpoints it had to try."""
+    """Return the lines that no later line replaces: a rollback counts once, even if it tried several checkpoints."""
     line_list = list(lines)
     replaced = {line.instead for line in line_list if line.instead}
     return [line for line in line_list if line.attempt not in replaced or line.attempt == line.instead]
 
 
 def _makes_sense(line: Attempt) -> bool:
-    """Return whether each field has the type that it is written with."""
+    """Return whether each field has the type that `append` writes."""
     numbers = (line.attempt, line.skipped, line.skipped_from, line.step, line.rate_from, line.rate_steps, line.instead)
     texts, lists = (line.why, line.time, line.order, line.start or "", line.data), (line.kinds, line.exclude)
     return (
@@ -171,8 +171,8 @@ def append(run_dir: str | Path, attempt: Attempt) -> None:
     path = Path(run_dir) / FILE
     before = _read_content(run_dir)
     content = before.removesuffix(_split(before)[1])
-    end = "" if not content or content.endswith(b"\n") else "}\n" if _CUT.search(content) else "\n"  # of the last line
-    stated = json.loads(json.dumps(_select_stated(attempt)))  # in the types that a reader gets
+    end = "" if not content or content.endswith(b"\n") else "}\n" if _CUT.search(content) else "\n"  # for the last line
+    stated = json.loads(json.dumps(_select_stated(attempt)))  # in the types that a reader parses
     line = json.dumps({**stated, "sum": _compute_checksum(stated)}) + "\n"
     with open_own(path, "a") as file:
         if content != before:
@@ -189,7 +189,7 @@ def _select_stated(attempt: Attempt) -> dict[str, Any]:
 
 
 def read_current(run_dir: str | Path) -> int:
-    """Return the number of the attempt under way; 1 if none is written yet."""
+    """Return the number of the current attempt; 1 if the file has no line yet."""
     return find_newest(read(run_dir))
 
 
@@ -199,10 +199,10 @@ def find_newest(lines: Iterable[Attempt]) -> int:
 
 
 def iterate_happened(lines: Iterable[Attempt], attempt: int, step: int) -> Iterator[Attempt]:
-    """Yield the lines that had happened before `step` of `attempt`: all but orders that a killed run will repeat.
+    """Yield the lines from before `step` of `attempt`, without orders that a resumed run will repeat.
 
-    These are orders at this or a later step of this attempt after which the run continued. A return, a restart and
-    a stop always count, even if steps come again.
+    A resumed run repeats orders with action NOTE, WARN or SKIP at `step` or later of this attempt. A
+    return, a restart and a stop always count, even if steps are repeated.
     """
     for line in lines:
         if not (line.order in _GOES_ON and line.attempt == attempt and line.step >= step):
@@ -210,14 +210,14 @@ def iterate_happened(lines: Iterable[Attempt], attempt: int, step: int) -> Itera
 
 
 def stamp(seconds: float) -> str:
-    """Return seconds since the epoch as the time of a line."""
+    """Return a time in seconds since the epoch in the format of `Attempt.time`."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
 
 
 def find_next_cursor(lines: Iterable[Attempt], cursor: int, size_at: Callable[[int], int]) -> int:
     """Return the start of the next batch of `size_at(cursor)` samples: `cursor`, or the end of skipped samples.
 
-    A batch has no samples that were ever skipped, in every later attempt and after every restart.
+    A batch never contains samples that any line skips, in every later attempt and after every restart.
     """
     ranges = sorted((line.skipped_from, line.skipped_from + line.skipped) for line in lines if line.skipped)
     for first, end in ranges:
@@ -227,9 +227,9 @@ def find_next_cursor(lines: Iterable[Attempt], cursor: int, size_at: Callable[[i
 
 
 def find_skipped_beyond(lines: Iterable[Attempt], id: CheckpointId, cursor: int) -> Attempt | None:
-    """Return a line that skips samples beyond the cursor of a checkpoint that it led to: it was changed since.
+    """Return a line before checkpoint `id` that skips samples beyond the checkpoint's `cursor`: the line was edited.
 
-    The first step after such a line reads the samples after the skipped ones.
+    In an unedited file the first step after such a line reads samples past the skipped ones. None: no such line.
     """
     line_list, at = list(lines), id
     while line := next((line for line in line_list if line.attempt == at.attempt), None):
@@ -243,14 +243,15 @@ def find_skipped_beyond(lines: Iterable[Attempt], id: CheckpointId, cursor: int)
 
 
 def compute_rate(lines: Iterable[Attempt], step: int) -> float:
-    """Return the factor of the learning rate of a step, counted from 1: the product of all lines that cover it."""
+    """Return the learning-rate factor of a step (from 1): the product of `rate` of all lines that cover the step."""
     return math.prod(line.rate for line in lines if line.rate_from < step <= line.rate_from + line.rate_steps)
 
 
 def branch(run_dir: str | Path, ids: Iterable[CheckpointId]) -> list[CheckpointId]:
-    """Return the checkpoints that led to the run's current state, newest first: none of an abandoned branch.
+    """Return the checkpoints that led to the run's current state, newest first, without abandoned branches.
 
-    Those of the current attempt, then those of the attempt that it returned to, up to where it returned, and so on.
+    First the checkpoints of the current attempt, then those of the attempt that it started from, up to the checkpoint
+    of this start, and so on.
     """
     sorted_ids, lines = sorted(ids, reverse=True), read(run_dir)
     number, last = max((line.attempt for line in lines), default=1), math.inf

@@ -1,7 +1,7 @@
-"""Run directory: written completely before the launch, read by every worker.
+"""Run directory: written completely before the launch, and read by every worker.
 
-``config.yaml`` is written last and ends with YAML's end marker, so a directory without it, or with a truncated one,
-is half-written and never mistaken for a run. Torch-free.
+``config.yaml`` is written last and ends with YAML's end marker: a directory in which it is missing or truncated is
+incomplete and not a run. Torch-free.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ END = "..."  # YAML's end-of-document marker: the last line of a complete config
 
 
 class RunDirectory:
-    """Directory of one run; see the class methods `create` and `open`."""
+    """Directory of one run, from the class methods `create`, `open` or `meet`."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self._lock = RunLock(self.path)
-        self._made: list[Path] = []  # by `create`: the directory and its parents that did not exist
-        self._replaced: dict[Path, str] = {}  # by `rewrite`: the former content of the files
+        self._made: list[Path] = []  # set by `create`: new directories among the path and its parents
+        self._replaced: dict[Path, str] = {}  # set by `rewrite`: file -> former content
         self._begun = 0
         self._handed_over = False
 
@@ -57,9 +57,9 @@ class RunDirectory:
 
     @classmethod
     def create(cls, run: Run, argv: Sequence[str] = (), job: str | None = None) -> RunDirectory:
-        """Create a directory for `run`, locked; `job` names the job, so that its restart is recognised.
+        """Create and lock a directory for `run`. job: name of the job, by which its restart is recognized.
 
-        Raises UserError if it cannot be written, already holds a run, or another `train` uses it.
+        Raises UserError if the directory cannot be written, already holds a run, or is in use by another `train`.
         """
         refuse_secrets(to_dict(run))
         directory = cls(run.job.dir or make_fresh(run.job.name))
@@ -85,9 +85,9 @@ class RunDirectory:
         return directory
 
     def discard(self) -> bool:
-        """Delete the directory that `create` made, unless ranks were about to train: a refused run leaves no directory.
+        """Delete the directory of a refused run, if `create` made it and no rank was about to train.
 
-        Returns whether it did.
+        Returns whether the directory was deleted.
         """
         if self._handed_over:
             return False
@@ -95,7 +95,7 @@ class RunDirectory:
             return False
         self.unlock()
         shutil.rmtree(self.path, ignore_errors=True)
-        for parent in self._made[1:]:  # runs/, if it was made for this run and holds no other
+        for parent in self._made[1:]:  # runs/, if it was created for this run and is empty
             try:
                 parent.rmdir()
             except OSError:
@@ -104,7 +104,7 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: str | Path) -> RunDirectory:
-        """Open the directory of an existing run. Raises UserError if it is missing or half-written."""
+        """Open the directory of an existing run. Raises UserError if it is missing or incomplete."""
         directory = cls(path)
         if not directory.path.is_dir():
             raise UserError(f"there is no run directory {directory.path}.", _list_siblings(directory.path))
@@ -124,7 +124,7 @@ class RunDirectory:
         return run
 
     def read_content(self) -> dict[str, Any]:
-        """Return the content of config.yaml as written: references to the environment, and the user's `run.dir`."""
+        """Return the content of config.yaml as written, with references to the environment and the user's `run.dir`."""
         return self._read_content()
 
     def rewrite(self, run: Run, argv: Sequence[str] = (), changed: dict[str, Any] | None = None) -> None:
@@ -136,7 +136,7 @@ class RunDirectory:
         self._write(run, argv, None, changed or {}, run_dir)
 
     def put_back(self) -> None:
-        """Restore the files before `rewrite`, unless the run has begun since: a refused configuration must not stay."""
+        """Restore the files from before `rewrite`, because the configuration was refused; not if the run has begun."""
         if self._handed_over:
             return
         if self._replaced and self._count_start_bytes() == self._begun and not self._lock.is_held_by_others():
@@ -144,13 +144,13 @@ class RunDirectory:
                 write_whole(path, text)
 
     def _count_start_bytes(self) -> int:
-        """Return the bytes of attempts.jsonl, which gets one more line as soon as ranks have resumed the run."""
+        """Return the size of attempts.jsonl in bytes, which grows as soon as ranks have resumed the run."""
         return self.attempts.stat().st_size if self.attempts.exists() else 0
 
     # --- holding it --------------------------------------------------------------------------------------------------
 
     def lock(self) -> None:
-        """Lock the directory as long as this process lives. Raises UserError if another process holds it."""
+        """Lock the directory for the life of this process. Raises UserError if another process holds the lock."""
         self._lock.take()
 
     def share(self, waits: bool = True) -> str:
@@ -158,7 +158,7 @@ class RunDirectory:
         return self._lock.share(waits)
 
     def end_job(self) -> None:
-        """End the job for nodes that come now: they wait for another job of the run."""
+        """Mark the job as over, so that nodes that start later wait for the next job of the run."""
         self._lock.end_job()
 
     def unlock(self) -> None:
@@ -171,11 +171,11 @@ class RunDirectory:
         self.unlock()
 
     def take_back(self) -> None:
-        """Take the directory back when that job is over: `discard` and `put_back` work again."""
+        """Take the directory back when the other job is over, so that `discard` and `put_back` have an effect again."""
         self._handed_over = False
 
     def go_on(self, run: Run, argv: Sequence[str] = (), changed: dict[str, Any] | None = None) -> None:
-        """Share the directory; a job's first node does `rewrite`. Raises UserError if a later node has another run."""
+        """Share the directory; a job's first node calls `rewrite`. Raises UserError if a later node's run differs."""
 
         def enter(first: bool) -> None:
             if first:
@@ -192,9 +192,9 @@ class RunDirectory:
 
     @classmethod
     def meet(cls, run: Run, argv: Sequence[str] = (), job: str | None = None) -> RunDirectory:
-        """Create the directory as `create`, held with `share`, or join the run there of another node or earlier start.
+        """Create the directory, shared as by `share`, or join the equal run that another node or earlier start created.
 
-        Raises UserError if the directory cannot be written or holds another run.
+        Raises UserError if the directory cannot be written or holds a different run.
         """
         directory = cls(run.job.dir or make_fresh(run.job.name))
         refuse_secrets(to_dict(run))
@@ -220,14 +220,14 @@ class RunDirectory:
     # --- what is written down ----------------------------------------------------------------------------------------
 
     def add_provenance(self, key: str, value: Any) -> None:
-        """Write one more fact about the origin of this run, such as a fingerprint of its data."""
+        """Add a fact about the origin of this run to provenance.json, such as the fingerprint of its data."""
         self._write_json(self.provenance, {**self.read_provenance(), key: value})
 
     def read_provenance(self) -> dict[str, Any]:
-        """Return all such facts; `starts` is a list with an entry for each start of the run."""
+        """Return the content of provenance.json; `starts` is a list with an entry for each start of the run."""
         try:
             return json.loads(read_regular(self.provenance))
-        except (FileNotFoundError, ValueError):  # a kill may have torn the file
+        except (FileNotFoundError, ValueError):  # a kill may have truncated the file
             return {}
 
     def list_changed_parts(self) -> list[str]:
@@ -244,7 +244,7 @@ class RunDirectory:
         ]
 
     def _read_typed(self) -> dict[str, Any]:
-        """Return the configuration with each value in its option's type: a user may have written `nodes: 1` for "1"."""
+        """Return the configuration with each value in its option's type: a user may write `nodes: 1` instead of "1"."""
         return resolve_paths(from_dict(self._read_content()))
 
     def _read_content(self) -> dict[str, Any]:
@@ -290,7 +290,7 @@ class RunDirectory:
 
 
 def find_part_versions(run: Run) -> dict[str, Any]:
-    """Return group -> {"part", "distribution", "version"}; a list of these for a group with any number of parts."""
+    """Return group -> {"part", "distribution", "version"}; a list of such dicts for a group with many parts."""
 
     def describe_part(config: Any) -> dict[str, str]:
         offer = installed().find_part(config)
@@ -309,9 +309,9 @@ def find_part_versions(run: Run) -> dict[str, Any]:
 
 
 def holds_checkpoint(run: Run) -> bool:
-    """Return whether the weights come from a checkpoint: of the run's directory, or of `run.weights`.
+    """Return whether the weights come from a checkpoint, in the run directory or by `run.weights`.
 
-    A checkpoint of the run in another place is not seen.
+    Checkpoints of the run outside of the run directory are ignored.
     """
     if run.job.weights is not None:
         return True
@@ -322,7 +322,7 @@ def holds_checkpoint(run: Run) -> bool:
 
 
 def make_fresh(name: str) -> Path:
-    """Return runs/<date>-<time>-<name>, with a number added if a run of this second has that name already."""
+    """Return a new path runs/<date>-<time>-<name>, with a number appended if the path exists."""
     stem = Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{re.sub(r'[^A-Za-z0-9_.-]+', '-', name)}"
     path, count = stem, 1
     while path.exists():
@@ -340,7 +340,7 @@ def _flatten(parts: dict[str, Any]) -> dict[str, str]:
 
 
 def _list_siblings(path: Path) -> str:
-    """Return a line that names the newest runs next to a path that is not a run directory, or in runs/."""
+    """Return a line with the newest runs in the parent folder of `path`, or in runs/; "" without runs."""
     for folder in (path.parent, Path("runs")):
         try:
             runs = [entry for entry in folder.iterdir() if (entry / "config.yaml").exists()]
@@ -353,7 +353,7 @@ def _list_siblings(path: Path) -> str:
 
 
 def _explain_difference(there: dict[str, Any], mine: dict[str, Any]) -> str:
-    """Return the first option in which two configurations differ, apart from `run.dir`; "" if none does."""
+    """Return a text on one option, except `run.dir`, in which two configurations differ; "" if they are equal."""
     flat = [dict(_iterate_leaves(load_yaml(yaml.dump(content, Dumper=PlainDumper)))) for content in (there, mine)]
     for name in flat[0].keys() | flat[1].keys():
         values = [content.get(name) for content in flat]

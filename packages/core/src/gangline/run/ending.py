@@ -1,7 +1,7 @@
 """Ending of a run's job: decided in one place, and written to ending.json for schedulers and tools. Torch-free.
 
-The file is replaced at each end and removed at each start: if it is missing, the job lives or was killed. Between two
-starts of an elastic job it says how the ranks of the first one ended.
+The file is replaced at each end and removed at each start; if it is missing, the job is alive or was killed. Between
+two starts of an elastic job the file says how the ranks of the first start ended.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from gangline.storage.files import read_regular, write_whole
 FILE = "ending.json"
 VERSION = 1
 EXIT_FAILURE = 1
-EXIT_STOPPED = 3  # a verdict ended the run; the message has its kind
-EXIT_REQUEUE = 75  # saved, and to be requeued: EX_TEMPFAIL of sysexits.h
-PREEMPTING = ("SIGTERM", "SIGUSR1", "SIGUSR2")  # signals that a scheduler sends; a person presses Ctrl-C
+EXIT_STOPPED = 3  # a verdict ended the run; the message has the kind of the verdict
+EXIT_REQUEUE = 75  # all steps are saved and the job should be requeued: EX_TEMPFAIL of sysexits.h
+PREEMPTING = ("SIGTERM", "SIGUSR1", "SIGUSR2")  # signals of schedulers; Ctrl-C sends SIGINT
 
 FAILURES = {"user": "mistake", "restart": "restart"}  # failure of a rank -> reason; else "bug"
 RANK_CODES = {EXIT_USER_ERROR: "mistake", EXIT_STOPPED: "verdict", EXIT_REQUEUE: "preempted"}  # of "ended"; else "bug"
 JOB_CODES = {0: "done", EXIT_USER_ERROR: "mistake", EXIT_STOPPED: "verdict"}  # of "lost"; else "killed"
-EXCLUDES = ("restart", "verdict")  # reasons by which an order ends the job
+EXCLUDES = ("restart", "verdict")  # reasons of jobs that an order ended
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunEnding:
     """Ending of the job of a run.
 
-    generation  number of the last start of the ranks, see `gangline.run.generation`
-    reason      "done", "bug" (a rank failed), "mistake" (the user's), "verdict" (a stop), "restart" (a verdict asks for
-                new workers, and no restart is left), "preempted" (a signal, and saved), "signal" (and not saved),
-                "killed" (a rank or node was lost and could not be started again)
+    generation  number of the last start of the ranks (`gangline.run.generation`)
+    reason      "done", "bug" (a rank failed), "mistake" (of the user), "verdict" (a stop), "restart" (a verdict needs
+                new workers, but no restart is left), "preempted" (a signal, all steps saved), "signal" (a signal, not
+                saved), "killed" (a rank or node was lost and could not be restarted)
     exclude     names of nodes to leave out of the next start
-    requeue     whether the same command, given again, may get further: as it is (75), or after a failure, as on other
-                machines (1)
+    requeue     whether the same command may succeed if repeated: in any case (exit code 75), or after a failure, for
+                example on other machines (1)
     exit_code   exit code of the command
-    evidence    in words
+    evidence    explanation in words
     """
 
     generation: int
@@ -62,13 +62,13 @@ def decide_ending(
     exit_code: int = EXIT_FAILURE,
     exclude: tuple[str, ...] = (),
 ) -> RunEnding:
-    """Return the ending of a job: done, else by a signal, else by the failure of a rank.
+    """Return the ending of a job: done, else ended by a signal, else by the failure of a rank.
 
-    signal     name of the signal that asked the ranks to end; saved: a checkpoint holds all their steps
-    failure    kind of the failure: "user", "bug", "restart", "ended", or "lost" (no rank could report it)
-    exit_code  of the rank that failed; for "lost" of the job, as far as it is known
-    evidence   in words; "": a summary of the other arguments
-    exclude    nodes that the newest order excludes; kept if an order ends the job
+    signal     name of the signal that asked the ranks to end. saved: whether a checkpoint holds all steps
+    failure    kind of the failure: "user", "bug", "restart", "ended", or "lost" (no rank could report the failure)
+    exit_code  exit code of the failed rank; for "lost" exit code of the job, if known
+    evidence   explanation in words; "": a summary of the other arguments
+    exclude    names of nodes that the newest order excludes; used only if an order ends the job
     """
     if done:
         reason, exit_code, summary = "done", 0, "every rank is done"
@@ -94,7 +94,7 @@ def decide_ending(
 
 
 def write_ending(run_dir: str | Path, ending: RunEnding) -> None:
-    """Write the ending over an earlier one. A full disk hides no error that ended the run: the file is then missing."""
+    """Replace ending.json. An OSError, such as a full disk, is not raised; the file is then removed."""
     try:
         write_whole(Path(run_dir) / FILE, json.dumps(asdict(ending), indent=2) + "\n")
     except OSError:
@@ -102,7 +102,7 @@ def write_ending(run_dir: str | Path, ending: RunEnding) -> None:
 
 
 def read_ending(run_dir: str | Path) -> RunEnding | None:
-    """Return the ending of the newest job of a run; None if it lives, was killed, or has never ended."""
+    """Return the ending of the newest job of a run; None if the job is alive or was killed, or without a job."""
     try:
         content = json.loads(read_regular(Path(run_dir) / FILE))
         fields = {key: content[key] for key in content if key in RunEnding.__dataclass_fields__}
@@ -113,5 +113,5 @@ def read_ending(run_dir: str | Path) -> RunEnding | None:
 
 
 def clear_ending(run_dir: str | Path) -> None:
-    """Delete the ending, at each start."""
+    """Delete ending.json. Called at each start."""
     (Path(run_dir) / FILE).unlink(missing_ok=True)

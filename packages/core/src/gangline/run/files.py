@@ -1,4 +1,4 @@
-"""Ownership of files in a run directory: other users must not choose what a run reads and overwrites. Torch-free."""
+"""Ownership of files in a run directory: other users must not control what a run reads and writes. Torch-free."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from gangline.errors import UserError
 from gangline.storage.files import make_special_file_error
 
 _CHECKPOINTS = "checkpoints"
-# A link in place of one of these makes a run write and delete in another directory.
+# Folders of a run; a link in place of a folder would make the run write and delete in another directory.
 _FOLDERS = ("logs", "launch", "tensorboard", "track", ".meeting", ".memory")
 
 
 def refuse_planted(run_dir: Path) -> None:
-    """Raise UserError if another user could have chosen the files that a run in this directory writes to.
+    """Raise UserError if another user could control the files that a run in this directory writes to.
 
-    That is a directory of another user (root may use it), a symbolic link out of it in place of a file or folder of the
-    run, a pipe or device, and files of other users in a folder that they can write to. `checkpoints` may be a link to a
-    directory. Raises OSError if the directory cannot be read.
+    Refused are a directory of another user (unless root runs), a symbolic link out of the directory in place of a file
+    or folder of the run, a pipe or device, and other users' files in a folder that other users can write to.
+    `checkpoints` may be a link to a directory. Raises OSError if the directory cannot be read.
     """
     owner, user = run_dir.stat().st_uid, os.geteuid()
     if user != 0 and owner not in (0, user, _find_user(run_dir)):
@@ -33,9 +33,9 @@ def refuse_planted(run_dir: Path) -> None:
             f"cp -r {shlex.quote(str(run_dir))} COPY; train resume=COPY",
         )
     folders = [run_dir]
-    for folder in folders:  # the loop appends the folders in the first one
+    for folder in folders:  # the loop appends the subfolders of `run_dir`
         with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
-            shared = bool(folder.stat().st_mode & 0o022)  # its group or others can write
+            shared = bool(folder.stat().st_mode & 0o022)  # whether group or others can write
             for entry in entries:
                 with contextlib.suppress(FileNotFoundError):  # another node removed it
                     _refuse(entry, run_dir, (0, user, owner) if shared else ())
@@ -44,7 +44,7 @@ def refuse_planted(run_dir: Path) -> None:
 
 
 def _refuse(entry: os.DirEntry[str], run_dir: Path, users: tuple[int, ...]) -> None:
-    """Raise UserError for a link out of the directory, a pipe or device, and an owner other than `users` (if any)."""
+    """Raise UserError for a link out of the directory, a pipe or device, and an owner not in `users` (if not empty)."""
     if entry.is_symlink() and _leads_out(entry, run_dir):
         raise UserError(
             f"{entry.path} is a symbolic link to {os.readlink(entry.path)}, out of the run directory.",
@@ -63,14 +63,14 @@ def _refuse(entry: os.DirEntry[str], run_dir: Path, users: tuple[int, ...]) -> N
 
 
 def _leads_out(entry: os.DirEntry[str], run_dir: Path) -> bool:
-    """Return whether a link leaves the run directory, and is not a directory that the user may have put there."""
+    """Return whether a link leaves the run directory, unless it is a link to a directory that the user may place."""
     if Path(os.path.realpath(entry.path)).is_relative_to(os.path.realpath(run_dir)):
         return False
     return not (Path(entry.path).parent == run_dir and entry.is_dir() and entry.name not in _FOLDERS)
 
 
 def _find_user(folder: Path) -> int:
-    """Return the user who owns new files in a folder: a share may map all users to one."""
+    """Return the uid that owns new files in a folder: a network share may map all users to one uid."""
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             return os.fstat(file.fileno()).st_uid
@@ -79,7 +79,7 @@ def _find_user(folder: Path) -> int:
 
 
 def refuse_others(path: Path) -> None:
-    """Raise UserError if another user made this file or folder, or a symbolic link is in its place."""
+    """Raise UserError if `path` belongs to another user or is a symbolic link."""
     try:
         status = path.lstat()
     except FileNotFoundError:

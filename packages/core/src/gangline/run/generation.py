@@ -1,9 +1,9 @@
-"""Generation: number of the start of a run's ranks, from 1 over the whole life of the run directory.
+"""Generation: number of a start of the run's ranks, counted from 1 over all jobs of the run directory.
 
-The process that starts the ranks counts (`advance`), and every member of the start gets the same number at the
-rendezvous; an agent's own count of restarts differs, because members come and go. Code that writes into the run
-directory does so within `hold`: a rank of an older generation, on a node that was cut off, can no longer write. Ranks
-never write the file of the generation, so one that was stopped within `hold` cannot wind it back. Torch-free.
+The process that starts the ranks counts generations (`advance`), and all nodes of a start get the same number at the
+rendezvous; an agent's own restart count differs between nodes that joined at different times. Code that writes into the
+run directory does so within `hold`, so a rank of an older generation, on a disconnected node, cannot write. Ranks
+never write the generation file, so a rank that was suspended within `hold` cannot set it back. Torch-free.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from gangline.storage.files import LINES_BYTES, lock_handle, open_handle, open_l
 
 VARIABLE = "GANGLINE_GENERATION"
 FILE = ".generation"
-STEP = ".step"  # largest number of steps done: written by ranks
+STEP = ".step"  # file with the largest number of steps done, written by ranks
 _EVENTS = "events.jsonl"
-HELD_SECONDS = 5.0  # time that a new start waits for writers; a rank that was stopped meanwhile loses its turn
+HELD_SECONDS = 5.0  # timeout of a new start that waits for ranks in `hold`, which may be suspended
 
 
 class Fenced(Exception):
-    """Error of a rank after a newer start of the run has begun: this rank may write no more."""
+    """Error of a rank of an older generation, which must not write because a newer start of the run has begun."""
 
 
 @dataclass(frozen=True)
 class Progress:
     """Counts of a run's starts, stored in the run directory.
 
-    generation  number of the newest
+    generation  number of the newest generation
     step        largest number of steps ever done
-    best        `step` when the newest generation began
-    futile      starts in a row, after a failure or an order, before which no new step was done; also over jobs
-    restarts    starts after a failure or an order in this job
-    ordered     starts after an order in this job
+    best        value of `step` when the newest generation began
+    futile      number of consecutive starts after a failure or an order without a new step, also across jobs
+    restarts    number of starts after a failure or an order in this job
+    ordered     number of starts after an order in this job
     """
 
     generation: int = 0
@@ -54,17 +54,17 @@ class Progress:
 
     @property
     def failed(self) -> int:
-        """Number of restarts after a failure."""
+        """Number of restarts of this job after a failure."""
         return self.restarts - self.ordered
 
 
 def read_generation(environ: Mapping[str, str] = os.environ) -> int:
-    """Return the generation of this rank; under another agent than gangline's, its count of restarts plus 1."""
+    """Return the generation of this rank; under another agent, such as torchrun, the agent's restart count plus 1."""
     return int(environ.get(VARIABLE) or int(environ.get("TORCHELASTIC_RESTART_COUNT", "0")) + 1)
 
 
 def read_progress(run_dir: str | Path) -> Progress:
-    """Return the stored counts; zeros for a run that never began."""
+    """Return the stored counts; zeros for a run that never started."""
     path = Path(run_dir) / FILE
     return _add_steps(run_dir, read_regular(path)) if path.exists() else Progress()
 
@@ -72,8 +72,8 @@ def read_progress(run_dir: str | Path) -> Progress:
 def advance(
     run_dir: str | Path, counts: bool = False, first: bool = False, failed: bool = False, ordered: bool = False
 ) -> Progress:
-    """Begin a generation. `counts`: it follows a failure or an order, `ordered`: an order; `first`: it is the first
-    of a job; `failed`: the job before it failed, so its futile starts count.
+    """Begin a generation. counts: whether it follows a failure or an order; ordered: whether it follows an order;
+    first: whether it is the job's first; failed: whether the previous job failed, so that its futile starts count.
     """
     with _lock(run_dir, seconds=HELD_SECONDS) as handle:
         now = _add_steps(run_dir, os.pread(handle, 4096, 0))
@@ -82,15 +82,15 @@ def advance(
         restarts = 0 if first else now.restarts + counts
         orders = 0 if first else now.ordered + ordered
         now = Progress(now.generation + 1, step, step, futile, restarts, orders)
-        os.pwrite(handle, json.dumps(asdict(now)).ljust(256).encode(), 0)  # always as long as before, or longer
+        os.pwrite(handle, json.dumps(asdict(now)).ljust(256).encode(), 0)  # never shorter than the old content
         return now
 
 
 @contextmanager
 def hold(run_dir: str | Path, step: int = 0) -> Iterator[None]:
-    """Hold off newer generations during the block. Raises Fenced if one has begun. `step`: number of steps done.
+    """Hold off newer generations during the block. Raises Fenced if one has begun. step: number of steps done.
 
-    Without a launcher that counts generations there is no check.
+    Without a launcher that counts generations nothing is checked or stored.
     """
     if VARIABLE not in os.environ or not (Path(run_dir) / FILE).exists():
         yield
@@ -108,7 +108,7 @@ def hold(run_dir: str | Path, step: int = 0) -> Iterator[None]:
 def _lock(run_dir: str | Path, *, shared: bool = False, seconds: float | None = None) -> Iterator[int]:
     handle = open_lock(Path(run_dir) / FILE)
     try:
-        with suppress(OSError):  # the time is over, or there are no locks here, which the user has been told
+        with suppress(OSError):  # a timeout, or a file system without locks, which the user knows from a note
             lock_handle(handle, shared=shared, seconds=seconds)
         yield handle
     finally:
@@ -121,7 +121,7 @@ def _add_steps(run_dir: str | Path, content: bytes) -> Progress:
 
 
 def _recover(run_dir: str | Path, content: bytes) -> Progress:
-    """Return the stored counts; of a torn file, the generation in events.jsonl, so that no number is used twice."""
+    """Return the stored counts; for a damaged file only the generation from events.jsonl, so no number is reused."""
     try:
         return Progress(**json.loads(content))
     except (ValueError, TypeError):
@@ -137,7 +137,7 @@ def _find_told(events: Path) -> int:
 
 
 def read_most_steps(run_dir: str | Path) -> int:
-    """Return the largest number of steps of a run ever done; 0 if that is not known."""
+    """Return the largest number of steps that a run has ever done; 0 if it is not known."""
     try:
         return int(read_regular(Path(run_dir) / STEP))
     except (FileNotFoundError, ValueError):

@@ -1,4 +1,4 @@
-"""Lock of a run directory: one `train` holds it alone, or the nodes of one job share it. Torch-free."""
+"""Lock of a run directory, held by one `train` process or shared by the nodes of one job. Torch-free."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from gangline.errors import UserError
 from gangline.run.files import refuse_planted
 from gangline.storage.files import lock_handle, open_lock
 
-OVER_SECONDS = 60.0  # time that a new node waits for the last nodes of a job that is over
+OVER_SECONDS = 60.0  # timeout for a new node that waits for the last nodes of a job that is over
 _OVER = " over"
-MEETING = ".meeting"  # a folder in which nodes of one job meet
+MEETING = ".meeting"  # folder for the rendezvous of the nodes of one job
 
 
 class RunLock:
@@ -26,10 +26,10 @@ class RunLock:
     def __init__(self, path: Path) -> None:
         self.path = path  # path of the run directory
         self._handle: int | None = None
-        self._job = ""  # name of the job that shares it
+        self._job = ""  # name of the job that shares the directory
 
     def take(self) -> None:
-        """Lock the directory as long as this process lives. Raises UserError if another process holds it."""
+        """Lock the directory for the life of this process. Raises UserError if another process holds the lock."""
         if self._handle is not None:
             return
         try:
@@ -52,9 +52,10 @@ class RunLock:
     def share(self, waits: bool = True, entered: Callable[[bool], None] = lambda first: None) -> str:
         """Share the directory with the other nodes of one job; return the job's name.
 
-        The first node, when the directory is free, names the job; `entered` gets whether that is this node, while no
-        other node can enter. A job that is over is not joined: with `waits` its nodes have `OVER_SECONDS` to leave.
-        Raises UserError if a `train` holds it that does not share, and if the file system has no locks.
+        The first node in a free directory names the job. entered(first) is called while no other node can enter; first:
+        whether this node is the first. A node does not join a job that is over; with `waits` it waits up to
+        `OVER_SECONDS` for the nodes of that job to leave. Raises UserError if another process holds the directory
+        exclusively, and if the file system has no locks.
         """
         deadline = time.monotonic() + OVER_SECONDS
         try:
@@ -87,12 +88,12 @@ class RunLock:
         return self._job
 
     def end_job(self) -> None:
-        """End the job for nodes that come now: they wait for another job of the run."""
+        """Mark the job as over, so that nodes that start later wait for the next job of the run."""
         if self._handle is not None and self._job:
             os.pwrite(self._handle, f"job {self._job}{_OVER}\n".encode(), 0)
 
     def is_held_by_others(self) -> bool:
-        """Return whether other nodes of the job hold the directory. Call it at the end: the lock may be lost by it."""
+        """Return whether other nodes of the job hold the directory. Call it only at the end: it may lose the lock."""
         try:
             if self._handle is not None and self._job:
                 lock_handle(self._handle, seconds=0)
@@ -108,7 +109,7 @@ class RunLock:
 
     @contextlib.contextmanager
     def enter_alone(self) -> Iterator[None]:
-        """Enter the directory as the only node that creates it or joins the job, during the block. Raises UserError."""
+        """Keep other nodes from creating the directory or joining the job during the block. Raises UserError."""
         try:
             (self.path / MEETING).mkdir(exist_ok=True)
             handle = open_lock(self.path / MEETING / "entry")
@@ -155,6 +156,6 @@ def _explain_in_use(path: Path, holder: str) -> UserError:
 
 @cache
 def _say_unlocked(file_system: int) -> None:
-    """Print a note, once for each file system, that it has no locks; the run continues without."""
+    """Print a note, once per file system, that the file system has no locks; the run continues without a lock."""
     note = "train: note: the file system of the run directory knows no locks; see to it that one train alone uses it."
     print(note, file=sys.stderr, flush=True)

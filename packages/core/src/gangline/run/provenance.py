@@ -1,4 +1,4 @@
-"""Provenance of a run: code, versions, machine and command. Never a value of the environment, never a secret."""
+"""Provenance of a run: code, versions, machine and command, without environment values or secrets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gangline.run.redaction import redact
 
 
 def describe(argv: Sequence[str], changed: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts of one start of a run: when, how, with which code and on what machine."""
+    """Return the facts of one start of a run: time, command, code, versions and machine."""
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "command": [redact(word) for word in argv],
@@ -31,9 +31,9 @@ def describe(argv: Sequence[str], changed: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_git(folder: Path) -> dict[str, Any] | None:
-    """Return {"commit", "dirty"} of the work tree around `folder`, or None if there is none (or no git).
+    """Return {"commit", "dirty"} of the work tree around `folder`; None without a work tree or git.
 
-    Commands in the configuration of that work tree are not run: the author of an archive may have chosen them.
+    Commands in the work tree's git configuration are not run, because the author of an archive may control them.
     """
     try:
         commit = _ask(folder, "rev-parse", "HEAD")
@@ -44,9 +44,9 @@ def read_git(folder: Path) -> dict[str, Any] | None:
 
 
 def identify_source(module: str) -> str:
-    """Return a hash of the Python files of a module's package, which changes with any line in them.
+    """Return a hash of the Python files of a module's package; "" if the package is not found or cannot be read.
 
-    Imports no code of it; "" if the package is not found or cannot be read.
+    Does not import the package.
     """
     digest = blake2b(digest_size=8)
     try:
@@ -64,7 +64,7 @@ def identify_source(module: str) -> str:
 
 
 def _ask(folder: Path, *words: str, without: Sequence[str] = ()) -> str:
-    """Return the output of git; `without` are options that are set to empty."""
+    """Return the output of a git command. without: names of git options to set to empty."""
     settings = {"GIT_CONFIG_COUNT": str(len(without)), "GIT_OPTIONAL_LOCKS": "0", "GIT_ALLOW_PROTOCOL": "none"}
     for number, name in enumerate(without):
         settings |= {f"GIT_CONFIG_KEY_{number}": name, f"GIT_CONFIG_VALUE_{number}": ""}
@@ -75,7 +75,7 @@ def _ask(folder: Path, *words: str, without: Sequence[str] = ()) -> str:
 
 
 def _list_filters(folder: Path) -> list[str]:
-    """Return the options of the work tree's own configuration that name filters: `git status` would run these."""
+    """Return the options in the work tree's own configuration that define filters, which `git status` would run."""
     try:
         words = ("config", "--show-scope", "--null", "--name-only", "--get-regexp", r"^filter\.")
         scopes_and_names = _ask(folder, *words).split("\0")
@@ -86,6 +86,6 @@ def _list_filters(folder: Path) -> list[str]:
 
 
 def _find_versions() -> dict[str, str]:
-    """Return the versions of the packages that compute, from their metadata, without an import."""
+    """Return the versions of the main packages from their metadata, without an import."""
     versions = {name: find_version(name) for name in ("gangline-core", "torch", "numpy", "hydra-core", "omegaconf")}
     return {name: version for name, version in versions.items() if version}

@@ -15,9 +15,9 @@ _NAMES = (
     r"credentials?)"
 )
 _SECRET = re.compile(rf"(^|[_.-]){_NAMES}$", re.IGNORECASE)
-_MAYBE = re.compile(r"([_.-](key|auth)|^auth)$", re.IGNORECASE)  # its value has to look like one, too: not sort_key
+_MAYBE = re.compile(r"([_.-](key|auth)|^auth)$", re.IGNORECASE)  # only with a random-looking value: not sort_key
 _RANDOM = re.compile(r"(?=[^\d]*\d)(?=[^A-Za-z]*[A-Za-z])[\w+/=-]{16,}")
-# Texts that hold a secret under any option; the group `secret` is hidden.
+# Patterns of secrets in the value of any option; the group `secret` is hidden.
 _FORMS = [
     re.compile(r"\w+://[^/\s:@]*:(?P<secret>[^/\s@]*[^/\s@\0][^/\s@]*)@"),  # user:password@host
     re.compile(r"\w+://(?P<secret>(?=[^/\s@]*\d)[^/\s:@\0]{16,})@"),  # token@host
@@ -45,10 +45,10 @@ def looks_secret(key: str) -> bool:
 
 
 def refuse_secrets(content: Mapping[str, Any], prefix: str = "") -> None:
-    """Raise UserError if a configuration that is about to be written holds a secret in plain text.
+    """Raise UserError if a configuration that is about to be written contains a secret in plain text.
 
-    That is text under an option with a secret name, and text that looks like a secret, such as a password in a URL;
-    references to the environment are written as such.
+    A secret is text under an option with a secret name, or text that looks like a secret, such as a password in a URL.
+    References to the environment (`${oc.env:...}`) are not secrets.
     """
     for key, value in content.items():
         path = f"{prefix}{key}"
@@ -72,7 +72,7 @@ def _explain_refusal(path: str, *fix: str) -> UserError:
 
 
 def _is_exposed(path: str, value: Any) -> bool:
-    """Return whether a value is text that is secret, by the name of its option or by itself."""
+    """Return whether a value is a secret text, by the option's name or by the text's form."""
     return isinstance(value, str) and (
         _is_named_secret(path, value) or next(_iterate_secrets(value, _FORMS), None) is not None
     )
@@ -97,7 +97,7 @@ def redact(word: str) -> str:
 
 
 def _iterate_secrets(text: str, forms: Sequence[re.Pattern[str]]) -> Iterator[tuple[int, int]]:
-    """Yield (start, stop) of each secret in a text; references to the environment do not count."""
+    """Yield (start, stop) of each secret in a text; ignore references to the environment."""
     masked = ENVIRONMENT.sub(lambda found: "\0" * len(found[0]), text)
     for form in forms:
         yield from (match.span("secret") for match in form.finditer(masked))

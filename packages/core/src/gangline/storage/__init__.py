@@ -1,1 +1,1 @@
-"""Storage: files that are opened, locked and replaced safely, and retries of failures that may pass."""
+"""Storage: functions to open, lock and replace files safely, and retries of transient failures."""

@@ -1,4 +1,4 @@
-"""Files: open, lock and replace them without following links, waiting for pipes or leaving content half written.
+"""Functions to open, lock and replace files without following links, blocking on pipes or writing partial content.
 
 Torch-free.
 """
@@ -23,8 +23,8 @@ from gangline.errors import UserError
 DOCUMENT_BYTES = 1 << 28  # maximum size of a file that holds one document, such as config.yaml
 LINES_BYTES = 1 << 30  # maximum size of a file that grows while the run lives, such as events.jsonl
 STREAM_BYTES = 1 << 33  # maximum size of a file that is read line by line, such as metrics.jsonl
-LOOK_SECONDS = 0.01  # seconds between two tries to take a lock
-_LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW  # NFS locks exclusively only what is open for writing
+LOOK_SECONDS = 0.01  # seconds between two attempts to take a lock
+_LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW  # NFS grants an exclusive lock only on a file open for writing
 # errno of fsync on a directory if the file system cannot sync directories.
 _NO_SYNC = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ENODEV, errno.EBADF}
 _KINDS = {
@@ -39,7 +39,7 @@ _KINDS = {
 def open_own(path: Path, mode: str, buffering: int = -1) -> IO[Any]:
     """Open a file of a run directory for writing.
 
-    Raises OSError if a symbolic link is in its place, and UserError for a pipe or device, as `open_handle` does.
+    Raises OSError if `path` is a symbolic link, and UserError for a pipe or device, as `open_handle` does.
     """
     encoding = None if "b" in mode else "utf-8"
     return open(path, mode, buffering, encoding, opener=lambda name, flags: open_handle(name, flags | os.O_NOFOLLOW))
@@ -56,7 +56,7 @@ def open_regular(path: str | Path, limit: int = STREAM_BYTES) -> BinaryIO:
 
 
 def read_regular(path: str | Path, limit: int = DOCUMENT_BYTES) -> bytes:
-    """Return the content of a file of a run directory; raises what `open_regular` does."""
+    """Return the content of a file of a run directory; raises the errors of `open_regular`."""
     with open_regular(path, limit) as file:
         return file.read()
 
@@ -64,13 +64,13 @@ def read_regular(path: str | Path, limit: int = DOCUMENT_BYTES) -> bytes:
 def open_handle(path: str | Path, flags: int, mode: int = 0o666) -> int:
     """Return the handle of a regular file, opened with these flags of `os.open`.
 
-    Raises UserError at once for all else, such as a named pipe, for which opening or reading it would wait for ever.
-    Raises OSError if it cannot be opened.
+    Raises UserError at once for any other kind, such as a named pipe, whose opening or reading would block for ever.
+    Raises OSError if the file cannot be opened.
     """
     try:
         handle = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, mode)
     except OSError as error:
-        if error.errno == errno.ENXIO:  # a pipe that is opened for writing and has no reader, or a socket
+        if error.errno == errno.ENXIO:  # a pipe without a reader, opened for writing, or a socket
             raise make_special_file_error(path, os.stat(path).st_mode) from None
         raise
     kind = os.fstat(handle).st_mode
@@ -84,18 +84,18 @@ def open_handle(path: str | Path, flags: int, mode: int = 0o666) -> int:
 def open_lock(path: str | Path, mode: int = 0o644) -> int:
     """Return the handle of a file to lock, created if it is missing.
 
-    Raises OSError if a symbolic link is in its place, and what `open_handle` raises.
+    Raises OSError if `path` is a symbolic link, and the errors of `open_handle`.
     """
     return open_handle(path, _LOCK_FLAGS, mode)
 
 
 def lock_handle(handle: int, *, shared: bool = False, seconds: float | None = None) -> None:
-    """Lock an open file or folder until all copies of the handle are closed; the system closes those of a dead process.
+    """Lock an open file or folder until all copies of the handle are closed, at the latest when their processes end.
 
-    shared   with other shared holders; a lock that the handle holds already is converted
-    seconds  how long to wait for other holders; None: without limit
+    shared   True: a shared lock, False: an exclusive lock; converts a lock that the handle already holds
+    seconds  timeout of the wait for other holders; None: no timeout
 
-    Raises BlockingIOError if others still hold it, and another OSError if the file system has no locks.
+    Raises BlockingIOError if another process still holds the lock; another OSError if the file system has no locks.
     """
     how = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     if seconds is None:
@@ -118,10 +118,10 @@ def lock_file(
 ) -> Iterator[None]:
     """Hold the exclusive lock of a file, created if it is missing.
 
-    seconds   how long to wait for other holders; None: without limit
+    seconds   timeout of the wait for other holders; None: no timeout
     required  False: continue without the lock on a file system that has no locks
 
-    Raises what `open_lock` and `lock_handle` raise.
+    Raises the errors of `open_lock` and `lock_handle`.
     """
     with _hold_lock(open_lock(path, mode), seconds, required):
         yield
@@ -129,7 +129,7 @@ def lock_file(
 
 @contextmanager
 def lock_folder(path: str | Path, *, seconds: float | None = None, required: bool = True) -> Iterator[None]:
-    """Hold the exclusive lock of a folder, as `lock_file`. Raises OSError if a symbolic link is in its place."""
+    """Hold the exclusive lock of a folder, as `lock_file` does. Raises OSError if `path` is a symbolic link."""
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     with _hold_lock(handle, seconds, required):
         yield
@@ -153,16 +153,16 @@ def _hold_lock(handle: int, seconds: float | None, required: bool) -> Iterator[N
 def open_replacement(
     path: Path, *, mode: int = 0o666, durable: bool = True, replace: bool = True, temporary: str = ""
 ) -> Iterator[BinaryIO]:
-    """Open a new file next to `path` that takes its name when the context ends, and is deleted on an error.
+    """Open a new file next to `path` that is renamed to `path` when the context ends, and deleted on an error.
 
-    A reader sees the old content or the new, complete. A symbolic link at `path` is replaced, not followed.
+    A reader sees the complete old or the complete new content. A symbolic link at `path` is replaced, not followed.
 
-    mode       permissions of the new file, less the umask
-    durable    wait until the content and then the name are on the disk
+    mode       permissions of the new file, restricted by the umask
+    durable    wait until the content and then the name are on the disk (fsync)
     replace    False: raise FileExistsError if `path` exists
-    temporary  name of the file until then; a file of that name is deleted. Empty: a unique name
+    temporary  name of the file before the rename; an existing file of this name is deleted. "": a unique name
     """
-    # A pid would not make it unique: nodes share the folder, and containers have equal pids and names.
+    # A random name, not a pid: nodes share the folder, and containers may have equal pids and host names.
     new = path.with_name(temporary or f".{path.name}.{secrets.token_hex(6)}")
     if temporary:
         new.unlink(missing_ok=True)
@@ -195,7 +195,7 @@ def write_whole(
     replace: bool = True,
     temporary: str = "",
 ) -> None:
-    """Write a complete file at once; the options are those of `open_replacement`."""
+    """Replace a file atomically by one with this content; options as in `open_replacement`."""
     with open_replacement(path, mode=mode, durable=durable, replace=replace, temporary=temporary) as file:
         file.write(content.encode() if isinstance(content, str) else content)
 
@@ -213,11 +213,11 @@ def sync_folder(folder: str | Path) -> None:
 
 
 def _link(new: Path, path: Path) -> None:
-    """Give a file a second name. Raises FileExistsError: unlike a rename, a link never replaces a file."""
+    """Link `new` as `path` (hard link). Raises FileExistsError: unlike a rename, a link never replaces a file."""
     try:
         os.link(new, path)
     except FileExistsError as error:
-        if new.stat().st_nlink != 2:  # NFS repeats a request whose answer is lost, and then finds its own link
+        if new.stat().st_nlink != 2:  # NFS may repeat a request and then find its own link
             raise FileExistsError(error.errno, error.strerror, str(path)) from None
 
 
@@ -233,7 +233,7 @@ def _check_size(limit: int, path: str, handle: int) -> int:
 
 
 def make_special_file_error(path: str | Path, kind: int) -> UserError:
-    """Return the error for a file of this kind (`st_mode`) where a regular file should be."""
+    """Return the error for a file of this kind (`st_mode`) at a path where a regular file is expected."""
     why = "Reading it would wait for the program that writes into it."
     if stat.S_ISDIR(kind):
         why = "There should be a file of this name."

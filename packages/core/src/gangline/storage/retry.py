@@ -1,4 +1,4 @@
-"""Retries of calls that failed for a reason that may pass: exponential back-off with jitter, until a deadline.
+"""Retries of calls that failed with a transient error: exponential backoff with jitter, until a deadline.
 
 Exponential Backoff And Jitter, AWS Architecture Blog, 2015. Torch-free.
 """
@@ -12,20 +12,20 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-FIRST_SECONDS = 0.1  # seconds before the second try; doubled before each further try
+FIRST_SECONDS = 0.1  # maximum backoff before the second attempt, in seconds; doubled before each further attempt
 LONGEST_SECONDS = 20.0
 PERMANENT = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError)
-_MAY_PASS = {408, 409, 425, 429}  # 409: another conditional put is under way at this moment
-# By name, because the drivers that define them may be missing; botocore's ConnectionError is not Python's.
+_MAY_PASS = {408, 409, 425, 429}  # retryable HTTP statuses; 409: a concurrent conditional put
+# Class names, because the drivers may not be installed; botocore's ConnectionError is not Python's.
 _CONNECTION = {"ConnectionError", "HTTPClientError", "IncompleteReadError", "ResponseParserError", "TransportError"}
 
 
 class RetryTimeout(TimeoutError):
-    """Error after the deadline: no call succeeded. `__cause__` is the error of the last call."""
+    """Error at the deadline: no call succeeded. `__cause__` is the error of the last call."""
 
 
 def may_pass(error: BaseException) -> bool:
-    """Return whether a later call may succeed: after throttling, a server error (5xx), a timeout, a lost connection."""
+    """Return whether an error is transient: throttling, a server error (5xx), a timeout, a lost connection."""
     answered = get_http_status(error)
     if answered is not None:
         return answered in _MAY_PASS or (answered >= 500 and answered != 501)
@@ -49,10 +49,10 @@ def retry(
 ) -> T:
     """Return the result of `act(seconds_left)`, called until it succeeds.
 
-    retryable  whether an error may pass; any other error is raised at once
-    report     called with each error before the next try
+    retryable  function (error) -> whether to retry; other errors are raised at once
+    report     function called with each error before the next attempt
 
-    Raises RetryTimeout when the next try would begin after `seconds`.
+    Raises RetryTimeout when the next attempt would begin after `seconds`.
     """
     began = time.monotonic()
     pause, tries = FIRST_SECONDS, 0
@@ -72,7 +72,7 @@ def retry(
 
 
 def get_http_status(error: BaseException) -> int | None:
-    """Return the HTTP status of a server's answer, None without one: botocore, aiohttp and gcsfs put it elsewhere."""
+    """Return the HTTP status in an error of botocore, aiohttp or gcsfs, or in its causes; None without a status."""
     for cause in _iterate_causes(error):
         response = getattr(cause, "response", None)
         if isinstance(response, dict) and "ResponseMetadata" in response:

@@ -17,7 +17,7 @@ from gangline.errors import UserError
 from gangline.health import Verdict
 from gangline.pulse.layout import ROWS
 
-WORK = ("data", "forward", "backward", "optimizer")  # a rank's own work of a step: the rest is waits, saves, trackers
+WORK = ("data", "forward", "backward", "optimizer")  # phases of a rank's own work
 _SIGNALS = ("", "SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2")
 
 
@@ -27,10 +27,10 @@ class Gathered:
 
     rank_seconds: dict[str, float] | None  # min, median, max; None on one rank
     rank_phases: dict[str, list[float]] | None  # by phase and rank, to a microsecond; None if ranks pass no phases
-    rank_losses: list[float | None] | None  # nats per token by rank, None for a rank without a loss; None on one rank
-    signal: str  # the stop signal that some rank got, or ""
-    verdicts: list[Verdict]  # of all ranks, in rank order
-    due: bool  # whether some rank requests a checkpoint
+    rank_losses: list[float | None] | None  # nats per token by rank (None: a rank without a loss); None on one rank
+    signal: str  # name of the stop signal that a rank got, or ""
+    verdicts: list[Verdict]  # verdicts of all ranks, in rank order
+    due: bool  # whether any rank requests a checkpoint
     now: float  # seconds since the epoch, on rank 0
     metrics_alike: bool = True  # whether callbacks returned the same metrics on all ranks
 
@@ -48,7 +48,7 @@ def agree(
 ) -> Gathered:
     """Gather seconds of the step and of its phases, losses, stop signals, verdicts and requests for a checkpoint.
 
-    own_phases: seconds of this rank in each of `gangline.pulse.layout.ROWS`. own_loss: this rank's nats per token.
+    own_phases: seconds of this rank in each of `gangline.pulse.layout.ROWS`. own_loss: this rank's loss.
     metrics: `gangline.train.emitted.hash_metrics` of the callbacks' metrics on this rank.
     """
     if world.size == 1:
@@ -78,7 +78,7 @@ def agree(
 
 
 def check_all_true(world: Comm, device: torch.device, mine: bool) -> bool:
-    """Return whether `mine` is true on all ranks. The pulse does not beat: a watcher sees a polling rank as idle."""
+    """Return whether `mine` is true on all ranks. Not recorded in the pulse: a watcher sees a polling rank as idle."""
     if world.size == 1:
         return mine
     return bool(unwrap_pulse(world).all_gather(torch.tensor([float(mine)], device=device)).all())
@@ -93,9 +93,9 @@ def group_by_phase(rows: Sequence[Sequence[float]]) -> dict[str, list[float]] | 
 
 
 def compute_rank_mfu(mfu: float | None, step_seconds: float, gathered: Gathered) -> list[float] | None:
-    """Return by rank the MFU of a step that takes as long as this rank worked; None if it is unknown.
+    """Return for each rank the MFU of a step that would take only the rank's own work time; None if it is unknown.
 
-    Never below `mfu`: a validation before the step has its forward passes in the same rows, but not in the step's time.
+    At least `mfu`: the rows also count forward passes of a validation before the step, which `step_seconds` does not.
     """
     if mfu is None or gathered.rank_phases is None:
         return None

@@ -1,7 +1,7 @@
 """Batches of a rank: from the data cursor to microbatches on the device, read by this rank or by a peer.
 
-A step reads samples [cursor, cursor + its global batch), whatever the layout; the rank at `index` of `width` takes a
-contiguous share of these, in microbatches of `micro_size`.
+Under every layout a step reads samples [cursor, cursor + global batch size); the rank at `index` of `width` reads a
+contiguous share of these samples, in microbatches of `micro_size`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gangline.train.peers import hand_over
 class Batches:
     """This rank's share of every global batch, from the source's reader to the device.
 
-    peers: all ranks with this share, if the first one reads for all (`DataSource.shared`); None: each for itself
+    peers: all ranks with an equal share, if the first one reads for all (`DataSource.shared`); None: each rank reads
     """
 
     def __init__(self, source: DataSource, place: ReadPlace, peers: Comm | None = None) -> None:
@@ -46,7 +46,7 @@ class Batches:
         return batches
 
     def read_held_out(self, count: int) -> list[Batch]:
-        """Return this rank's share of the first `count` samples, or of all if there are fewer, padded with empty rows.
+        """Return this rank's microbatches of the first `count` samples (or all samples), padded with rows without loss.
 
         Samples are equal under every layout, and the number of microbatches is equal on every rank.
         """
@@ -91,7 +91,7 @@ class Batches:
         return stored_batches
 
     def _resize(self, size: int) -> None:
-        """Change the global batch of the next steps, with a new reader: a reader prefetches batches of one size."""
+        """Change the global batch size of the next steps, with a new reader: readers prefetch batches of one size."""
         self.place = replace(self.place, global_size=size)
         self._next = None
         if self._reader is not None:

@@ -22,7 +22,7 @@ FACT = "weights"  # key in provenance.json
 
 
 def find_parent(directory: RunDirectory) -> Path | None:
-    """Return the directory of the run whose weights this one began with; None if there is none."""
+    """Return the directory of the run that this run took its first weights from; None if there is no such run."""
     facts = directory.read_provenance().get(FACT)
     return Path(facts["run"]) if facts else None
 
@@ -30,9 +30,9 @@ def find_parent(directory: RunDirectory) -> Path | None:
 def begin_with_weights(s: Session) -> bool:
     """Fill a run that has no checkpoint from the run in `run.weights`, as a resume would; return whether it did.
 
-    The checkpoint is chosen once, in the first start, and written to provenance.json. Steps and the data cursor
-    continue; other data, or data in another order by its seed, is read from its first sample. Raises UserError if the
-    checkpoint does not fit.
+    The checkpoint is chosen once, in the first start, and written to provenance.json. The step number continues, and so
+    does the data cursor; other data, or data in another order (by `run.seed`), is read from its first sample. Raises
+    UserError if the checkpoint does not fit.
     """
     start = start_of(s.run) if s.checkpointer.find_latest() is None else None
     if start is None:
@@ -71,7 +71,7 @@ def _explain_read_errors(s: Session, directory: RunDirectory) -> Iterator[None]:
 
 
 def _choose(s: Session, directory: RunDirectory, wanted: CheckpointId | None) -> CheckpointId:
-    """Return the checkpoint of an earlier start, else the named one, else the newest; equal on all ranks."""
+    """Return the checkpoint chosen in an earlier start, else `wanted`, else the newest one; equal on all ranks."""
     earlier = s.directory.read_provenance().get(FACT, {}).get("checkpoint")
     checkpoint = earlier or wanted or s.checkpointer.find_latest()
     name = gather_json(s.comms.world, s.device, None if checkpoint is None else str(checkpoint))[0]
@@ -86,7 +86,7 @@ def _choose(s: Session, directory: RunDirectory, wanted: CheckpointId | None) ->
 
 
 def _continues(s: Session, id: CheckpointId) -> bool:
-    """Return whether the run continues in the checkpoint's data; True if that cannot be read, which `load` reports."""
+    """Return whether the run continues the checkpoint's data; True for an unreadable document, which `load` reports."""
     try:
         document = read_document(s.checkpointer, id)
         check_data(s, id, document)
@@ -94,11 +94,11 @@ def _continues(s: Session, id: CheckpointId) -> bool:
         return True
     except UserError:
         return False
-    return document.seed == s.run.seed  # the order of samples follows from it
+    return document.seed == s.run.seed  # the order of samples depends on the seed
 
 
 def _record(s: Session, directory: RunDirectory, id: CheckpointId, continues: bool) -> None:
-    """Record where the run began, and which samples the other run had skipped."""
+    """Record the checkpoint that the run begins with, and the samples that the other run had skipped."""
     facts = {"run": str(directory.path.resolve()), "checkpoint": str(id), "step": s.step, "sample": s.cursor}
     data = f"the data continues at sample {s.cursor}" if continues else "other data, read from its first sample"
     s.notes.append(f"begins with weights and optimizer state of {directory.path}, checkpoint {id}; {data}")

@@ -39,7 +39,7 @@ from gangline.train.report import Reporter
 from gangline.train.restore import restore
 from gangline.train.session import Session
 
-LARGE = 100e6  # parameters: building such a model takes seconds
+LARGE = 100e6  # number of parameters from which building a model takes seconds
 
 
 def choose_device(run: Run) -> torch.device:
@@ -64,7 +64,7 @@ def build_source(run: Run, split: str) -> DataSource:
 
 
 def build_peers(source: DataSource, place: ReadPlace, mesh: Mesh, comms: Comms) -> Comm | None:
-    """Return the ranks with this rank's share of the batch, if one of these reads for all; None: each for itself."""
+    """Return the Comm of the ranks with an equal share of the batch, if one rank reads for all; None: each reads."""
     if not source.shared or place.width != mesh.size(*DATA_AXES):
         return None
     return comms.get_comm(*(axis for axis in AXES if axis not in DATA_AXES))
@@ -134,7 +134,7 @@ def check_replicas(s: Session) -> None:
 
 
 def announce(composed: Composed, directory: RunDirectory, ranks: int) -> None:
-    """Print the model, size and ranks of a build that takes seconds: the trackers begin after the build."""
+    """Print model, size and ranks if the build takes seconds, because the trackers begin only after it."""
     count = count_parameters(composed.tree)
     if count >= LARGE:
         name = registry.installed().find_part(composed.run.model).part.name
@@ -143,7 +143,7 @@ def announce(composed: Composed, directory: RunDirectory, ranks: int) -> None:
 
 
 def leave_out_base(s: Session) -> None:
-    """Leave the base weights out of the saves to come, if the run says so. Called by all ranks."""
+    """Leave the base weights out of later saves, unless `checkpoint.save_frozen`. Called by all ranks."""
     if not s.run.checkpoint.save_frozen and s.checkpointer.keeps:
         came = None if s.saved is None else CheckpointId.parse(s.saved)
         s.base.leave_out(list(s.runtime.shards()), () if came is None else s.checkpointer.read_shapes(came))
@@ -158,7 +158,7 @@ def list_sources(session: Session) -> dict[str, DataSource]:
 
 
 def list_notices(run: Run, mesh: Mesh) -> list[str]:
-    """Return warnings about choices that work but are probably not wanted."""
+    """Return warnings about options that work but are probably not intended."""
     notices = [note for _, config in run.iterate_parts() for note in config.list_notices(run)]
     if not run.gradients.plain and mesh.size(*DATA_AXES, "cp") == 1:
         name = registry.installed().find_part(run.gradients).part.name
@@ -167,7 +167,7 @@ def list_notices(run: Run, mesh: Mesh) -> list[str]:
 
 
 def assemble(composed: Composed, directory: RunDirectory, mesh: Mesh, comms: Comms, device: torch.device) -> Session:
-    """Build every part; nothing is restored yet, and callbacks are not attached."""
+    """Build every part, without restoring a checkpoint or attaching callbacks."""
     run, tree, plan = composed.run, composed.tree, composed.plan
     precision: Precision = registry.build(run.precision, run)
     finish = make_finish(run.job.recompute, run.job.compile, run.job.recompute_every, plan.seams)

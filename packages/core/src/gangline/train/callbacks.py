@@ -1,4 +1,4 @@
-"""Callbacks and health checks from core's side: one way to call them, and to attribute their exceptions."""
+"""Calls of callbacks and health checks by core, with attribution of their exceptions."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from gangline.train.emitted import Emitted, read_metrics
 from gangline.train.session import Session
 
 T = TypeVar("T")
-GOES_ON = ("bug", "killed", "preempted", "restart")  # endings of a job after which it is started again
+GOES_ON = ("bug", "killed", "preempted", "restart")  # endings of a job after which the job is restarted
 
 
 def attach(s: Session) -> None:
-    """Attach every callback and check to the built parts, and give it its place.
+    """Set `place` of every callback and check, and attach it to the built parts.
 
-    Raises ValueError for an array whose name does not begin with that place.
+    Raises ValueError for an array whose name does not begin with the place.
     """
     _leave_out_blamed(s)
     failures: dict[str, str] = {}
@@ -59,7 +59,7 @@ def attach(s: Session) -> None:
 def _leave_out_blamed(s: Session) -> None:
     """Leave out each check in whose code an earlier start of this job failed or hung.
 
-    Only the part of the check that ran is left out, unless the check cannot do without it on some rank.
+    Only the failed part of the check is left out, if the check can run without it on every rank.
     """
     if not s.health:
         return
@@ -76,7 +76,7 @@ def _leave_out_blamed(s: Session) -> None:
 
 
 def _explain_absence(s: Session, name: str, part: Sequence[str]) -> str | None:
-    """Return None if the check leaves out that part on this rank; else a reason for the message, or ""."""
+    """Return None if the check leaves out `part` on this rank; else a reason for the message, or ""."""
     if not part:
         return ""
     place = f"health/{name}"
@@ -88,13 +88,13 @@ def _explain_absence(s: Session, name: str, part: Sequence[str]) -> str | None:
 
 
 def find_blamed(run_dir: str | Path) -> dict[str, str]:
-    """Return the place of each check in whose code ranks of this job failed -> the evidence.
+    """Return place -> evidence for each check in whose code ranks of this job failed.
 
-    Counts earlier jobs of the run that ended in one of `GOES_ON`. A start after another ending clears all failures, and
-    a change of a check's code clears that check.
+    Includes failures of the run's earlier jobs that ended as in `GOES_ON`. A start after another ending clears all
+    failures, and a change of a check's code clears the failures of this check.
     """
     failures: dict[str, tuple[str, str | None]] = {}
-    code: dict[str, str] = {}  # code of the checks in the newest start so far
+    code: dict[str, str] = {}  # check -> hash of its code in the newest start so far
     for line in read_events(run_dir):
         if line.get("event") == "start":
             code = line.get("checks", {})
@@ -108,13 +108,13 @@ def find_blamed(run_dir: str | Path) -> dict[str, str]:
 
 
 def identify_code(run: Run) -> dict[str, str]:
-    """Return each check of a run -> the identity of its package's code: see `identify_source`."""
+    """Return name of a check -> hash of its package's code (`identify_source`), for each check of a run."""
     parts = {name: installed().find_part(config).part for name, config in run.health.items()}
     return {name: identify_source(part.build.partition(":")[0]) for name, part in parts.items()}
 
 
 def _leave_out(s: Session, failed: dict[str, str]) -> None:
-    """Leave out, on all ranks, a check that could not be attached on one rank: all ranks must have the same arrays."""
+    """Leave out, on all ranks, each check whose `attach` failed on any rank: all ranks must have equal arrays."""
     for rank, other in enumerate(gather_json(s.comms.world, s.device, failed)):
         for place, why in other.items():
             name = place.partition("/")[2]
@@ -123,7 +123,7 @@ def _leave_out(s: Session, failed: dict[str, str]) -> None:
 
 
 def call_each(s: Session, event: str, *arguments: object) -> dict[str, float | list[float]]:
-    """Call `event` of every callback, then of every check, in the order chosen; return metrics by `<name>/<metric>`."""
+    """Call `event` of every callback, then of every check, in configured order; return metrics by `<name>/<metric>`."""
     all_metrics: dict[str, float | list[float]] = {}
     for place, member in s.members.items():
         metrics = call_member(s, place, _call_for_metrics, place, getattr(member, event), *arguments)
@@ -146,7 +146,7 @@ def call_before_clip(s: Session) -> None:
 def call_member(s: Session, place: str, call: Callable[..., T], *arguments: object) -> T | None:
     """Return the result of a method of a callback or a check.
 
-    An exception of a check becomes a note, and the result None; an exception of a callback ends the run, with its name.
+    An exception of a check becomes a note, with result None; a callback's exception is raised, with its name added.
     """
     try:
         with _mark_calls(place):
@@ -161,7 +161,7 @@ def call_member(s: Session, place: str, call: Callable[..., T], *arguments: obje
 
 
 def _explain_failure(s: Session, place: str, error: BaseException) -> str:
-    """Return an exception of a check in words. Raises an exception of a callback again, with the callback's name."""
+    """Return a check's exception as text; raise a callback's exception again, with the callback's name."""
     if isinstance(s.members[place], HealthCheck):
         return f"{format_choice(place)} failed: {type(error).__name__}: {error}"
     raise _add_name(place, error)
@@ -173,15 +173,15 @@ def _add_name(place: str, error: BaseException) -> BaseException:
         return UserError(f"{format_choice(place)}: {error.what}", *error.details)
     error.add_note(f"raised by {format_choice(place)}")
     part = vars(error).get("raised_in", "")
-    vars(error)["raised_by"] = f"{place}/{part}" if part else place  # for the code that restarts the ranks
+    vars(error)["raised_by"] = f"{place}/{part}" if part else place  # read by the code that restarts the ranks
     return error
 
 
 def call_together(s: Session, place: str, call: Callable[..., T], *arguments: object) -> T:
     """Return the result of a method that all ranks call together, with collectives in it.
 
-    Raises its exception with the member's name, even for a check: the next collective of a rank that continued alone
-    would be mixed up with the collective that the others are still in.
+    Raises the method's exception with the member's name, even for a check: a rank that continued alone would start
+    another collective than the one that its peers are still in.
     """
     try:
         with _mark_calls(place):
@@ -195,7 +195,7 @@ def call_together(s: Session, place: str, call: Callable[..., T], *arguments: ob
 
 @contextmanager
 def _mark_calls(place: str) -> Iterator[None]:
-    """Record in the pulse whose code the block runs: a watcher can then name a callback or check that never returns."""
+    """Record in the pulse whose code the block runs, so that a watcher can name a callback or check that hangs."""
     pulse = get_current()
     before = pulse.call(place)
     try:
@@ -205,14 +205,14 @@ def _mark_calls(place: str) -> Iterator[None]:
 
 
 def take_failures(s: Session) -> list[Verdict]:
-    """Return verdicts on exceptions of checks on this rank, each once: another rank reports them to the user."""
+    """Return verdicts on exceptions of checks on this rank, each once, for rank 0 to report to the user."""
     new = [why for why, reported in s.untold.items() if not reported]
     s.untold |= dict.fromkeys(new, True)
     return [Verdict("check-failed", f"rank {s.comms.rank}", 1.0, why, Action.WARN) for why in new]
 
 
 def tell_of_error(s: Session, error: BaseException) -> None:
-    """Call `on_error` of every callback and check, to free resources; their errors must not hide the first."""
+    """Call `on_error` of every callback and check; their exceptions become notes of `error`."""
     for place, member in s.members.items():
         try:
             member.on_error(error)
@@ -221,7 +221,7 @@ def tell_of_error(s: Session, error: BaseException) -> None:
 
 
 def format_choice(place: str) -> str:
-    """Return "callback/ema" as a user chose it: "callback=ema"."""
+    """Return a place "callback/ema" in the form of an override: "callback=ema"."""
     return place.replace("/", "=", 1)
 
 
@@ -243,9 +243,9 @@ def iterate_lent_weights(s: Session) -> Iterator[tuple[str, AbstractContextManag
 
 @contextmanager
 def lend_weights(runtime: Runtime, prefix: str, shards: list[Shard]) -> Iterator[None]:
-    """Set every `model/<name>` that has a `<prefix><name>` to its values during the block, on all ranks.
+    """Set every `model/<name>` to the values of `<prefix><name>`, if it exists, during the block, on all ranks.
 
-    If the dtypes are equal the two swap in place, so that no third copy is needed.
+    Arrays of equal dtype are swapped in place, which needs no third copy of all weights.
     """
     theirs = {(shard.name.removeprefix(prefix), shard.box): shard.local for shard in shards}
     pairs = [

@@ -8,10 +8,10 @@ import torch
 
 
 def use_deterministic_kernels(device: torch.device) -> None:
-    """Make every operation on `device` repeatable to the bit; an operation without such a kernel then raises.
+    """Make every operation on `device` bitwise repeatable; an operation without a deterministic kernel then raises.
 
-    Called before the first operation: cuBLAS reads its workspace setting when it starts. CPU kernels are repeatable
-    as they are.
+    Called before the first operation, because cuBLAS reads its workspace setting when it starts. CPU kernels are always
+    repeatable.
     """
     if device.type != "cuda":
         return

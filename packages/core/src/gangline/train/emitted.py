@@ -19,7 +19,7 @@ Emitted = dict[str, float | list[float]]
 def read_metrics(choice: str, metrics: object) -> Emitted:
     """Return the metrics that `after_step` or `after_validation` of a member returned, as plain numbers.
 
-    choice: the member as a user chose it, "callback=ema". Raises TypeError for anything else.
+    choice: the callback or check in the user's words, "callback=ema". Raises TypeError for other values.
     """
     if metrics is None:
         return {}
@@ -37,7 +37,7 @@ def _convert_number(choice: str, name: str, value: Any) -> float | list[float]:
 
 
 def hash_metrics(metrics: Emitted) -> float:
-    """Return a hash of 48 bits of metrics, which a float64 holds exactly; 0 for none."""
+    """Return a 48-bit hash of metrics, which a float64 represents exactly; 0 without metrics."""
     if not metrics:
         return 0.0
     content = json.dumps({name: _describe_type(value) for name, value in metrics.items()}, sort_keys=True)
@@ -49,13 +49,13 @@ def _describe_type(value: float | list[float]) -> str | list[str]:
 
 
 def match_metrics(s: Session, metrics: Emitted) -> bool:
-    """Return whether all ranks have the same metrics, by an all-gather; in a step `agree` compares their hashes."""
+    """Return whether all ranks have the same metrics, by an all-gather; in a step `agree` does so."""
     own_hash = torch.tensor([hash_metrics(metrics)], dtype=torch.float64, device=s.device)
     return s.comms.world.all_gather(own_hash).unique().numel() == 1
 
 
 def refuse_unlike(s: Session, metrics: Emitted) -> None:
-    """Raise ValueError on every rank, naming the member and its values; called if the metrics' hashes differ."""
+    """Raise ValueError on every rank, with the callback or check and its values; called if metric hashes differ."""
     everyone = gather_json(s.comms.world, s.device, {name: _describe_type(value) for name, value in metrics.items()})
     for name in dict.fromkeys(name for one in everyone for name in one):
         values = [one.get(name, "nothing") for one in everyone]

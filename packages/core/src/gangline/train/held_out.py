@@ -1,4 +1,4 @@
-"""Check that a resumed run validates on the samples that it validated on before."""
+"""Check that a resumed run validates on the same samples as before."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from gangline.train.session import Session
 
 
 def check_held_out(session: Session) -> None:
-    """Compare validation data with that of the last start, on rank 0, after the checkpoint is loaded.
+    """Compare the validation data with the last start's, on rank 0, after the checkpoint is loaded.
 
-    Raises UserError if the held-out part of the run's data changed and the rest did not. Adds a note if both
-    changed, as a store that grew does, and for a set that changed.
+    Raises UserError if only the held-out part of the run's data changed. Adds a note if the training data changed too
+    (the corpus grew), and for each validation set that changed.
     """
     if session.comms.rank != 0 or not session.step:
         return
@@ -37,7 +37,7 @@ def check_held_out(session: Session) -> None:
 
 
 def describe_change(what: str, before: str, now: str, step: int) -> str:
-    """Return the note on validation data that changed."""
+    """Return the note on changed validation data."""
     return (
         f"{what} is not what it was (fingerprint {before} before, {now} now): its losses up to step {step} and from "
         "there on are of other samples"

@@ -12,7 +12,7 @@ from gangline.train.session import Session
 
 
 def list_left_behind(s: Session, why: str) -> dict[str, str]:
-    """Return the figure and the commands of a run that ends because of `why`; "" for each that is missing."""
+    """Return the path of the figure and the commands for a run that ends because of `why`; "" if one is missing."""
     directory = s.directory.path
     ended = why == "done" or why in signal.Signals.__members__
     more = f" run.steps={2 * s.step}" if why == "done" else ""
@@ -24,7 +24,7 @@ def list_left_behind(s: Session, why: str) -> dict[str, str]:
 
 
 def draw_figure(s: Session) -> str:
-    """Draw the run with a tracker (capability `figure`), on global rank 0, and return the path of the figure, or "".
+    """Draw a figure of the run by a tracker's capability `figure`, on global rank 0; return its path, or "".
 
     A failure is printed and does not end the run.
     """
@@ -41,6 +41,6 @@ def draw_figure(s: Session) -> str:
 
 
 def _list_curves(run: Run, directory: str) -> str:
-    """Return third-party commands that show the trackers' files (capability `curves`), each after a comma."""
+    """Return third-party commands that show the trackers' files (capability `curves`), each preceded by a comma."""
     capabilities = [(config, registry.load_capability(config, "curves")) for config in run.track.values()]
     return "".join(f", {shows(config, directory)}" for config, shows in capabilities if shows)

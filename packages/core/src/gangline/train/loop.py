@@ -24,7 +24,7 @@ from gangline.train.validate import validate
 
 
 def run_steps(s: Session) -> Ending:
-    """Run steps until the run is done, a signal came, or an order ends it; return how it ended."""
+    """Run steps until the run is done, or a signal or an order ends it; return how it ended."""
     order, agreement = verdicts.before_run(s)
     announce(s, agreement)
     if ending := carry_out(s, order, agreement):
@@ -48,14 +48,14 @@ def run_steps(s: Session) -> Ending:
         own_verdicts = verdicts.after_step(s, record)
         own = record.step_seconds - clock.seconds.get("sync", 0.0)  # without the wait for slower ranks
         due, ahead = request is not None, Clock()
-        with ahead("sync"):  # on a GPU also the wait for the optimizer: it counts to the next step
+        with ahead("sync"):  # on a GPU includes the wait for the optimizer; counts in the next step
             rows, same = clock.pulse.take_rows(), hash_metrics(emitted)
             status = agree(s.comms.world, s.device, own, stop_requested(), own_verdicts, due, rows, own_loss, same)
         if not status.metrics_alike:
             refuse_unlike(s, emitted)
         record.rank_seconds, record.rank_phases = status.rank_seconds, status.rank_phases
         record.rank_losses = status.rank_losses
-        if record.step > first_step + 1:  # the rows of a start's first step include the time before it
+        if record.step > first_step + 1:  # the rows of a start's first step include time before the step
             record.rank_mfu = compute_rank_mfu(record.mfu, record.step_seconds, status)
         order, agreement = verdicts.judge(s, [*before, *status.verdicts], status.now, record)
         record.verdicts = [verdict.to_dict() for verdict in agreement.verdicts]
@@ -69,10 +69,10 @@ def run_steps(s: Session) -> Ending:
             record.checkpoint = str(CheckpointId(s.step, s.attempt))
         record.saving, record.failed_save = s.settling[-1].progress if s.settling else None, s.failed_save
         record.saved, s.fresh = s.fresh, None
-        if saves or not stays:  # an earlier save has to be over
+        if saves or not stays:  # the previous save must end first
             with ahead("checkpoint"):
                 settle(s)
-        # Before the save: a kill in between must not leave a checkpoint of a step that no tracker has seen.
+        # Before the save: a kill must not leave a checkpoint of a step that no tracker has recorded.
         report(s, record, waits=saves and request is not None and request.record_waits)
         clock = ahead
         if saves:

@@ -15,10 +15,10 @@ from gangline.train.verdicts import STORE_LOST
 
 @dataclass(frozen=True)
 class Ending:
-    """End of the loop: why is "done", a signal's name, "stop", "restart" or "error"; evidence has details.
+    """End of the training loop. why: "done", a signal's name, "stop", "restart" or "error"; evidence: details.
 
-    requeue: whether the same command, given again, fixes it.
-    kinds: of the verdicts that end it. first: first step whose state they do not trust; None: they do not say.
+    requeue: whether repeating the same command fixes the problem.
+    kinds: kinds of the verdicts that end the loop. first: first step whose state they distrust; None: unknown.
     """
 
     why: str
@@ -29,7 +29,7 @@ class Ending:
 
 
 def carry_out(s: Session, order: Response, agreed: Agreed) -> Ending | None:
-    """Carry out the order; return how the run ends, None if it continues."""
+    """Carry out the order; return how the run ends, or None if the run continues."""
     if order.action > Action.NOTE or order.changes_course:
         s.record_event("order", **{**asdict(order), "action": order.action.name.lower()})
     if not order.changes_course:
@@ -52,7 +52,7 @@ def carry_out(s: Session, order: Response, agreed: Agreed) -> Ending | None:
         exclude=resolve_nodes(s, order.exclude),
     )
     if order.action < Action.ROLL_BACK:
-        if not any(_is_same(line, earlier) for earlier in s.history):  # else it is from before a restart
+        if not any(_is_same(line, earlier) for earlier in s.history):  # else the line was written before a restart
             begin(s, line)
         return None
     if order.action is Action.ROLL_BACK:
@@ -69,7 +69,7 @@ def carry_out(s: Session, order: Response, agreed: Agreed) -> Ending | None:
 
 
 def resolve_nodes(s: Session, names: Iterable[str]) -> tuple[str, ...]:
-    """Return the names of nodes, with each rank ("rank 3") replaced by its node."""
+    """Return names of nodes, with each rank ("rank 3") replaced by the name of its node."""
     ranks = {f"rank {rank}": node for rank, node in enumerate(s.nodes)}
     return tuple(dict.fromkeys(ranks.get(name, name) for name in names))
 

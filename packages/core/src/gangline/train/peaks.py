@@ -6,7 +6,7 @@ import time
 
 import torch
 
-# Dense TFLOP/s of one device, from the vendors' data sheets (without sparsity), by the kind of matmul.
+# Dense TFLOP/s of one device from the vendors' data sheets, one number for each entry of KINDS.
 KINDS = ("16 bits", "TF32", "float32", "float64")
 GPU_TFLOPS = {
     "H200": (989.0, 494.0, 67.0, 67.0),
@@ -40,7 +40,7 @@ def find_peak_flops(device: torch.device, dtype: torch.dtype) -> tuple[float | N
             if gpu in name:
                 return rates[KINDS.index(kind)] * 1e12, f"{name}, published dense rate of {kind}"
         return None, f"{name}: no published rate known"
-    # Slow dtypes on a CPU are emulated: the peak is then what the machine can do in float32.
+    # A CPU may emulate a dtype slowly: the peak is then the machine's float32 peak.
     dtypes = {dtype} if dtype is torch.float64 else {dtype, torch.float32}
     return max(map(_measure, dtypes)), "measured: the best matmul of one thread, times threads"
 
@@ -48,9 +48,9 @@ def find_peak_flops(device: torch.device, dtype: torch.dtype) -> tuple[float | N
 def _measure(dtype: torch.dtype, sizes: tuple[int, ...] = (256, 512), seconds: float = 0.06) -> float:
     """Return the FLOP/s of the fastest single-thread matmul in `seconds` per size, times the threads of this process.
 
-    On a busy machine slower matmuls measure its other work. A small matmul needs one core for a third of a millisecond,
-    which it gets almost anywhere; all threads at once may not get their cores in the whole time, and the model would
-    then seem to do more than the machine can.
+    The fastest one counts, because other work of a busy machine slows matmuls down. One small matmul needs one core for
+    a third of a millisecond, which is almost always free; all threads at once may not get their cores, and the MFU
+    would exceed 1.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -61,7 +61,7 @@ def _measure(dtype: torch.dtype, sizes: tuple[int, ...] = (256, 512), seconds: f
 
 
 def _compute_best(dtype: torch.dtype, size: int, seconds: float) -> float:
-    """Return the FLOP/s of the fastest matmul."""
+    """Return the FLOP/s of the fastest (size, size) matmul within `seconds`."""
     a = b = torch.ones(size, size, dtype=dtype)
     best, end = float("inf"), time.perf_counter() + seconds
     while (start := time.perf_counter()) < end:

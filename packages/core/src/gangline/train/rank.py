@@ -42,10 +42,10 @@ from gangline.train.session import Session
 from gangline.train.unreported import flush, recover
 from gangline.train.verdicts import cut_off
 
-# Errors of a save to a read-only store, in the words of the system.
+# Messages of the operating system for a save to a read-only store.
 NOT_WRITABLE = tuple(map(os.strerror, (errno.EROFS, errno.EACCES, errno.EPERM)))
 
-# Kinds of verdict on how a run trains, which a lower learning rate may avoid.
+# Kinds of verdicts that a lower learning rate may avoid.
 LOWER_RATE_HELPS = ("not-finite", "loss-spike", "gradient-spike", "divergence")
 
 
@@ -61,10 +61,10 @@ def train_rank(run_dir: str) -> int:
     comms = join_ranks(run, mesh, device)
     session = build(run, directory, mesh, comms, device)
     code = train(session)
-    comms.close()  # not after a failure: it would wait for dead peers before the error is reported
+    comms.close()  # not after a failure, because it would wait for dead peers before the error is reported
     shows = comms.rank == 0 and code == 0 and bool(session.saved) and run.job.sample
     show = registry.load_capability(run.data, "sample") if shows else None
-    del session, comms  # the sample loads the complete model onto the same device
+    del session, comms  # free memory: the sample loads the complete model onto the device
     if show:
         gc.collect()
         if device.type == "cuda":
@@ -74,14 +74,14 @@ def train_rank(run_dir: str) -> int:
 
 
 def set_environment(run: Run) -> None:
-    """Set the environment variables that the parts of a run need, unless the user has set them."""
+    """Set the environment variables that the run's parts need, except variables that the user has set."""
     for _, config in run.iterate_parts():
         for name, value in config.get_environment(run).items():
             os.environ.setdefault(name, value)
 
 
 def join_ranks(run: Run, mesh: Mesh, device: torch.device) -> Comms:
-    """Connect this rank to the others; return the communicators, wrapped by the parts of the run."""
+    """Connect this rank to the other ranks; return the communicators, wrapped by the parts of the run."""
     limit = run.launch.timeout_seconds
     comms = connect(mesh, device=device, deterministic=run.deterministic, timeout=limit, pulse=get_current())
     for _, config in run.iterate_parts():
@@ -111,7 +111,7 @@ def train(s: Session) -> int:
             with s.events.record_error():
                 ending = run_loop(s, first)
         except BaseException as error:
-            with suppress(Exception):  # the next start reports or repeats what is incomplete
+            with suppress(Exception):  # the next start reports or repeats the step
                 flush(s)
             tell_of_error(s, error)
             raise
@@ -124,7 +124,7 @@ def train(s: Session) -> int:
         s.checkpointer.close()
         tell(s)
         if s.comms.rank == 0 and ending.why != "restart" and not describe_unsaved(s, ending):  # else the launcher
-            with hold(s.directory.path):  # first: once other ranks have ended, the launcher soon ends this one
+            with hold(s.directory.path):  # now: the launcher ends this rank soon after other ranks
                 write_ending(s.directory.path, make_ending(s, ending))
     s.reporter.end(summarise(s, ending, time.time() - began, s.step - first))
     s.record_event("end", why=ending.why, evidence=ending.evidence)
@@ -134,20 +134,20 @@ def train(s: Session) -> int:
 
 @contextmanager
 def report_errors(s: Session, began: float, first: int) -> Iterator[None]:
-    """End the trackers if an error leaves the block: they send what is left, within their deadlines."""
+    """End the trackers if an error leaves the block; they send their remaining records, within their timeouts."""
     try:
         yield
     except BaseException as error:
         ending = Ending("error", format_evidence(error, s))
         try:
             s.reporter.end(summarise(s, ending, time.time() - began, s.step - first))
-        except BaseException as another:  # it must not hide the first error
+        except BaseException as another:  # must not hide the first error
             error.add_note(f"the trackers could not be told of it: {type(another).__name__}: {another}")
         raise
 
 
 def format_evidence(error: BaseException, s: Session) -> str:
-    """Return an error in one line. A transport library's message about a lost peer stays in the log."""
+    """Return an error in one line; the transport library's message about a lost peer is only in the log."""
     if is_lost_peer(error) and not isinstance(error, PeerFailed):
         return f"lost the connection to another rank (details: {log_path(s.directory.path / 'logs', s.comms.rank)})"
     lines = str(error).strip().splitlines()
@@ -155,7 +155,7 @@ def format_evidence(error: BaseException, s: Session) -> str:
 
 
 def make_ending(s: Session, ending: Ending) -> RunEnding:
-    """Return the ending of a run that was done, stopped by a verdict or asked to end by a signal."""
+    """Return the ending of a run that is done, was stopped by a verdict, or was ended by a signal."""
     number = read_generation()
     if ending.why == "done":
         return decide_ending(number, f"step {s.step} is done", done=True)
@@ -170,7 +170,7 @@ def make_ending(s: Session, ending: Ending) -> RunEnding:
 
 
 def find_lost_save(s: Session) -> Ending | None:
-    """Return a restart, on all ranks, if the last save failed because the store was lost: new workers can save."""
+    """Return a restart, equal on all ranks, if the last save failed for a lost store: new workers can save."""
     own_verdicts = [cut_off(s)] if s.failed_save and s.cut_off else []
     verdicts, _ = gather_verdicts(s.comms.world, s.device, own_verdicts)
     return Ending("restart", "; ".join(map(str, verdicts)), requeue=True) if verdicts else None
@@ -181,7 +181,7 @@ def run_loop(s: Session, first: int) -> Ending:
     ending = run_steps(s)
     settle(s, every_tier=True)
     flush(s)
-    get_current().enter(NUMBER["end"])  # the rest takes as long as the last save
+    get_current().enter(NUMBER["end"])  # "end" includes the last save
     keeps = s.run.checkpoint.at_end and s.checkpointer.keeps
     if ending.why == "done" and keeps and (s.step > first or is_fleeting(s)):
         save_at_end(s)
@@ -190,14 +190,14 @@ def run_loop(s: Session, first: int) -> Ending:
 
 
 def describe_provenance(source: DataSource, cursor: int = 0) -> dict[str, Any]:
-    """Return the facts of a data source for provenance.json, from which its `continues` tells what the run read."""
+    """Return the facts of a data source for provenance.json; they include the arguments of `DataSource.continues`."""
     about = {"fingerprint": source.compute_fingerprint(), "is": source.describe()}
     state = source.state(cursor)
     return about | ({"cursor": cursor, "state": state} if state else {})
 
 
 def save_at_end(s: Session) -> None:
-    """Save the last checkpoint in every tier, unless the last step did."""
+    """Save the last checkpoint in every tier, unless the last step saved a lasting checkpoint."""
     failed = s.newest is not None and s.newest.state is SaveState.FAILED
     if failed or s.saved != str(CheckpointId(s.step, s.attempt)) or is_fleeting(s):
         save(s, SaveRequest(s.step, last=True))
@@ -210,7 +210,7 @@ def is_fleeting(s: Session) -> bool:
 
 
 def summarise(s: Session, ending: Ending, seconds: float, steps: int) -> dict:
-    """Return the summary that trackers get at the end."""
+    """Return the summary of the run that trackers get at the end."""
     return {
         "why": ending.why,
         "evidence": ending.evidence,
@@ -227,11 +227,10 @@ def summarise(s: Session, ending: Ending, seconds: float, steps: int) -> dict:
 
 
 def exit_code(s: Session, ending: Ending) -> int:
-    """Return 0 if done, 3 if stopped by a verdict, 75 if saved and to be requeued, else 128 + n by signal n.
+    """Return 0 if done, 3 if stopped by a verdict, 75 if saved and to be requeued, 128 + n for signal n.
 
-    Raises RestartWanted if new workers are needed: without restarts left the launcher exits by 3, or 75 if that helps.
-
-    Raises UserError if the last checkpoint could not be saved, or the run directory is gone.
+    Raises RestartWanted if new workers are needed; without a restart left the launcher exits with 3, or with 75 if a
+    requeue helps. Raises UserError if the last checkpoint could not be saved, or the run directory is missing.
     """
     if ending.why == "restart":
         raise RestartWanted(ending.evidence, requeue=ending.requeue)
@@ -257,13 +256,13 @@ def explain_remedy(why: str) -> str:
 
 
 def describe_unsaved(s: Session, ending: Ending) -> str:
-    """Return why the newest state is not saved, or "": a stop for weights that are not finite needs no save."""
+    """Return why the newest state is not saved; "" if it is saved or the run stopped for non-finite weights."""
     why = s.failed_save or ""
     return "" if ending.why == "stop" and why.startswith(NOT_FINITE) else why
 
 
 def list_advice(s: Session, ending: Ending) -> list[str]:
-    """Return commands that continue after a stop: only commands that its verdicts do not rule out."""
+    """Return commands to continue after a stop, without commands that the verdicts rule out."""
     directory, rate = shlex.quote(str(s.directory.path)), s.run.optimizer.learning_rate
     lines = []
     if any(kind in LOWER_RATE_HELPS for kind in ending.kinds):

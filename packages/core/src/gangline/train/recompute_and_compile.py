@@ -1,7 +1,7 @@
 """Recomputation and compilation of each block, after a strategy has sharded it.
 
-Both replace `forward` on the instance, so parameter names stay and a strategy's own hooks stay outside the compiled
-call (a hook that resizes storage inside it breaks the graph).
+Both replace `forward` on the instance, so parameter names do not change and a strategy's hooks run outside of the
+compiled call (a hook inside that resizes storage would break the graph).
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from gangline.runtime import Finish
 def make_finish(recompute: Recompute, compile: bool, every: int = 1, seams: Sequence[Seam] = ()) -> Finish:
     """Return a function (block, path) that finishes a block in place; values that the block emits go under `path`.
 
-    Only blocks whose number (the last in the path) divides by `every` are recomputed: in full, or (selective) only what
-    their attention seams, named by `seams`, keep between queries, keys and values and the output (Korthikanti et al.,
-    arXiv 2205.05198, section 5).
+    Only blocks whose number (the last in the path) is a multiple of `every` are recomputed: in full, or (selective)
+    only between queries, keys and values and the output of attention, at the attention seams in `seams` (Korthikanti et
+    al., arXiv 2205.05198, section 5).
     """
 
     if compile:

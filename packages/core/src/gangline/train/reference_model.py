@@ -1,4 +1,4 @@
-"""Initial model for data sources: the likelihood of samples, before the sources are read."""
+"""Initial model for data sources: log-likelihoods of samples, before the first sample is read."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _StopAskedError(Exception):
 
 
 def introduce(s: Session) -> str | None:
-    """Begin each source with the initial model; return the name of a signal that stopped it. Equal on all ranks."""
+    """Call `begin` of each source; return the name of a signal that interrupted it. Equal on all ranks."""
     last_time = time.monotonic()
 
     def score(samples: Sequence[Sample], losses_per_sample: int = 1) -> np.ndarray:
@@ -55,7 +55,7 @@ def introduce(s: Session) -> str | None:
 def score_samples(
     runtime: Runtime, samples: Sequence[Sample], device: torch.device, losses_per_sample: int = 1
 ) -> np.ndarray:
-    """Return the log-likelihood of each sample, (n,) float64. All ranks pass the same samples, and compute a share.
+    """Return the log-likelihood of each sample, (n,) float64. All ranks pass the same samples; each computes a share.
 
     losses_per_sample: as in `Runtime.score`.
     """
@@ -65,6 +65,6 @@ def score_samples(
     for number in range(index * share, (index + 1) * share):
         sample = samples[min(number, len(samples) - 1)]
         batch = stack_samples([sample], [number], KeptMemory(device))
-        batch.counted = None if number < len(samples) else 0  # pads the share
+        batch.counted = None if number < len(samples) else 0  # padding of the share
         batches.append(expand(batch, 0, device))
     return runtime.score(batches, losses_per_sample).numpy()[: len(samples)]

@@ -1,4 +1,4 @@
-"""Reporter: it times the phases of a step, makes its record, and passes it to the trackers."""
+"""Reporter: passes step records and notes to the trackers, and computes MFU; `Clock` times the phases of a step."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from gangline.record import StepRecord
 from gangline.track import Start, Tracker
 from gangline.train.peaks import find_peak_flops
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errno of a full disk, which may pass
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errno of a full disk, a transient error
 
 
 class Clock:
-    """Clock of the step under way: seconds by phase, shown to a profiler by name, and to watchers in the pulse."""
+    """Clock of the current step: seconds by phase; phases are also shown to a profiler and in the pulse."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -39,7 +39,7 @@ class Clock:
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
         start = time.perf_counter()
-        # a range costs microseconds even without a profiler, so only a profiler gets one
+        # a range costs microseconds even without a profiler, so it is opened only for a profiler
         profiler_range = record_function(phase) if profiler._is_profiler_enabled else nullcontext()
         try:
             with profiler_range, self.pulse.enter_phase(phase):
@@ -49,9 +49,9 @@ class Clock:
 
 
 class Reporter:
-    """Reporter to the trackers, on global rank 0; on other ranks it only makes records for the health checks.
+    """Reporter to the trackers on global rank 0; on other ranks it has no trackers.
 
-    MFU = FLOPs per token of the model x tokens per second / (peak of one device x devices).
+    MFU = FLOPs per token of the model x tokens per second / (peak FLOP/s of one device x number of devices).
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Reporter:
         self.trackers, self.describe = trackers, describe
         self.flops, self.parameters, self.peak, self.measured = flops, parameters, peak, measured
         self.failed: set[str] = set()
-        self.full: set[str] = set()  # trackers whose disk is full, after a note to the user
+        self.full: set[str] = set()  # trackers with a full disk, which the user knows from a note
         self.noted: list[str] = []  # notes since the last record
 
     @classmethod
@@ -109,11 +109,11 @@ class Reporter:
         self._call_each("note", text)
 
     def end(self, summary: dict) -> None:
-        self._call_each("start_end", summary)  # trackers send in parallel, so their deadlines overlap
+        self._call_each("start_end", summary)  # trackers send in parallel, so their timeouts overlap
         self._call_each("end", summary)
 
     def compute_mfu(self, tokens_per_second: float) -> float | None:
-        """Return the MFU; None without a peak. A measured peak is raised to what the run reaches."""
+        """Return the MFU; None without a peak. A measured peak is raised to the run's own FLOP/s if they are higher."""
         if self.peak is None:
             return None
         achieved = self.flops * tokens_per_second
@@ -129,7 +129,7 @@ class Reporter:
                 getattr(tracker, call)(argument)
                 if call == "record":
                     self.full.discard(name)
-            except Exception as error:  # a tracker may be third-party code, and must not end a run
+            except Exception as error:  # a tracker may be third-party code and must not end a run
                 if call == "record" and isinstance(error, OSError) and error.errno in FULL:
                     if name not in self.full:
                         self.full.add(name)

@@ -1,4 +1,4 @@
-"""Checkpoint of a run: its document (`capture`), and the resume from it (`restore`)."""
+"""Resume of a run from a checkpoint (`restore`), and the document of a checkpoint (`capture`)."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from gangline.shard import Registry, Shard, is_of_model
 from gangline.train.callbacks import call_member, format_choice
 from gangline.train.session import Session
 
-LOCAL = "local/"  # arrays of one layout
+LOCAL = "local/"  # prefix of arrays that only one layout can use
 OPTIMIZER = "optimizer/"
-MEMBERS = ("callback/", "health/")  # may change on a resume
-OPTIONAL = (LOCAL, *MEMBERS)  # arrays that a checkpoint may lack, or hold beyond those of the run
+MEMBERS = ("callback/", "health/")  # prefixes of arrays of callbacks and checks, which may change on a resume
+OPTIONAL = (LOCAL, *MEMBERS)  # arrays that a checkpoint may lack or have in addition to the run's
 
 
 def compute_fingerprint(registry: Registry) -> str:
@@ -40,7 +40,7 @@ def compute_fingerprint(registry: Registry) -> str:
 
 
 def capture(session: Session) -> Document:
-    """Return the document of a checkpoint: all that it stores next to its arrays."""
+    """Return the document of a checkpoint: all state except arrays."""
     states = {
         "optimizer": session.optimizer.state(),
         "precision": session.precision.state(),
@@ -66,10 +66,10 @@ def capture(session: Session) -> Document:
 
 
 def restore(session: Session) -> None:
-    """Resume from the newest good checkpoint of the run, or begin.
+    """Resume from the newest undamaged checkpoint of the run, or begin the run.
 
-    A damaged checkpoint is skipped for the one before it, which starts a new attempt. Raises UserError if the
-    checkpoint is of another model or data order, if all are damaged, and if attempts.jsonl does not fit them.
+    If a checkpoint is damaged, the previous one is used, which starts a new attempt. Raises UserError if the checkpoint
+    is of another model or data order, if all checkpoints are damaged, and if attempts.jsonl contradicts them.
     """
     attempts.refuse_damage(session.directory.path)
     session.history = attempts.read(session.directory.path)
@@ -118,14 +118,14 @@ def restore(session: Session) -> None:
 
 
 def list_common(session: Session) -> list[CheckpointId]:
-    """Return the checkpoints that every rank sees: all ranks try them in the same order."""
+    """Return the checkpoints that every rank can list; equal on all ranks, so all try them in the same order."""
     own_ids = session.checkpointer.list()
     everyone = gather_json(session.comms.world, session.device, [str(id) for id in own_ids])
     return [id for id in own_ids if all(str(id) in other for other in everyone)]
 
 
 def begin(session: Session, line: Attempt) -> None:
-    """Add a line to attempts.jsonl, on disk before any rank continues, and to every rank's history."""
+    """Append a line to attempts.jsonl, durable before any rank continues, and to every rank's history."""
     clock = torch.zeros(1, dtype=torch.float64, device=session.device)
     if session.comms.rank == 0:
         clock += time.time()
@@ -139,9 +139,9 @@ def begin(session: Session, line: Attempt) -> None:
 
 
 def load(session: Session, id: CheckpointId, *, same_run: bool = True, same_data: bool = True) -> str | None:
-    """Load one checkpoint into the session on all ranks; return its damage, or None. Raises UserError if it is unfit.
+    """Load a checkpoint into the session on all ranks; return its damage, or None. Raises UserError if it does not fit.
 
-    same_run: refuse a checkpoint of other settings. same_data: refuse a checkpoint of other data.
+    same_run: whether to refuse a checkpoint of other settings. same_data: whether to refuse one of other data.
     """
     bad = ""
     try:
@@ -159,7 +159,7 @@ def load(session: Session, id: CheckpointId, *, same_run: bool = True, same_data
             shards = [shard for shard in shards if not shard.name.startswith(OPTIMIZER)]
     except BadCheckpoint as error:
         bad = f"checkpoint {id}: {error}"
-    if damage := agree_on_damage(session, id, bad):  # before the load, which all ranks do or none
+    if damage := agree_on_damage(session, id, bad):  # before `load`, which all ranks must call
         return damage
     _check_leftover(session, id, stored_shapes, shards)
     shards = session.base.fill(shards, stored_shapes, document.base, f"checkpoint {id}")
@@ -175,7 +175,7 @@ def load(session: Session, id: CheckpointId, *, same_run: bool = True, same_data
     session.precision.load_state(document.states.get("precision", {}))
     for place, member in session.members.items():
         state = document.states.get(place.replace("/", ".", 1))
-        if state is None:  # it may have counted steps that this checkpoint lacks
+        if state is None:  # reset: it may have counted steps past this checkpoint
             state = deepcopy(session.first_states.get(place))
         if state is not None:
             call_member(session, place, member.load_state, state)
@@ -184,7 +184,7 @@ def load(session: Session, id: CheckpointId, *, same_run: bool = True, same_data
 
 
 def read_document(checkpointer: Checkpointer, id: CheckpointId) -> Document:
-    """Return the document of a checkpoint. Raises BadCheckpoint, also if it is of another checkpoint."""
+    """Return the document of a checkpoint. Raises BadCheckpoint, also if the document is another checkpoint's."""
     try:
         document = Document.of(checkpointer.read_document(id))
         if CheckpointId(document.step, document.attempt) != id:
@@ -195,7 +195,7 @@ def read_document(checkpointer: Checkpointer, id: CheckpointId) -> Document:
 
 
 def _fill_first_values(session: Session, fresh: set[str]) -> None:
-    """Fill arrays of callbacks and checks that no checkpoint fills; called on all ranks, also on those without any."""
+    """Call `fill_first_values` of callbacks and checks for the arrays in `fresh`. Called on all ranks."""
     weights = list(session.runtime.shards())
     for place, member in session.members.items():
         if any(name in fresh for name in member.registry or ()):
@@ -204,21 +204,21 @@ def _fill_first_values(session: Session, fresh: set[str]) -> None:
 
 
 def holds_weights_alone(session: Session, id: CheckpointId) -> bool:
-    """Return whether a checkpoint is the start of a run from pretrained weights, without optimizer state."""
+    """Return whether a checkpoint has only weights: step 0 of a run from pretrained weights, no optimizer state."""
     return id.step == 0 and not any(name.startswith(OPTIMIZER) for name in session.checkpointer.read_shapes(id))
 
 
 def agree_on_damage(session: Session, id: CheckpointId, bad: str) -> str:
-    """Return the damage that any rank has found; "" on all ranks if there is none."""
+    """Return the damage that any rank has detected; "" on all ranks if no rank has."""
     flag = torch.tensor([float(bool(bad))], dtype=torch.float64, device=session.device)
     session.comms.world.all_reduce(flag, op="max")
     return bad or (f"checkpoint {id} is damaged (seen by another rank)" if float(flag) else "")
 
 
 def _select_wanted(session: Session, id: CheckpointId, document: Document) -> tuple[list[Shard], set[str]]:
-    """Return (the shards to fill, the names of optional arrays that are not stored).
+    """Return (shards to fill, names of optional arrays that the checkpoint lacks or has in another shape).
 
-    Sets the `local/...` arrays that are not stored, or that another layout stored, to zero.
+    Sets the `local/...` arrays among the latter to zero.
     """
     stored_shapes, registry = session.checkpointer.read_shapes(id), session.registry
     fresh = {name for name in registry if name.startswith(OPTIONAL) and stored_shapes.get(name) != registry[name].shape}
@@ -253,7 +253,7 @@ def _check(session: Session, id: CheckpointId, document: Document) -> None:
 
 
 def _check_leftover(session: Session, id: CheckpointId, stored: Iterable[str], wanted: Iterable[Shard]) -> None:
-    """Raise UserError for stored arrays that this run has no place for and may not drop. Called by all ranks."""
+    """Raise UserError for stored arrays that this run does not use and may not drop. Called by all ranks."""
     loaded = sorted({shard.name for shard in wanted if shard.name not in session.registry})
     loaded_names = {name for names in gather_json(session.comms.world, session.device, loaded) for name in names}
     leftovers = [name for name in stored if name not in session.registry and name not in loaded_names]
@@ -281,7 +281,7 @@ def _select_refused(names: Iterable[str], leaves: Collection[str]) -> list[str]:
 
 
 def _check_settings(session: Session, id: CheckpointId, document: Document) -> None:
-    """Raise UserError if config.yaml no longer has the settings that the checkpoint was trained with."""
+    """Raise UserError if config.yaml differs from the settings that the checkpoint was trained with."""
     if not (changes := find_redefined(document.config, session.run)):
         return
     path = str(session.directory.path)
@@ -301,7 +301,7 @@ def _explain_afresh(session: Session) -> str:
 
 
 def check_data(session: Session, id: CheckpointId, document: Document) -> None:
-    """Add a note if the data differs from the checkpoint's; raise UserError if it does not continue it."""
+    """Add a note if the data differs from the checkpoint's; raise UserError if the source cannot continue from it."""
     session.other_data = ""
     if not document.data or document.data == session.source.compute_fingerprint():
         return
@@ -313,6 +313,6 @@ def check_data(session: Session, id: CheckpointId, document: Document) -> None:
             _explain_afresh(session),
         )
     now = session.source.compute_fingerprint()
-    if now != document.data:  # a source that restored the run's past may have its fingerprint again
+    if now != document.data:  # `continues` may have restored the former fingerprint
         session.other_data = f"from sample {document.cursor} on: fingerprint {document.data} before, {now} now"
         session.notes.append(f"the data is not what it was {session.other_data} ({session.source.describe()})")

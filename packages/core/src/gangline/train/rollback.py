@@ -1,4 +1,4 @@
-"""Rollback to a checkpoint: the checkpoint that an order leads to, the samples that it skips, and the return."""
+"""Rollback: choice of the checkpoint for an order, the samples to skip, and the return to the checkpoint."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gangline.train.session import Session
 
 
 def roll_back(session: Session, order: Response, line: Attempt) -> bool:
-    """Roll back to the newest good checkpoint that the order allows; return False if there is none."""
+    """Roll back to the best undamaged checkpoint that the order allows; return False if there is none."""
     failed_attempt = 0
     for checkpoint, start_line in return_points(session, order, line):
         session.attempt = start_line.attempt
@@ -31,7 +31,7 @@ def roll_back(session: Session, order: Response, line: Attempt) -> bool:
 
 
 def return_points(session: Session, order: Response, line: Attempt) -> Iterator[tuple[CheckpointId, Attempt]]:
-    """Yield (checkpoint, `line` as the start of an attempt there), newest first, for all that the order allows."""
+    """Yield (checkpoint, `line` as start of an attempt there) for each checkpoint that the order allows, best first."""
     read = session.cursor
     for checkpoint in list_allowed(order, attempts.branch(session.directory.path, list_common(session))):
         cursor, bad = _read_cursor(session, checkpoint)
@@ -54,7 +54,7 @@ def list_allowed(order: Response, known: list[CheckpointId]) -> list[CheckpointI
 
 
 def _read_cursor(session: Session, id: CheckpointId) -> tuple[int, str]:
-    """Return (the cursor of a checkpoint, the reason against a return to it, or "")."""
+    """Return (data cursor of a checkpoint, reason why the run cannot return to it or "")."""
     try:
         if holds_weights_alone(session, id):
             return 0, "nothing says how the optimizer began"

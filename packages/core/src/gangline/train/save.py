@@ -1,4 +1,4 @@
-"""Saves of checkpoints in the loop: one begins when the previous one is visible; a failed one does not end the run."""
+"""Saves in the training loop: a save begins when the previous one is visible; a failed save does not end the run."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from gangline.train.session import Session
 
 NOT_FINITE = "the weights are not finite"
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.0005, 0.01  # seconds between two polls of a save
-_PATIENCE = 60.0  # seconds of waiting for a save until it is reported; doubled each time
+_PATIENCE = 60.0  # seconds of waiting for a save before a note to the user; doubled after each note
 
 
 def make_request(s: Session, request: SaveRequest | None, stops: bool) -> SaveRequest:
-    """Return this rank's request for a save that all ranks begin now; `request`: that of its checkpointer.
+    """Return this rank's request for a save that all ranks begin now. request: from this rank's checkpointer, or None.
 
-    `stops`: a signal ends the run; a rank is killed when its launcher or the scheduler has waited long enough.
+    stops: whether a signal ends the run; the deadline is then the earlier of the launcher's and the scheduler's kill.
     """
     if stops:
         bounds = [s.run.launch.get_seconds_to_stop() if is_watched() else None, s.run.launch.signal_seconds]
@@ -36,7 +36,7 @@ def make_request(s: Session, request: SaveRequest | None, stops: bool) -> SaveRe
 
 
 def find_lost_directory(s: Session) -> UserError | None:
-    """Return the error of a run whose directory was deleted while it trains, None if it is there."""
+    """Return the error for a run directory that was deleted or moved during the run; None if it exists."""
     if s.directory.config.exists():
         return None
     return UserError(
@@ -47,9 +47,9 @@ def find_lost_directory(s: Session) -> UserError | None:
 
 
 def save(s: Session, request: SaveRequest) -> None:
-    """Begin a checkpoint; a failure leaves a note. The previous one must be visible on all ranks: see `settle`.
+    """Begin a save; a failure becomes a note. The previous save must be visible on all ranks: see `settle`.
 
-    Raises TypeError for a checkpointer that returns no handle.
+    Raises TypeError if the checkpointer does not return a `SaveHandle`.
     """
     if s.comms.rank == 0 and (directory_error := find_lost_directory(s)):
         s.reporter.note(str(directory_error))
@@ -75,10 +75,10 @@ def save(s: Session, request: SaveRequest) -> None:
 
 
 def find_nonfinite_weights(s: Session) -> str:
-    """Return the rank and the name of trained weights with a NaN or an infinity, or ""; equal on every rank."""
+    """Return the rank and name of a trained weight with nan or inf, or ""; equal on every rank."""
     trained_names = {piece.shard.name for parameter in s.runtime.parameters() for piece in parameter.pieces}
     shards = [shard for shard in s.runtime.shards() if shard.name in trained_names and shard.local.numel()]
-    # A NaN is its own minimum and maximum; reading both takes a tenth of the time of an infinity norm.
+    # aminmax propagates nan, and takes a tenth of the time of an infinity norm.
     ends = [torch.stack(torch.aminmax(shard.local.detach())).to(s.device) for shard in shards]
     finite = torch.stack(ends).isfinite().all(1) if ends else torch.ones(1, device=s.device)
     flag = (~finite.bool()).any().to(torch.float64).reshape(1)
@@ -93,7 +93,7 @@ def find_nonfinite_weights(s: Session) -> str:
 def settle(s: Session, every_tier: bool = False) -> None:
     """Wait, with all other ranks, until the newest save is visible; every_tier: until every save is settled.
 
-    It polls by a collective, which fails if a rank is lost: the store, through which ranks wait, does not report that.
+    Ranks poll by a collective, which fails if a rank is lost; a wait through the job's store would not fail.
     """
     saves = [*s.settling] if every_tier else [save for save in [s.newest] if save is not None]
     pause, began, patience = _SHORTEST_PAUSE, time.monotonic(), _PATIENCE
@@ -108,7 +108,7 @@ def settle(s: Session, every_tier: bool = False) -> None:
         time.sleep(pause)
         pause = min(1.2 * pause, _LONGEST_PAUSE)
     poll(s)
-    if every_tier and s.newest is not None:  # ranks may have seen two saves end in different orders
+    if every_tier and s.newest is not None:  # two saves may have ended in different orders on ranks
         s.failed_save = explain_failure(s.newest)
 
 
@@ -118,7 +118,7 @@ def is_over(save: SaveHandle, every_tier: bool) -> bool:
 
 
 def poll(s: Session) -> None:
-    """Record the outcome of the saves under way."""
+    """Record the outcome of saves that have ended."""
     visible = s.newest is not None and s.newest.visible.done() and not has_error(s.newest.visible)
     if s.newest is not None and visible and s.saved != str(s.newest.id):
         s.saved = s.fresh = str(s.newest.id)
@@ -130,12 +130,12 @@ def poll(s: Session) -> None:
 
 
 def has_error(future: Future[None]) -> bool:
-    """Return whether a future that is done holds an error."""
+    """Return whether a completed future was cancelled or has an exception."""
     return future.cancelled() or future.exception() is not None
 
 
 def explain_failure(save: SaveHandle) -> str | None:
-    """Return why a save failed, None if it has not."""
+    """Return why a save failed; None if it has not failed."""
     return None if save.error is None else save.error.why
 
 

@@ -1,4 +1,4 @@
-"""Session: all that one rank holds while it trains."""
+"""Session: state of one rank during training."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from gangline.train.report import Reporter
 
 @dataclass
 class Session:
-    """The parts of the run, built, and its progress on this rank."""
+    """The run's built parts, and the progress of the run on this rank."""
 
     composed: Composed
     base: BaseWeights
@@ -53,19 +53,19 @@ class Session:
     health: dict[str, HealthCheck]
     reporter: Reporter
 
-    step: int = 0  # steps done
-    cursor: int = 0  # the next global sample number
-    tokens: int = 0  # valid tokens trained on
+    step: int = 0  # number of steps done
+    cursor: int = 0  # number of the next global sample
+    tokens: int = 0  # number of valid tokens trained on
     attempt: int = 1
-    saved: str | None = None  # the newest complete checkpoint
-    fresh: str | None = None  # the checkpoint completed since the last record
+    saved: str | None = None  # id of the newest complete checkpoint
+    fresh: str | None = None  # id of the checkpoint completed since the last record
     other_data: str = ""  # line for attempts.jsonl if the data differs from the checkpoint's
     newest: SaveHandle | None = None  # the newest save of this attempt
-    settling: list[SaveHandle] = field(default_factory=list)  # saves that are under way, oldest first
+    settling: list[SaveHandle] = field(default_factory=list)  # saves in progress, oldest first
     unreported: StepRecord | None = None  # on rank 0: record that waits until the newest save is visible
-    failed_save: str | None = None  # why the last save that ended failed
+    failed_save: str | None = None  # reason if the most recently ended save failed
     bad_weights: str = ""  # nonfinite weights that the newest save found, until a verdict reports them
-    cut_off: str = ""  # why this rank has lost the job's store for good, and with it all later saves
+    cut_off: str = ""  # reason if this rank has lost the job's store and cannot save any more
     first_states: dict[str, dict[str, Any]] = field(default_factory=dict)  # states of callbacks and checks, as built
     untold: dict[str, bool] = field(default_factory=dict)  # errors of checks on this rank -> whether they are reported
     notes: list[str] = field(default_factory=list)
@@ -82,24 +82,24 @@ class Session:
         self.events.write(name, attempt=self.attempt, step=self.step, **content)
 
     def enter_phase(self, name: str) -> AbstractContextManager[None]:
-        """Enter a phase that is not a step for the block, with lines in events.jsonl at its start and its end."""
+        """Enter a phase other than a step for the block, with lines in events.jsonl at its start and its end."""
         return self.events.enter_phase(name, attempt=self.attempt, step=self.step)
 
     @property
     def members(self) -> dict[str, Callback]:
-        """Callbacks and then health checks, as they were chosen: "callback/ema" -> the part."""
+        """Place -> part ("callback/ema"), first callbacks and then health checks, in configured order."""
         members: dict[str, Callback] = {f"callback/{name}": part for name, part in self.callbacks.items()}
         return members | {f"health/{name}": part for name, part in self.health.items()}
 
     def close_readers(self) -> None:
-        """End the threads that prefetch."""
+        """End the threads of batch readers."""
         for batches in (self.batches, self.validation, *self.validation_sets.values()):
             if batches is not None:
                 batches.close()
 
     @property
     def registry(self) -> Registry:
-        """All arrays of the run's state."""
+        """Registry of all arrays of the run's state."""
         registry = self.runtime.registry | self.optimizer.registry | self.runtime.local()[0]
         for member in self.members.values():
             registry = registry if member.registry is None else registry | member.registry
@@ -107,7 +107,7 @@ class Session:
 
     @property
     def saved_registry(self) -> Registry:
-        """All arrays of the run's state that a checkpoint stores."""
+        """Registry of all arrays that a checkpoint stores."""
         every = self.registry
         return Registry(every.mesh, {name: every[name] for name in every if name not in self.base.left_out})
 

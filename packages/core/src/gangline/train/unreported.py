@@ -1,9 +1,9 @@
 """Step records that wait for a checkpoint: if every step is saved, a step that was reported is never repeated.
 
-A save runs next to the following step. Until it is complete a kill takes the run back to the step before, so the
-record of a step whose save promises to keep it (`SaveRequest.record_waits`) goes to the trackers only then. It is in
-the run directory meanwhile: a kill in between may leave a complete checkpoint of a step that no tracker has seen, and
-the next start passes the record on.
+A save overlaps with the following step. A kill before the save is visible takes the run back to the previous step, so
+with `SaveRequest.record_waits` the record of the saved step goes to the trackers only when the save is visible. Until
+then the record is stored in the run directory: a kill may leave a complete checkpoint of a step that no tracker has
+recorded, and the next start passes the record on.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from gangline.run.generation import hold
 from gangline.storage.files import open_handle, read_regular
 from gangline.train.session import Session
 
-FILE = ".unreported"  # its first line: the record that waits, or empty
+FILE = ".unreported"  # file whose first line is the waiting record, or empty
 
 
 def report(s: Session, record: StepRecord, waits: bool) -> None:
-    """Pass a step's record to the trackers, on rank 0; `waits`: not before the save that begins now is visible.
+    """Pass a step's record to the trackers, on rank 0. waits: only when the save that begins now is visible.
 
-    One record waits at a time: another save begins once the previous one is visible.
+    At most one record waits, because a save begins only when the previous save is visible.
     """
     _release(s)
     if waits and s.comms.rank == 0:
@@ -38,7 +38,7 @@ def report(s: Session, record: StepRecord, waits: bool) -> None:
 
 
 def flush(s: Session) -> None:
-    """Pass on the record that waits, if its checkpoint is visible or its save has failed."""
+    """Pass the waiting record to the trackers, if its checkpoint is visible or its save has failed."""
     if s.newest is not None and s.newest.visible.done():
         _release(s)
 
@@ -51,7 +51,7 @@ def _release(s: Session) -> None:
 
 
 def recover(s: Session) -> None:
-    """Pass on the record that an earlier start could not: that of the step that the run resumes from."""
+    """Pass on the record that an earlier start left, if it is of the step that the run resumes from."""
     path = s.directory.path / FILE
     if s.comms.rank != 0 or not path.exists():
         return
@@ -71,7 +71,7 @@ def _hand_over(s: Session, record: StepRecord) -> None:
 
 
 def _write(path: Path, line: str) -> None:
-    """Write the line in one call over the old content: a kill leaves the old line or the new one."""
+    """Write the line over the old content in one call, so that a kill leaves the old or the new line."""
     handle = open_handle(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     try:
         os.pwrite(handle, f"{line}\n".encode(), 0)
@@ -80,7 +80,7 @@ def _write(path: Path, line: str) -> None:
 
 
 def _read(path: Path) -> StepRecord | None:
-    """Return the record in the file; None also if the machine went down in the middle of a line."""
+    """Return the record in the file; None without a record, also if a machine crash left an incomplete line."""
     with contextlib.suppress(ValueError, TypeError):
         return StepRecord(**json.loads(read_regular(path).partition(b"\n")[0]))
     return None

@@ -1,4 +1,4 @@
-"""Verdicts of health checks in the loop: gathered from every rank, and the one order that they lead to."""
+"""Verdicts of health checks in the training loop, gathered from every rank, and the order that follows."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from gangline.train.callbacks import call_member, call_together, take_failures
 from gangline.train.session import Session
 
 STORE_LOST = "store-lost"
-LASTING = 1000  # number of steps in a row for a verdict that no later step ends
+LASTING = 1000  # number of bad steps in a row reported for weights that cannot recover
 
 Said = TypeVar("Said", bound=Verdict | Response | None)
 
 
 def before_run(s: Session) -> tuple[Response, Agreed]:
-    """Return the order and the verdicts before the first step, equal on all ranks."""
+    """Return the order and its input, verdicts before the first step; equal on all ranks."""
     own_verdicts = [
         _as_json(verdict)
         for name, check in s.health.items()
@@ -33,7 +33,7 @@ def before_run(s: Session) -> tuple[Response, Agreed]:
 
 
 def before_update(s: Session, loss: float, grad_norm: float) -> tuple[str, tuple[Verdict, ...]]:
-    """Return (why the update is skipped, or ""; the verdicts), between clip and update, on all ranks."""
+    """Return (reason to skip the update or "", verdicts) between gradient clipping and update, equal on all ranks."""
     asking = {name: check for name, check in s.health.items() if asks_before_update(check)}
     if not asking:
         return "", ()
@@ -44,7 +44,7 @@ def before_update(s: Session, loss: float, grad_norm: float) -> tuple[str, tuple
 
 
 def after_step(s: Session, record: StepRecord) -> list[Verdict]:
-    """Return the verdicts of this rank's checks, and of core itself, on the step just done."""
+    """Return the verdicts of this rank's checks and of core on the step just done."""
     own_verdicts = [] if record.finite or s.run.precision.finds_scale else [make_not_finite(record)]
     if s.bad_weights:
         own_verdicts.append(take_bad_weights(s))
@@ -58,11 +58,11 @@ def after_step(s: Session, record: StepRecord) -> list[Verdict]:
 
 
 def judge(s: Session, verdicts: Iterable[Verdict], now: float, record: StepRecord | None) -> tuple[Response, Agreed]:
-    """Return (the order, its input): every rank computes it and takes rank 0's, so that all ranks do the same."""
-    findings = tuple({json.dumps(v.to_dict()): v for v in verdicts}.values())  # all ranks judge the same global numbers
+    """Return (order, its input). Every rank computes an order and takes rank 0's, so that all ranks act alike."""
+    findings = tuple({json.dumps(v.to_dict()): v for v in verdicts}.values())  # ranks report equal verdicts
     if not findings:
         return Response(Action.NOTE, ()), Agreed((), (), now)
-    coming = s.step + 1 if record is None else record.step  # the step that is judged, or the next one
+    coming = s.step + 1 if record is None else record.step  # number of the judged step, or of the next step
     agreement = Agreed(findings, tuple(attempts.iterate_happened(s.history, s.attempt, coming)), now)
     responses = [
         call_member(s, f"health/{name}", lambda check=check: _as_json(check.respond(agreement, record)))
@@ -73,7 +73,7 @@ def judge(s: Session, verdicts: Iterable[Verdict], now: float, record: StepRecor
 
 
 def ask(s: Session, name: str, call: Callable[..., Iterable[Verdict]], *arguments: object) -> list[Verdict]:
-    """Return a check's verdicts; if it raises, the error is noted and its verdicts before that are dropped."""
+    """Return a check's verdicts; if the check raises, add a note and return no verdict."""
     return call_member(s, f"health/{name}", lambda: [_as_json(verdict) for verdict in call(*arguments)]) or []
 
 
@@ -84,19 +84,19 @@ def _as_json(said: Said) -> Said:
 
 
 def asks_before_update(check: HealthCheck) -> bool:
-    """Return whether a check overrides `before_update`: only then does a step wait for the gather."""
+    """Return whether a check overrides `before_update`; only then a step has the additional all-gather."""
     return type(check).before_update is not HealthCheck.before_update
 
 
 def cut_off(s: Session) -> Verdict:
-    """Return core's verdict on a lost store: training could continue, but all of it would be lost with the ranks."""
+    """Return core's verdict on a lost store: training could continue, but no later step could be saved."""
     why = f"the job's store is lost for good ({s.cut_off}), and without it nothing can be saved"
     newest = f"{s.saved} is the newest checkpoint" if s.saved else "there is no checkpoint"
     return Verdict(STORE_LOST, f"rank {s.comms.rank}", 1.0, f"{why}; {newest}", Action.RESTART)
 
 
 def take_bad_weights(s: Session) -> Verdict:
-    """Return core's verdict on weights that a save refused, and forget them: a later save checks the weights again."""
+    """Return core's verdict on weights that a save refused, and clear `bad_weights`: a later save checks again."""
     checkpoint = CheckpointId.parse(s.saved) if s.saved else None
     details = {"step": s.step, "first": 1 + (checkpoint.step if checkpoint else 0), "row": LASTING}
     evidence, s.bad_weights = f"{s.bad_weights}; {s.saved or 'no checkpoint'} is the newest whole checkpoint", ""
