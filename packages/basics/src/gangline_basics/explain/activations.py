@@ -88,7 +88,7 @@ def count_attention(node: AttentionNode, sizes: ActivationSizes, path: str) -> i
     heads, key_heads = node.heads // sizes.tp, max(1, node.kv_heads // sizes.tp)
     nbytes = sizes.tokens * node.dim * sizes.itemsize if reads(node, path, sizes, "wq", "wk", "wv") else 0
     outputs = 2 if copies_output(node, sizes, heads) and reads(node, path, sizes, "wo") else 1
-    copies = sizes.ulysses // gcd(sizes.ulysses, key_heads)  # of key heads, if Ulysses ranks do not divide them
+    copies = sizes.ulysses // gcd(sizes.ulysses, key_heads)  # copies of each key head over Ulysses ranks
     nbytes += sizes.inner_tokens * ((1 + outputs) * heads + 2 * copies * key_heads) * node.head_dim * sizes.itemsize
     nbytes += sizes.inner_tokens * heads * sizes.master_itemsize
     for normed, own in ((node.q_norm, heads), (node.k_norm, key_heads)):

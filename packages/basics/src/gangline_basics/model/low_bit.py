@@ -7,7 +7,7 @@ quantisation (Dettmers et al., LLM.int8(), arXiv 2208.07339, section 2) in block
 the frozen base weights of QLoRA (arXiv 2305.14314, section 2), but with 8 bits. A block is part of one row and is never
 split by a shard, so codes and scales depend on the weight alone, not on the sharding.
 
-R rows of a shard, F input features of a shard, S scales of each row
+(R, F): rows and input features of a shard of a matrix; (R, S): the scales of its rows
 """
 
 from __future__ import annotations
