@@ -49,7 +49,7 @@ class NumbersOptions:
     spike: Annotated[float, Gt(3)] = 8.0
     # gradient-spike threshold, in robust standard deviations of the log gradient norm above its recent median
     gradient_spike: Annotated[float, Gt(3)] = 10.0
-    # divergence threshold, in robust standard deviations of the recent median loss above its lowest value
+    # divergence threshold: rise of the recent median loss above its minimum, in robust standard deviations
     divergence: Annotated[float, Gt(3)] = 8.0
     zero_steps: PositiveInt = 10  # number of consecutive steps with zero gradients before a warning
 
@@ -77,7 +77,8 @@ class RankLossesOptions:
     lasting: Annotated[float, Gt(1)] = 2.0
     # threshold of the loss difference from the median rank in one step, in robust standard deviations
     spike: Annotated[float, Gt(3)] = 20.0
-    again: PositiveInt = 500  # minimum number of steps between two rank-loss reports of the same rank
+    # minimum number of steps between two reports that the training loss of the same rank deviates
+    again: PositiveInt = 500
 
 
 @dataclass

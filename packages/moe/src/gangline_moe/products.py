@@ -54,7 +54,7 @@ class PlainProducts(Products):
 
 
 class PrecisionProducts(Products):
-    """One matmul per run, computed by the precision (such as float8)."""
+    """Expert matmuls as a loop: one `precision.linear` (such as float8) per expert's contiguous rows."""
 
     def __init__(self, precision: Precision) -> None:
         self.precision = precision

@@ -17,7 +17,7 @@ LARGEST = 8  # maximum microbatch size to try if the overrides leave it unset, i
 
 
 class LaidOut(NamedTuple):
-    """Alternative of a run: its layout and its mesh. case: plan input whose model the run has."""
+    """A candidate layout of a run, and its mesh. case: planner input of the same model."""
 
     case: Planned
     run: Run

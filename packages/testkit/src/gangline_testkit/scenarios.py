@@ -42,7 +42,7 @@ class Scenario:
     steps: int = 3
 
 
-PLAIN = Scenario()  # three steps; elsewhere one step and one that depends on it
+PLAIN = Scenario()  # three steps; most other scenarios have two, the second of which depends on the first update
 TIED = Scenario(("model.tied=true",), steps=2)
 DOCUMENTS = Scenario(batches="documents", steps=1)
 ACCUMULATED = Scenario(("batch.global_size=16", "batch.micro_size=2"), steps=2)

@@ -274,7 +274,7 @@ class StrategySuite(StrategyRuns):
         assert got[0].scores[-1] == 0
 
     def test_score_refuses_shares_that_do_not_fit(self, layout: RunLayout) -> None:
-        """Check that every rank refuses misfit shares alike: a rank that continued alone would wait forever."""
+        """Check that all ranks raise the same ValueError if a share of the batch has the wrong size: none may hang."""
         for answers in zip(*self.run_on_ranks(ranks.score_misfits, self.make_job(layout, PLAIN)), strict=True):
             assert len(set(answers)) == 1, f"the ranks say {answers}"
             assert answers[0].startswith("ValueError"), f"score took shares that do not fit: {answers[0]}"

@@ -251,7 +251,7 @@ def map_matrices(job: StrategyJob) -> tuple[list[Held], list[MatrixId], dict[Mat
 
 
 def expect_mapped(job: StrategyJob) -> dict[str, Tensor]:
-    """Return the results of `transform_matrix` for all matrices, doubled, in one process."""
+    """Return the reference of one process: `transform_matrix(2 * matrix)` of every matrix, by name."""
     reference, arrays = Reference(job.tree, job.plan, seed=job.run.seed, dtype=job.dtype), {}
     for name, weight in reference.weights.items():
         if weight.dim() >= 2:

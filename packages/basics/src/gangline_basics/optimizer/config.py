@@ -65,7 +65,7 @@ class Lion(DecayingConfig):
 class Muon(Adamw):
     """Muon for the matrices of the blocks, AdamW for embeddings, head and vectors, with one learning rate."""
 
-    momentum: ShareBelowOne = 0.95  # decay of the mean gradient of a matrix
+    momentum: ShareBelowOne = 0.95  # Muon momentum: decay of the moving average of a matrix's gradients
     nesterov: bool = True  # Nesterov momentum for the matrices
     ns_steps: PositiveInt = 5  # number of Newton-Schulz iterations per step
 

@@ -101,7 +101,7 @@ class Staging:
 
     def _fit(self, file: RankFile) -> None:
         if file.size > self.size:
-            os.posix_fallocate(self.fd, 0, file.size)  # raises if there is no space; else touching a page would kill
+            os.posix_fallocate(self.fd, 0, file.size)  # a full disk raises here, not SIGBUS on a later write
             self._bytes = torch.frombuffer(mmap.mmap(self.fd, file.size), dtype=torch.uint8)
             self.size, self._pinned, self._pageable = file.size, False, False
         self._places = [(run, [*self._of(run, file.dtypes[run.name])]) for run in file.runs]

@@ -95,7 +95,7 @@ def group_by_phase(rows: Sequence[Sequence[float]]) -> dict[str, list[float]] | 
 def compute_rank_mfu(mfu: float | None, step_seconds: float, gathered: Gathered) -> list[float] | None:
     """Return for each rank the MFU of a step that would take only the rank's own work time; None if it is unknown.
 
-    At least `mfu`: the rows also count forward passes of a validation before the step, which `step_seconds` does not.
+    Work time is capped at `step_seconds`, since it may include a validation before the step: at least `mfu`.
     """
     if mfu is None or gathered.rank_phases is None:
         return None

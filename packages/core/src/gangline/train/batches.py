@@ -29,7 +29,9 @@ class Batches:
         self.source, self.place = source, place
         self._peers = None if peers is None or peers.size == 1 else peers
         self._reader = source.open_reader(place) if self._peers is None or self._peers.index == 0 else None
-        self._next: tuple[int, int] | None = None  # (cursor, step) that the reader returns without `begin`
+        self._next: tuple[int, int] | None = (
+            None  # (cursor, step) of the reader's next batch; other positions need `begin`
+        )
         self._copied: torch.cuda.Event | None = None
 
     def take(self, cursor: int, step: int, size: int | None = None) -> list[Batch]:
