@@ -85,7 +85,7 @@ def test_new_plugin_uses_template_of_example_kind(documented, tmp_path):
     done = documented.run("gangline.cli.main", *words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     written = (tmp_path / "gangline-quiet" / "gangline_quiet.py").read_text()
-    assert written.startswith("# gangline_quiet.py: every step in small letters.")
+    assert written.startswith("# gangline_quiet.py: print a lower-case line for each step.")
     assert 'Part(name="quiet", config=Quiet, build=build' in written
     compile(written, "gangline_quiet.py", "exec")
 
