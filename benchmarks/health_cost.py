@@ -1,4 +1,4 @@
-"""What all default checks of health=monitors cost a step: two ranks, steps with and without them in turn, in one run.
+"""Cost of all default monitors of health=monitors per step: two ranks, steps with and without them in turn.
 
     python benchmarks/health_cost.py --pairs 40
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gangline.config.check import check
+from gangline.config.compose import compose_one
 from gangline.errors import UserError
 from gangline.model.compose import compose_model
 from gangline.plan import Plan
@@ -86,3 +87,12 @@ def test_unset_ep_follows_from_layout():
     assert ep(build_small_run("moe=on")) == 1
     run.edits["moe"].ep = 1
     assert ep(run) == 1
+
+
+@pytest.mark.parametrize(
+    ("word", "name"),
+    [("moe.hidden=8", "moe.ffn_dim"), ("model.hidden=8", "model.ffn_dim"), ("moe.ep_out_of=[]", "moe.ep_axes")],
+)
+def test_former_option_name_suggests_one_of_its_section(word, name):
+    with pytest.raises(UserError, match=rf"Did you mean {name}\?"):
+        compose_one(["moe=on", word])

@@ -85,6 +85,7 @@ def _make_part(name: str, config: type, summary: str, router: str = "softmax") -
         opens={"router": router},
         capabilities={"hugging_face": "gangline_moe.interop.format:MoeFormat"} if name == "on" else {},
         words=WORDS if name == "on" else {},
+        synonyms={"ffn_dim": "hidden moe_intermediate_size", "ep_axes": "ep_out_of"} if name == "on" else {},
         layout_dependent=DEPENDS,
     )
 

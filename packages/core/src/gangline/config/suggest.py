@@ -87,7 +87,9 @@ def suggest_synonym(path: str, known: Collection[str], synonyms: Mapping[str, st
 def _find_synonyms(word: str, known: Collection[str], synonyms: Mapping[str, str]) -> list[str]:
     name = _get_name(word)
     ours = [_OURS.get(name, ""), *(path for path, theirs in synonyms.items() if name in theirs.split())]
-    return [path for path in dict.fromkeys(ours) if path in known]
+    paths = [path for path in dict.fromkeys(ours) if path in known]
+    section = word.rpartition(".")[0]  # an option of the section that the user named goes first
+    return [path for path in paths if section and path.rpartition(".")[0] == section] or paths
 
 
 def _get_name(path: str) -> str:
