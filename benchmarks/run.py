@@ -18,7 +18,7 @@ SCRIPTS = (
     "data_tokens",
     "data_remote",
     "tokenise",
-    "near_doubles",
+    "near_duplicates",
     "data_parallel",
     "muon",
     "tensor",

@@ -1,4 +1,4 @@
-"""Docstrings are sentences: those of functions begin with a verb, and none opens with a relative clause."""
+"""Docstrings are sentences that begin with a verb and use plain words; names of tests are short."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 from test_verbs import KNOWN, PACKAGES, ROOT
 
 SHORT = 30  # characters of a comment that may be half a sentence
+LONGEST = 8  # words of the name of a test
 OPENINGS = re.compile(r"(what|who|whom|whose|whoever|of|those|nobody|nothing|the same|theirs|as above)\b", re.I)
 VERBS = KNOWN | {"offer", "yield"}
 WORDS = re.compile(
@@ -80,6 +81,18 @@ def find_words(files: Iterable[Path]) -> list[str]:
     return lines
 
 
+def find_long_tests(files: Iterable[Path]) -> list[str]:
+    """Return the names of tests with more than LONGEST words."""
+    return [
+        f"{path} {node.name}"
+        for path in sorted(files)
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and re.match("test_", node.name)
+        and node.name.count("_") > LONGEST
+    ]
+
+
 @pytest.mark.parametrize("package", PACKAGES)
 def test_docstrings_are_sentences(package: str) -> None:
     assert find_fragments((ROOT / "packages" / package / "src").rglob("*.py")) == []
@@ -106,3 +119,19 @@ def test_fragments_and_words_are_reported(tmp_path: Path) -> None:
         "of all the rows that were read before",
     ]
     assert [line.split()[-1] for line in find_words(tmp_path.glob("*.py"))] == ["it", "over"]
+
+
+def test_test_names_have_at_most_eight_words() -> None:
+    files = [*ROOT.glob("packages/*/tests/**/*.py"), *ROOT.glob("tests/*.py"), *ROOT.glob("docs/*.py")]
+    assert len(files) > 200
+    assert find_long_tests(files) == []
+
+
+def test_long_test_names_are_reported(tmp_path: Path) -> None:
+    (tmp_path / "test_a.py").write_text(
+        "def test_a_run_ends_on_a_step_boundary(): ...\n\nclass Test:\n"
+        "    def test_a_run_that_is_stopped_ends_on_a_step(self): ...\n"
+    )
+    assert [line.split()[-1] for line in find_long_tests(tmp_path.glob("*.py"))] == [
+        "test_a_run_that_is_stopped_ends_on_a_step"
+    ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from test_conformance_cuts import FEW, LONG
+from test_conformance_sharding import FEW, LONG
 
 from gangline_testkit import RunLayout, StrategySuite
 

@@ -118,7 +118,7 @@ def test_nightly_batch_and_stage_splits_are_bit_identical(composition):
 
 # --- the same layout twice --------------------------------------------------------------------------------------------
 
-TWICE = (  # by default what the suite (`test_conformance_cuts`) has not: it runs all axes but cp twice
+TWICE = (  # by default what the suite (`test_conformance_sharding`) has not: it runs all axes but cp twice
     pytest.param(C("pp=2 dp_shard=2 tp=2 zero=3", "tied=true", deterministic=True), marks=pytest.mark.nightly),
     C("dp_shard=2 cp=2 zero=2", "", FULL, batches="documents", deterministic=True),
 )

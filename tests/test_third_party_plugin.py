@@ -83,7 +83,7 @@ def test_third_party_nested_groups_train_and_resume(tmp_path):
     reader = Reader(tmp_path)
     (reader.directory / "gangline_weather.py").write_text(MODULE)
     (reader.directory / "pyproject.toml").write_text(PROJECT)
-    block = Block(ROOT / "tests" / "test_stranger.py", 1, "bash", "", "")
+    block = Block(ROOT / "tests" / "test_third_party_plugin.py", 1, "bash", "", "")
 
     def run(command: str, code: int = 0) -> str:
         return reader._run(replace(block, text=command), command, code)

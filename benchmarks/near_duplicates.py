@@ -1,6 +1,6 @@
 """Near doubles: `gangline data prepare --near-duplicates` beside rensa by itself, in CPU seconds of one process.
 
-    python benchmarks/near_doubles.py [--documents 3000 --rounds 5]
+    python benchmarks/near_duplicates.py [--documents 3000 --rounds 5]
 
 Documents of 500 words, one in five of them nearly another; both look for them at 0.8, in turn. The library is called
 as its own page does: sets of five words in a row, one signature each, its own index. Goal: ours no slower.

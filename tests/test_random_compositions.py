@@ -1,7 +1,7 @@
 """Random compositions of parts, options and kills keep the suite, or are refused in words.
 
-    GANGLINE_DRAWN_SEED=7 GANGLINE_DRAWN_COUNT=100 pytest -m nightly tests/test_drawn.py
-    GANGLINE_DRAWN_SEED=7 pytest -m nightly tests/test_drawn.py -k 7-31  # the same run again
+    GANGLINE_DRAWN_SEED=7 GANGLINE_DRAWN_COUNT=100 pytest -m nightly tests/test_random_compositions.py
+    GANGLINE_DRAWN_SEED=7 pytest -m nightly tests/test_random_compositions.py -k 7-31  # the same run again
 
 Without a seed each night draws others; the seed is in the name of every test.
 `test_random_run_with_kills_matches_one_process` starts real commands and kills them;
@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from drawn import BOUND, STEPS, Drawn, drawn
+from random_compositions import BOUND, STEPS, Drawn, drawn
 
 from gangline.config.check import check, count_ranks
 from gangline.config.compose import compose_one
