@@ -164,6 +164,14 @@ def docs(session: nox.Session) -> None:
 
 
 @nox.session(allow_parallel=True)
+def site(session: nox.Session) -> None:
+    """Build the documentation as a site in site/: a warning is an error, and no page loads anything from elsewhere."""
+    install(session, "mkdocs-material", *editable("core", "testkit"))
+    session.run("mkdocs", "build", "--strict", env={"NO_MKDOCS_2_WARNING": "1"})
+    session.run("python", "docs/site_checks.py", "site")
+
+
+@nox.session(allow_parallel=True)
 @nox.parametrize("package", LARGEST, ids=LARGEST)
 def tests(session: nox.Session, package: str) -> None:
     """One package's own tests; a plugin's with no other plugin beside it, and first without what tests need."""

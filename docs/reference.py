@@ -1,5 +1,5 @@
-"""Write what is made from the code: docs/hooks.md and docs/options.md of docstrings, parts, and the comments behind
-their options, and core's catalogue of what every package offers.
+"""Write the files that are made from the code: docs/hooks.md, docs/options.md, docs/options/, docs/code-map/, and the
+catalogue of core.
 
 python docs/reference.py
 """
@@ -11,6 +11,7 @@ from pathlib import Path
 
 import reference_catalogue
 import reference_hooks
+import reference_map
 import reference_options
 
 from gangline.plugin.catalogue import DATA
@@ -23,7 +24,8 @@ NOTE = f"<!-- written by  {COMMAND}  from the code: change it there -->\n\n"
 
 def pages() -> dict[Path, str]:
     """File -> what it has to hold."""
-    written = {"hooks.md": reference_hooks.page(), "options.md": reference_options.page()}
+    written = {"hooks.md": reference_hooks.page(), **reference_options.pages()}
+    written |= {f"code-map/{name}": text for name, text in reference_map.list_pages().items()}
     ours = {tomllib.loads(path.read_text())["project"]["name"] for path in ROOT.glob("packages/*/pyproject.toml")}
     made = {DOCS / name: NOTE + text.strip() + "\n" for name, text in written.items()}
     return {**made, DATA: reference_catalogue.catalogue(ours)}
@@ -31,5 +33,6 @@ def pages() -> dict[Path, str]:
 
 if __name__ == "__main__":
     for path, text in pages().items():
+        path.parent.mkdir(exist_ok=True)
         path.write_text(text, encoding="utf-8")
         print(path.relative_to(ROOT))

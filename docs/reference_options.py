@@ -1,4 +1,4 @@
-"""The page of the options: every part of this repository's packages, and what can be set on it."""
+"""Pages of the options: a page for each group of parts, and one with the options of every run."""
 
 from __future__ import annotations
 
@@ -23,24 +23,56 @@ OURS = {tomllib.loads(path.read_text())["project"]["name"] for path in ROOT.glob
 TOP = """\
 # Options
 
-Every part that the packages of this repository offer, and every option of it. `train group=name` chooses a part,
-`train group.option=value` sets an option; `train group=name --help` prints the same on your terminal, plugins of others
+Every option of every part that the packages of this repository offer. `train group=name` chooses a part, and
+`train group.option=value` sets an option. `train group=name --help` prints the same in a terminal, third-party plugins
 included. A part that builds on another lists only what differs.
 
-## Every run
+| group | parts | default |
+|---|---|---|
 """
 
 
-def page() -> str:
-    """docs/options.md"""
-    found = [TOP]
+def pages() -> dict[str, str]:
+    """Return file name below docs/ -> text: the list of groups with the options of every run, and a page a group."""
+    groups = ours()
+    index = [TOP.rstrip("\n")]
+    for group, offers in groups.items():
+        parts = ", ".join(f"`{offer.part.name}`" for offer in sorted(offers, key=lambda offer: offer.part.name))
+        index.append(f"| [`{group}`]({_get_file(group)}) | {parts} | {_describe_default(group)} |")
+    index += ["", "## Every run", ""]
     for name, section in SECTIONS.items():
-        found += [f"### {name}", "", inspect.getdoc(section) or "", "", *_table(iterate_options(section, name)), ""]
-    for group, offers in ours().items():
-        found += [f"## {group}", "", _about(group), ""]
-        for offer in offers:
-            found += [*_part(offer, offers), ""]
-    return "\n".join(found)
+        index += [f"### {name}", "", inspect.getdoc(section) or "", "", *_table(iterate_options(section, name)), ""]
+    return {"options.md": "\n".join(index)} | {
+        _get_file(group): "\n".join(_write_group(group, offers)) for group, offers in groups.items()
+    }
+
+
+def _get_file(group: str) -> str:
+    return f"options/{group.replace('/', '-')}.md"
+
+
+def _write_group(group: str, offers: list[Offer]) -> Iterator[str]:
+    yield from (f"# Options of {group}", "", _about(group) + " [All groups](../options.md)", "")
+    for offer in offers:
+        yield from (*_part(offer, offers), "")
+
+
+def _describe_default(group: str) -> str:
+    outer, _, field = group.rpartition("/")
+    if group in LISTS:
+        return f"`[{','.join(get_default_choices().get(group) or [])}]`"
+    if outer:  # the part that opens the group says; parts of one outer group may differ
+        named = {
+            offer.part.opens[field] for offer in installed().get_offers(outer).values() if field in offer.part.opens
+        }
+        return ", ".join(f"`{name or 'off'}`" for name in sorted(named))
+    if _is_read_by_commands(group):
+        return "chosen by a command"
+    return f"`{get_default_choices().get(group) or 'off'}`"
+
+
+def _is_read_by_commands(group: str) -> bool:
+    return group in BY_GROUP and BY_GROUP[group].chosen == "by command"
 
 
 def ours() -> dict[str, list[Offer]]:
@@ -62,20 +94,19 @@ def ours() -> dict[str, list[Offer]]:
 
 
 def _about(group: str) -> str:
-    default = get_default_choices().get(group)
+    usual = _describe_default(group)
     if group in LISTS:
-        usual = ",".join(default or [])
-        return f"A list, `{group}=[{usual}]` by default; options are set as `{group}.<name>.<option>`."
-    if group in BY_GROUP and BY_GROUP[group].chosen == "by command":
-        return "Verbs of `gangline` read it, and no run."
-    return f"`{group}={default or 'off'}` by default."
+        return f"A list, by default {usual}; options are set as `{group}.<name>.<option>`."
+    if _is_read_by_commands(group):
+        return "Read by commands of `gangline`, and by no run."
+    return f"By default: {usual}."
 
 
 def _part(offer: Offer, others: Iterable[Offer]) -> Iterator[str]:
     part = offer.part
     supplier = "" if offer.distribution == "gangline-core" else f" From `{offer.distribution}`."
     depends = f" Depends on the layout: {part.layout_dependent}" if part.layout_dependent else ""
-    yield from (f"### {offer.group}={part.name}", "", sentence(part.summary) + supplier + depends, "")
+    yield from (f"## {offer.group}={part.name}", "", sentence(part.summary) + supplier + depends, "")
     place = f"{offer.group}.{part.name}" if offer.group in LISTS else offer.group
     own = list(iterate_options(part.config, place))
     base = base_of(offer, others)

@@ -90,8 +90,8 @@ def test_readme_training_command_matches_main_job():
 
 
 def tree() -> dict[Path, str]:
-    """Path -> what the README's tree says of it."""
-    text = next(block.text for block in blocks(README) if block.text.startswith("README.md "))
+    """Path -> phrase of the tree of the repository's root in the code map."""
+    text = next(block.text for block in blocks(ROOT / "docs" / "code-map.md") if block.text.startswith("README.md "))
     found, above = {}, [ROOT]
     for line in text.splitlines():
         indent, entry, phrase = re.fullmatch(r"( *)(\S+) *(.*)", line).groups()
@@ -102,14 +102,22 @@ def tree() -> dict[Path, str]:
     return found
 
 
-def test_readme_tree_matches_repository():
+def test_code_map_matches_repository():
     shown = tree()
     assert not [path for path in shown if not path.exists()]
-    core = ROOT / "packages" / "core" / "src" / "gangline"
-    there = {path for path in core.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
-    assert there - {core / "__init__.py"} == {path for path in shown if path.parent == core}
     folders = {path.name for path in ROOT.iterdir() if path.name[0] != "." and any(path.rglob("*.py"))}
     assert folders <= {path.relative_to(ROOT).parts[0] for path in shown}
+    maps = {path.stem for path in (ROOT / "docs" / "code-map").glob("*.md")}
+    assert maps == {path.parent.name for path in ROOT.glob("packages/*/src")}
+
+
+def test_code_map_lists_every_file_with_a_phrase():
+    for page in (ROOT / "docs" / "code-map").glob("*.md"):
+        (source,) = (ROOT / "packages" / page.stem / "src").iterdir()
+        files = {path.name for path in source.rglob("*.py")} - {"__init__.py"}
+        lines = re.findall(r"^ +(\w+\.py)(.*)$", page.read_text(), re.MULTILINE)
+        assert files == {file for file, _ in lines}
+        assert [file for file, phrase in lines if not phrase.strip()] == []
 
 
 @pytest.mark.parametrize("page", pages.PAGES, ids=name)
@@ -196,9 +204,10 @@ def test_every_option_of_every_part_is_documented():
     assert set(GROUPS) - {"health", "callback"} <= set(ours)
     for group, offers in ours.items():
         for offer in offers:
-            text, base = under("options.md", f"{group}={offer.part.name}"), offer
+            page = f"options/{group.replace('/', '-')}.md"
+            text, base = under(page, f"{group}={offer.part.name}"), offer
             while (base := reference_options.base_of(base, offers)) is not None:
-                text += under("options.md", f"{group}={base.part.name}")
+                text += under(page, f"{group}={base.part.name}")
             place = f"{group}.{offer.part.name}" if group in LISTS else group
             for option in iterate_options(offer.part.config, place):
                 assert f"| `{option.path}` | " in text, f"{group}={offer.part.name}: {option.path}"
