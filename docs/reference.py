@@ -1,6 +1,4 @@
-"""Write the files that are made from the code: docs/hooks.md, docs/options.md, docs/options/, docs/code-map/, and the
-catalogue of core.
-
+"""Write the pages and the data that are made from the code: hooks, commands, options, source files, catalogue.
 python docs/reference.py
 """
 
@@ -10,6 +8,7 @@ import tomllib
 from pathlib import Path
 
 import reference_catalogue
+import reference_commands
 import reference_hooks
 import reference_map
 import reference_options
@@ -24,7 +23,11 @@ NOTE = f"<!-- written by  {COMMAND}  from the code: change it there -->\n\n"
 
 def pages() -> dict[Path, str]:
     """File -> what it has to hold."""
-    written = {"hooks.md": reference_hooks.page(), **reference_options.pages()}
+    written = {
+        "hooks.md": reference_hooks.page(),
+        "commands.md": reference_commands.page(),
+        **reference_options.pages(),
+    }
     written |= {f"code-map/{name}": text for name, text in reference_map.list_pages().items()}
     ours = {tomllib.loads(path.read_text())["project"]["name"] for path in ROOT.glob("packages/*/pyproject.toml")}
     made = {DOCS / name: NOTE + text.strip() + "\n" for name, text in written.items()}

@@ -1,0 +1,36 @@
+"""Every option of another framework in the migration tables is answered by `train` with what to type here."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from gangline.cli.train import main
+
+PAGES = sorted((Path(__file__).parent.parent / "docs" / "migrate").glob("*.md"))
+ROWS = [
+    (page.stem, *row)
+    for page in PAGES
+    for row in re.findall(r"^\| `([^`]+)` \| `([^`]+)` \|", page.read_text(), re.MULTILINE)
+]
+
+
+def test_migration_tables_are_read():
+    assert {name for name, *_ in ROWS} == {"deepspeed", "hugging-face-trainer", "megatron", "torchtitan"}
+    assert len(ROWS) > 130
+
+
+@pytest.mark.parametrize(("page", "theirs", "ours"), ROWS, ids=lambda word: word)
+def test_word_of_another_framework_is_answered(page: str, theirs: str, ours: str, capsys, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    forms = [[f"{theirs}=2"]] if not theirs.startswith("--") else [[theirs, "2"], [f"{theirs}=2"]]
+    if page == "hugging-face-trainer":
+        forms += [[f"--{theirs}", "2"]]
+    for form in forms:
+        known = f"{theirs}=" == f"{ours}=" or theirs == ours
+        assert main(form) == 2 or known
+        said = capsys.readouterr().err
+        assert known or ours in said, f"train {' '.join(form)}\n{said}"
+    assert not list(tmp_path.iterdir())
