@@ -152,7 +152,7 @@ def test_buffer_shared_across_stages_is_refused():
     [
         (PLAN, ("blocks.0.q", "blocks.1.q"), "only the embedding and the head"),
         (replace(PLAN, head="top"), None, "outside the modules of the plan"),
-        (replace(PLAN, cuts=(ShardRule.colwise("blocks.*.q", 3),)), None, "units of 3"),
+        (replace(PLAN, cuts=(ShardRule.colwise("blocks.*.q", 3),)), None, "not a multiple of its unit 3"),
     ],
 )
 def test_plan_inconsistent_with_model_is_refused(plan, aliases, message):

@@ -200,7 +200,7 @@ def find_context_problems(config: AxesConfig, run: Run, mesh: Mesh, plan: Plan) 
 
 
 def find_attention_problems(config: AxesConfig, mesh: Mesh, tree: Node, plan: Plan) -> Iterator[Problem]:
-    """Yield a problem for undeclared attention, and with ring attention for each kind of attention it lacks."""
+    """Yield a problem for undeclared attention, and for each kind of attention that ring attention does not support."""
     ring = config.context == "ring"
     refused: dict[str, list[str]] = {}
     for path, call in get_calls(tree, plan, "attention").items():
