@@ -78,7 +78,7 @@ class _Experts:
         absent = self.of.silent[of or name]
         if absent is None and not self.reader.holds(name):
             what = f"config.json of a model with experts does not give {name}."
-            raise UserError(what, "transformers has no default for it.")
+            raise UserError(what, "transformers has no default for this field.")
         if name in self.of.nullable and self.config.get(name) is None:
             return absent
         return self.reader.read_given(name, absent, hint)

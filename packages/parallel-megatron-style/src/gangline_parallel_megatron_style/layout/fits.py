@@ -53,7 +53,7 @@ def _find_unmatched(plan: Plan, shapes: Mapping[str, object]) -> Iterator[Proble
             yield Problem(
                 f"the plan of this model shards {cut.pattern}, which matches no parameter of the model.",
                 "The parameter that the shard rule was meant for would not be sharded.",
-                "Correct the pattern in the model's plan, or in the edit that added it.",
+                "Correct the pattern in the model's plan, or in the edit that added the rule.",
             )
 
 
