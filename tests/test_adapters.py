@@ -125,7 +125,7 @@ def test_closed_form_peak_of_frozen_model_matches_trace(targets, capsys):
     words = ("parallel=fsdp", "launch.processes=8", "batch.global_size=16", "lora=on", f"lora.targets={targets}")
     assert main(["explain", "--trace", *shape, *words]) == 0
     said = capsys.readouterr().out
-    ratio = re.search(r"([\d.]+) x the sum above", said)
+    ratio = re.search(r"([\d.]+) x the total above", said)
     assert ratio is not None, said
     assert abs(float(ratio[1]) - 1) <= 0.035, said
 

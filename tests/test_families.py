@@ -121,7 +121,7 @@ def test_family_with_experts_is_layout_invariant():
 def test_experts_with_unsupported_activation_are_refused():
     suite = Layouts()
     suite.family = "gemma3"
-    with pytest.raises(UserError, match="moe has no experts with gelu_tanh"):
+    with pytest.raises(UserError, match="moe does not support feed-forwards with gelu_tanh"):
         suite.make_job(RunLayout.from_words("tp=1"), Scenario(("moe=on",)))
 
 

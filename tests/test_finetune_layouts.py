@@ -245,7 +245,7 @@ def test_tp_shard_inside_quantization_block_is_refused(runs):
     said = runs.expect_refusal("run.dir=no", *KINDS["chat"], "lora.base=8bit", "parallel=tp", "launch.processes=2")
     assert "does not divide" in said, said
     assert "scales" in said, said
-    assert "Weights kept in 8 bits (8bit)" in said, said
+    assert "8-bit weights (8bit)" in said, said
     assert "lora.base=bf16" in said, said
 
 

@@ -244,14 +244,14 @@ def test_explain_shows_link_of_each_transfer(capsys):
     )
     rows = [re.split(r"\s{2,}", line.strip()) for line in capsys.readouterr().out.splitlines()]
     links_of = {tuple(row[:2]): row[2] for row in rows if len(row) == 6}
-    assert links_of[FOLD, "rows to experts and back, if balanced"] == "node"
+    assert links_of[FOLD, "rows to experts and back (even load)"] == "node"
     assert links_of[f"beside {FOLD}", "gradients"] == "node"
     assert links_of["dp_replicate", "gradients"] == "rack"
 
 
 def test_too_many_router_groups_are_refused():
     words = "parallel=fsdp launch.processes=8 moe.experts=8 moe/router=grouped moe.router.groups=8"
-    with pytest.raises(UserError, match="into groups of two and more"):
+    with pytest.raises(UserError, match="into groups of two or more"):
         explain_run(compose_one([*SMALL.split(), *words.split()]))
 
 

@@ -136,7 +136,7 @@ def test_tflops_use_operation_count_of_model():
         ({"global_batch": -8}, "global_batch is -8, no number"),
         ({"pp": 7}, "does not divide 256"),
         ({"global_batch": 1000}, "does not divide over 32 data ranks"),
-        ({"pp": 16, "tp": 1, "vp": 9, "global_batch": 2048}, "cannot make"),
+        ({"pp": 16, "tp": 1, "vp": 9, "global_batch": 2048}, "cannot be divided into"),
     ],
 )
 def test_unusable_rows_are_listed_with_reasons(change, reason):

@@ -191,9 +191,11 @@ def test_moe_options_without_hugging_face_equivalent_refuse_export(options, conf
 def test_export_refusal_lists_options_to_set(options, dense):
     """And what is said suffices."""
     config = PLAIN | {"architectures": [dense]}
-    with pytest.raises(UserError, match=f"others have no {dense} with the experts of moe") as refused:
+    with pytest.raises(UserError, match=f"Hugging Face has no {dense} with the experts of this run") as refused:
         MoeFormat().write(options, config)
-    words = refused.value.details[0].removeprefix("They have one that was trained with ").split()
+    words = (
+        refused.value.details[0].removeprefix("Hugging Face has this architecture with experts trained with ").split()
+    )
     assert words
     for word in words:
         name, _, text = word.partition("=")
@@ -274,6 +276,8 @@ def test_weights_with_different_moe_options_are_refused(tmp_path):
         return [str(problem.what + " " + problem.why) for problem in options.check(changed)]
 
     assert told() == []
-    assert any("moe.experts is 4 there and 8 here" in text for text in told(experts=8))
-    assert any("moe.router is Softmax there and Sigmoid here" in text for text in told(router=Sigmoid()))
-    assert any("moe.ffn_dim is 48 there and 24 here" in text for text in told(ffn_dim=None))
+    assert any("moe.experts is 4 in the directory and 8 in this run" in text for text in told(experts=8))
+    assert any(
+        "moe.router is Softmax in the directory and Sigmoid in this run" in text for text in told(router=Sigmoid())
+    )
+    assert any("moe.ffn_dim is 48 in the directory and 24 in this run" in text for text in told(ffn_dim=None))

@@ -61,15 +61,15 @@ def test_report_prints_and_plots_expert_load(run_dir, capsys):
     lines = printed.splitlines()
     layers = [line for line in lines if line.startswith("blocks")]
     assert [line.split(":")[0] for line in layers] == ["blocks.0", "blocks.2", "blocks.10"]
-    assert layers[0] == "blocks.0: at the end max/mean 3.88, no token for 1, 3, entropy 1.25"
+    assert layers[0] == "blocks.0: last column max/mean 3.88, no tokens for expert 1, 3, entropy 1.25"
     assert lines[lines.index(layers[0]) + 1] == "     0 |++@@@| 3.88"
     assert lines[lines.index(layers[1]) + 1] == "     0 |+++++| 1.00"
     assert lines[0] == f"load of the experts: {run_dir.name}"
     words = list_words((run_dir / "picture.svg").read_text())
-    assert {f"Load of the experts: {run_dir.name}", "steps 1 to 10; a cell is 2 steps"} <= set(words)
+    assert {f"Load of the experts: {run_dir.name}", "steps 1 to 10; each cell covers 2 steps"} <= set(words)
     assert words.count("expert") == 3
     assert words.count("10") == 1  # the last step, below all plots
-    assert {"step", "2", "tokens of an expert over the mean of its layer"} <= set(words)
+    assert {"step", "2", "load of an expert / mean load of its layer"} <= set(words)
 
 
 def test_heatmap_cells_average_loads_of_steps(run_dir):
@@ -117,7 +117,7 @@ def test_heatmap_is_blue_below_mean_red_above():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["report", "nowhere"], "holds no metrics.jsonl"),
+        (["report", "nowhere"], "nowhere/metrics.jsonl is missing or cannot be read"),
         (["report", "{}", "--columns", "0"], "--columns 0: expected a number above 0"),
         (["reprot", "{}"], "there is no gangline moe reprot"),
         (["report", "{}", "--svg", "/nowhere/picture.svg"], "cannot be written"),
@@ -130,7 +130,7 @@ def test_report_refuses_invalid_arguments(run_dir, words, message):
 
 def test_history_of_run_without_experts_is_refused(tmp_path):
     (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 1, "metrics": {}}) + "\n")
-    with pytest.raises(UserError, match="has no step with experts"):
+    with pytest.raises(UserError, match="has no step with the load of experts"):
         load_history(tmp_path)
 
 
@@ -138,9 +138,9 @@ def test_dead_and_hot_experts_are_reported_once():
     check = ExpertsCheck(ExpertsHealth(patience=3, hot=2.0), build_small_run("moe=on"))
     found = [(step, str(v)) for step in range(1, 9) for v in check.observe(record(step, b0=UNEVEN))]
     assert found == [
-        (3, "hot-expert at blocks.0, expert 0: 3.9 times the mean load for 3 steps in a row"),
-        (3, "dead-expert at blocks.0, expert 1: no token for 3 steps in a row"),
-        (3, "dead-expert at blocks.0, expert 3: no token for 3 steps in a row"),
+        (3, "hot-expert at blocks.0, expert 0: 3.9 times the mean load for 3 consecutive steps"),
+        (3, "dead-expert at blocks.0, expert 1: no token for 3 consecutive steps"),
+        (3, "dead-expert at blocks.0, expert 3: no token for 3 consecutive steps"),
     ]
     list(check.observe(record(9, b0=EVEN)))
     assert not [v for step in (10, 11) for v in check.observe(record(step, b0=UNEVEN))]

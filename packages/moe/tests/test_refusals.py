@@ -22,10 +22,10 @@ CASES = {
     "moe.capacity_factor=.nan": "moe.capacity_factor=nan must be finite",
     "moe.ep=3": "moe.ep=3 does not divide moe.experts=8",
     "moe.ep=0": "moe.ep=0 must be at least 1",
-    "moe.ep=2": "moe.ep=2: under parallel=single no ranks share the experts",
+    "moe.ep=2": "moe.ep=2 is not possible: parallel=single does not shard the experts",
     "moe.ep_axes=[pp]": "expected dp_replicate or dp_shard or cp or tp, got 'pp'",
     "moe.ep_axes=[dp]": "expected dp_replicate or dp_shard or cp or tp, got 'dp'",
-    "moe.ep_axes=[]": "names no ranks",
+    "moe.ep_axes=[]": "moe.ep_axes=[] must name at least one mesh axis",
     "moe.first=2": "moe.first=2 leaves no block with experts",
     "moe.every=0": "moe.every=0 must be at least 1",
     "moe.ffn_dim=0": "moe.ffn_dim=0 must be at least 1",
@@ -47,10 +47,16 @@ def test_invalid_moe_options_are_refused(setting):
     ("settings", "message"),
     [
         (("moe/router=grouped", "moe.router.groups=3"), "does not divide moe.experts=8"),
-        (("moe/router=grouped", "moe.router.groups=8"), "into groups of two and more"),
-        (("moe/router=grouped", "moe.router.groups=4", "moe.router.top_groups=5"), "too few experts, or too many"),
-        (("moe/router=grouped", "moe.router.groups=4", "moe.router.top_groups=1", "moe.top_k=3"), "too few experts"),
-        (("moe/router=expert_choice", "moe.router.global_aux_loss=0.1"), "has nothing to even out"),
+        (("moe/router=grouped", "moe.router.groups=8"), "into groups of two or more"),
+        (
+            ("moe/router=grouped", "moe.router.groups=4", "moe.router.top_groups=5"),
+            "moe.router.top_groups=5 must be from 1 to 4",
+        ),
+        (
+            ("moe/router=grouped", "moe.router.groups=4", "moe.router.top_groups=1", "moe.top_k=3"),
+            "moe.router.top_groups=1 must be from 2 to 4",
+        ),
+        (("moe/router=expert_choice", "moe.router.global_aux_loss=0.1"), "has no effect with expert choice"),
     ],
 )
 def test_invalid_router_options_are_refused(settings, message):
@@ -61,7 +67,7 @@ def test_invalid_router_options_are_refused(settings, message):
 def test_ep_is_refused_under_ddp():
     """ddp has ranks, and folds none of them."""
     words = ("moe=on", "model.vocab_size=256", "parallel=ddp", "launch.processes=2", "moe.ep_axes=[dp_replicate]")
-    with pytest.raises(UserError, match=r"moe.ep=2: under parallel=ddp no ranks share the experts"):
+    with pytest.raises(UserError, match=r"moe.ep=2 is not possible: parallel=ddp does not shard the experts"):
         check(build_small_run(*words, "moe.ep=2"))
     run = build_small_run(*words)
     check(run)
@@ -70,7 +76,7 @@ def test_ep_is_refused_under_ddp():
 
 def test_model_without_feed_forwards_is_refused():
     plan = Plan(embed="embed", blocks="blocks", head="head", layers=1)
-    with pytest.raises(UserError, match="moe has nothing to replace in this model"):
+    with pytest.raises(UserError, match="moe found no gated feed-forward layer to replace in this model"):
         edit(NormNode(dim=4), plan, MoeOptions())
 
 

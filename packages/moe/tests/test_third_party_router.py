@@ -38,7 +38,7 @@ def build(config, *, dim, experts, top_k):
 
 @hookimpl
 def gangline_parts():
-    yield Part(group="moe/router", name="turns", config=Turns, build="turning:build", summary="One after another")
+    yield Part(group="moe/router", name="turns", config=Turns, build="turning:build", summary="consecutive experts")
 """
 MODULES = """
 import torch

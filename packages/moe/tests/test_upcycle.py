@@ -70,9 +70,9 @@ def test_rank_fills_its_shard_of_experts(here):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (("moe.upcycle_from={}/sparse",), "has experts already"),
-        (("moe.ffn_dim=32",), "moe.ffn_dim=32 is not the width of the feed-forwards"),
-        (("moe.shared=1",), "moe.shared=1 does not go with moe.upcycle_from"),
+        (("moe.upcycle_from={}/sparse",), "run has experts already"),
+        (("moe.ffn_dim=32",), "moe.ffn_dim=32 is not the feed-forward width"),
+        (("moe.shared=1",), "moe.shared=1 cannot be combined with moe.upcycle_from"),
     ],
 )
 def test_incompatible_upcycle_options_are_refused(here, settings, message):
@@ -83,5 +83,5 @@ def test_incompatible_upcycle_options_are_refused(here, settings, message):
 def test_upcycle_from_different_model_is_refused(here):
     run = run_of(here, "model.layers=3")
     tree, plan = compose_model(run)
-    with pytest.raises(UserError, match="holds another model than the one to make sparse"):
+    with pytest.raises(UserError, match="the two models differ in more than their experts"):
         run.edits["moe"].fill_init_weights(run, list_shards(make_whole_model(tree, plan, seed=0), plan), plan)

@@ -47,5 +47,5 @@ def test_width_comes_from_embedding_output_or_node():
 def test_embedding_of_unknown_width_is_refused():
     tree, plan = compose_model(build_small_run("model.dim=24"))
     odd = replace(tree, **{plan.embed: Unsaid()})
-    with pytest.raises(UserError, match=r"embed says it of no batch without 'pixels'"):
+    with pytest.raises(UserError, match=r"embed reads 'pixels' of the batch"):
         probe_width(model_with(Pixels(EmbeddingNode(vocab_size=61, dim=24))), plan, odd)

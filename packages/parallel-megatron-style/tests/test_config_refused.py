@@ -51,7 +51,8 @@ def train(tmp_path, monkeypatch, capsys):
         ),
         (
             "parallel=tp launch.processes=16 model.heads=16 model.kv_heads=16 model.dim=256",
-            ["parallel.tp=16 is wider than a node of 8.", "parallel.tp=8; or parallel.tp=4", "parallel.force=true"],
+            ["parallel.tp=16 is larger than a node, which has 8 GPUs.",
+             "parallel.tp=8; or parallel.tp=4", "parallel.force=true"],
         ),
         (
             "parallel=3d launch.processes=4 parallel.pp=1 batch.sequence_length=127",
@@ -60,7 +61,7 @@ def train(tmp_path, monkeypatch, capsys):
         ),
         (
             "parallel=3d launch.processes=4 parallel.cp=2 parallel.tp=1 batch.sequence_length=126",
-            ["batch.sequence_length=126 does not divide over cp 2.", "multiple of 4", "an early and a late piece",
+            ["batch.sequence_length=126 does not divide over cp 2.", "multiple of 4", "an early and a late chunk",
              "Nearest: batch.sequence_length=124 or batch.sequence_length=128"],
         ),
         (
@@ -69,35 +70,37 @@ def train(tmp_path, monkeypatch, capsys):
         ),
         (
             "parallel=3d launch.processes=8 parallel.cp=4 parallel.pp=1 parallel.tp=2 parallel.context=ulysses",
-            ["parallel.cp=4 does not divide the 3 heads that a rank of tp=2 has.", 
+            ["parallel.cp=4 does not divide the 3 heads of a rank with parallel.tp=2.", 
              "parallel.context=ring; or parallel.cp=1"],
         ),
         (
             "parallel=pp launch.processes=8",
-            ["parallel.pp=8 is 8 stages, and the model has 4 blocks.", "parallel.pp=4; or parallel.pp=2"],
+            ["parallel.pp=8 makes 8 stages, and the model has 4 blocks.", "parallel.pp=4; or parallel.pp=2"],
         ),
         (
             "parallel=pp launch.processes=4 parallel.schedule=zb_v",
-            ["parallel.pp=4 of 2 chunks each is 8 stages, and the model has 4 blocks.",
+            ["parallel.pp=4 with 2 chunks per rank makes 8 stages, and the model has 4 blocks.",
              "parallel.schedule=1f1b; or parallel.pp=2"],
         ),
         (
             "parallel=pp parallel.stages=[3,2]",
-            ["parallel.stages=[3, 2] has 2 stages and 5 blocks.", "parallel.pp=2 is 2 stages", "parallel.stages=[2,2]"],
+            ["parallel.stages=[3, 2] has 2 stages and 5 blocks.",
+             "parallel.pp=2 makes 2 stages", "parallel.stages=[2,2]"],
         ),
         ("parallel=pp parallel.stages=[4,0]", ["parallel.stages=[4,0] must each be at least 1."]),
         ("parallel=pp parallel.stages=[]", ["parallel.stages=[] has 0 stages and 0 blocks."]),
         (
             "parallel=pp parallel.chunks=3",
-            ["parallel.chunks=3: schedule 1f1b has exactly 1 chunk a rank.", "parallel.chunks=null"],
+            ["parallel.chunks=3: parallel.schedule=1f1b has exactly 1 chunk per rank.", "parallel.chunks=null"],
         ),
         (
             "parallel=pp parallel.schedule=dualpipe_v parallel.chunks=3",
-            ["parallel.chunks=3: schedule dualpipe_v has exactly 2 chunks a rank."],
+            ["parallel.chunks=3: parallel.schedule=dualpipe_v has exactly 2 chunks per rank."],
         ),
         (
             "parallel=pp parallel.schedule=interleaved_1f1b parallel.chunks=1",
-            ["parallel.chunks=1: schedule interleaved_1f1b needs at least 2.", "parallel.schedule=1f1b"],
+            ["parallel.chunks=1: parallel.schedule=interleaved_1f1b needs at least 2 chunks per rank.",
+             "parallel.schedule=1f1b"],
         ),
         (
             "parallel=3d parallel.schedule=1f2b",
@@ -109,7 +112,8 @@ def train(tmp_path, monkeypatch, capsys):
         ("parallel=fsdp parallel.zero=4", ["parallel.zero=4: expected 0 or 1 or 2 or 3"]),
         (
             "parallel=pp parallel.overlap=true",
-            ["parallel.overlap=true: schedule 1f1b has no forward beside a backward.", "parallel.schedule=dualpipe_v"],
+            ["parallel.overlap=true: parallel.schedule=1f1b does not overlap forwards with backwards.",
+             "parallel.schedule=dualpipe_v"],
         ),
         ("parallel=fsdp parallel.prefetch=-1", ["parallel.prefetch=-1 must be at least 0."]),
         ("parallel=3d parallel.tp=0", ["parallel.tp=0 must be at least 1."]),
@@ -127,7 +131,7 @@ def train(tmp_path, monkeypatch, capsys):
         (
             "parallel=3d launch.processes=16 parallel.tp=4 parallel.pp=4 batch.sequence_length=126 "
             "parallel.schedule=zb_v",
-            ["3 things cannot work:", "parallel.tp=4 does not divide", "sequence_length=126", "parallel.pp=4 of 2"],
+            ["3 things cannot work:", "parallel.tp=4 does not divide", "sequence_length=126", "parallel.pp=4 with 2"],
         ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -141,8 +145,8 @@ def test_invalid_layout_is_refused_with_a_fix(train, words, lines):
 def test_refusal_message_in_full(train):
     assert train("parallel=3d parallel.pp=1 parallel.cp=2 batch.sequence_length=126") == (
         "batch.sequence_length=126 does not divide over cp 2 x tp 2 (sequence parallelism).\n"
-        "  It has to be a multiple of 4. "
-        "Ring attention gives each rank an early and a late piece, so that all work alike.\n"
+        "  The sequence length must be a multiple of 4. "
+        "Ring attention gives each rank an early and a late chunk, so that all ranks have equal work.\n"
         "  Nearest: batch.sequence_length=124 or batch.sequence_length=128"
     )
 
@@ -219,14 +223,14 @@ def replaced(**changes):
 
 def test_shard_rule_without_matching_parameter_is_refused():
     more = lambda plan: plan.extend(cuts=(ShardRule.colwise("blocks.*.attention.wx"),))  # noqa: E731
-    assert of_plan(more) == ["the plan of this model cuts blocks.*.attention.wx, and the model has no such parameter."]
+    assert of_plan(more) == [
+        "the plan of this model shards blocks.*.attention.wx, which matches no parameter of the model."
+    ]
 
 
 def test_tp_refuses_a_plan_without_shard_rules():
     uncut = replaced(cuts=())
-    assert of_plan(uncut, tp=2) == [
-        "parallel.tp=2: the plan of this model says of no parameter how to cut it for tensor parallelism."
-    ]
+    assert of_plan(uncut, tp=2) == ["parallel.tp=2: the plan of this model has no shard rule for tensor parallelism."]
     assert of_plan(uncut, pp=2, dp_shard=2) == []
 
 
@@ -234,7 +238,7 @@ def test_cp_and_tp_refuse_plan_without_seams():
     (one,) = of_plan(replaced(seams=()), cp=2)
     assert one == "parallel.cp=2: the plan of this model has no attention seam."
     (other,) = of_plan(replaced(seams=()), tp=2)
-    assert other == "parallel.tp=2: the plan cuts head.weight, and has no loss seam."
+    assert other == "parallel.tp=2: the plan shards head.weight over tp, and has no loss seam."
 
 
 def test_model_without_facts_is_checked_by_shapes():
@@ -257,7 +261,7 @@ def test_model_without_facts_is_checked_by_shapes():
 )
 def test_fold_size_must_divide_its_axes(fold, axes, fits_it):
     found = of_plan(lambda plan: with_fold(plan, fold), **axes)
-    assert found == [] if fits_it else found[0].startswith(f"the model wants {fold.size} ranks for x out of")
+    assert found == [] if fits_it else found[0].startswith(f"x={fold.size} does not divide the ranks of")
 
 
 def with_fold(plan: Plan, fold: Fold) -> Plan:
@@ -268,4 +272,4 @@ def test_a_fold_out_of_tp_needs_sequence_parallelism():
     fold = Fold("x", 2, ("tp",))
     assert of_plan(lambda plan: with_fold(plan, fold), tp=2) == []
     (found,) = of_plan(lambda plan: with_fold(plan, fold), ThreeD(sequence_parallel=False), tp=2)
-    assert found == "x takes ranks of tp, and parallel.sequence_parallel is off."
+    assert found == "x uses ranks of tp, which needs parallel.sequence_parallel=true."

@@ -134,7 +134,7 @@ def test_attention_call_options_match_unsharded_attention(method, documents):
 
 
 def test_ring_attention_refuses_soft_cap_and_sinks():
-    with pytest.raises(ValueError, match="does not have a soft cap and sinks"):
+    with pytest.raises(ValueError, match="does not support a soft cap and sinks"):
         RingAttention(Solo("cp"), AttentionCall(soft_cap=1.0, sinks="sinks.weight"))
 
 

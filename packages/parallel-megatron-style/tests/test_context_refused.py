@@ -95,14 +95,20 @@ def refusal(*words: str) -> str:
 
 def test_cp_refuses_undeclared_attention_before_start(narrow):
     said = refusal("narrow=on", *CP)
-    for word in ("parallel.cp=2", "blocks.0.attention", "does not say", "`get_seams`", "AttentionCall"):
+    for word in (
+        "parallel.cp=2",
+        "blocks.0.attention",
+        "the node does not declare its attention",
+        "`get_seams`",
+        "AttentionCall",
+    ):
         assert word in said
     said = refusal("narrow=on", *CP, "parallel.context=ulysses")
     for word in (
         "parallel.cp=2",
         "Ulysses",
         "blocks.0.attention and 1 more",
-        "does not say",
+        "the node does not declare its attention",
         "`get_seams`",
         "AttentionCall",
     ):
@@ -126,7 +132,7 @@ def test_tp_notes_undeclared_attention(narrow):
         run = build_small_run("model.vocab_size=256", *words, "parallel=tp", "launch.processes=2")
         return " ".join(run.parallel.list_notices(run))
 
-    assert "blocks.0.attention and 1 more: nobody says" in told("narrow=on")
+    assert "blocks.0.attention and 1 more: the node does not declare" in told("narrow=on")
     assert told("narrow=on", "narrow.said=true") == told()
 
 
@@ -140,13 +146,15 @@ def test_ring_refuses_soft_cap_or_sinks(option):
 
 def test_tp_refuses_undeclared_loss_over_sharded_vocabulary(narrow):
     said = refusal("narrow=on", "narrow.head=true", "parallel=tp", "launch.processes=2")
-    for word in ("parallel.tp=2", "head does not say", "ShardRule.whole('head.weight')"):
+    for word in ("parallel.tp=2", "the node of head does not declare its loss", "ShardRule.whole('head.weight')"):
         assert word in said
     assert refusal("narrow=on", "narrow.head=true", *CP) == ""
 
 
 def test_trace_refuses_soft_cap_and_sinks():
-    with pytest.raises(UserError, match=r"--trace: blocks.0.attention has a soft cap and sinks"):
+    with pytest.raises(
+        UserError, match=r"--trace does not support blocks.0.attention, whose attention has a soft cap and sinks"
+    ):
         main(["explain", "--trace", "model.soft_cap=2.0", "model.sinks=true", "parallel=fsdp", "launch.processes=2"])
 
 
@@ -266,5 +274,5 @@ def test_loss_other_than_declared_is_refused(function):
     case = Case()
     model, plan = whole_of(case)
     model.head.loss = function
-    with pytest.raises(UserError, match="head: the loss over a cut vocabulary"):
+    with pytest.raises(UserError, match="head: the loss over a sharded vocabulary"):
         cut(model, replace(plan, cuts=tuple(rule for rule in plan.cuts if rule.pattern == "head.weight")))

@@ -65,10 +65,10 @@ def sent(comms: FakeComms, mesh: Mesh) -> Counter[str]:
     return found
 
 
-TENSOR = ("hidden in blocks", "gradients of blocks", "embedding", "loss")
-WHOLE = ("gradients of what is whole",)  # rows of them lie on some data ranks and not on others
+TENSOR = ("hidden states in blocks", "gradients in blocks", "embedding", "loss")
+WHOLE = ("gradients of replicated parameters",)  # rows of them lie on some data ranks and not on others
 CONTEXT = ("attention", "positions")
-PIPELINE = ("hidden and gradients", "tied embedding")
+PIPELINE = ("hidden states and gradients", "tied embedding")
 DATA = ("gradients", "weights")
 
 
@@ -180,7 +180,7 @@ def test_muon_all_to_all_bytes_match_closed_form(words, monkeypatch):
             calls.add(
                 sum(count for (_, what), count in (comms.traffic.calls - before[1]).items() if what == "all_to_all")
             )
-        (sent,) = [sent for sent in traffic.list_sent(case, stage) if sent.purpose == "matrices of the optimizer"]
+        (sent,) = [sent for sent in traffic.list_sent(case, stage) if sent.purpose == "optimizer matrices"]
         assert {sent.calls} == calls
         assert 0 <= handed - sent.bytes * len(points) < len(points) * sent.calls, "but for rounding"
         assert sent.calls > 2

@@ -46,13 +46,13 @@ def table(text: str, heading: str) -> dict[str, list[str]]:
 def test_explain_reports_a_small_run(say):
     code, text = say("explain parallel=3d parallel.schedule=zb_h1 precision=bf16")
     assert code == 0
-    assert text.startswith("8 ranks, 8 a node, 4 nodes a rack\n")
+    assert text.startswith("8 ranks, 8 per node, 4 nodes per rack\n")
     assert table(text, "8 ranks")["tp"] == ["2", "4", "node", "0, 1"]
     assert table(text, "8 ranks")["pp"] == ["2", "4", "node", "0, 4"]
-    assert "a step is 2.05 k tokens: on each data rank 8 microbatches of 1 sequence\n" in text
-    assert "pipeline: zb_h1, 2 stages of 2 x 2 blocks; a rank waits" in text
-    assert {"weights", "gradients", "master weights", "activations", "buffers", "together"} <= set(
-        table(text, "memory of a rank")
+    assert "a step has 2.05 k tokens: 8 microbatches of 1 sequence on each data-parallel rank\n" in text
+    assert "pipeline: zb_h1, 2 stages of 2 x 2 blocks; each rank waits" in text
+    assert {"weights", "gradients", "master weights", "activations", "buffers", "total"} <= set(
+        table(text, "peak memory of a rank")
     )
     assert text.endswith("fits a GPU of 80 GB\n")
 
@@ -69,7 +69,7 @@ def test_explain_uses_the_nodes_of_a_run(say, tmp_path):
         events.close()
         code, text = say("explain out")
         assert code == 0
-        axes = table(text, "8 ranks, 2 a node")
+        axes = table(text, "8 ranks, 2 per node")
         assert [axes[axis][2] for axis in ("pp", "dp_shard", "tp")] == links
 
 
@@ -77,12 +77,12 @@ def test_llama_3_405b_on_16384_gpus(say):
     code, text = say(f"explain {LLAMA}")
     assert code == 0
     assert table(text, "16384 ranks") == {
-        "axis": ["ranks", "groups", "links", "rank 0 is with"],
+        "axis": ["ranks", "groups", "links", "group of rank 0"],
         "pp": ["16", "1024", "cluster", "0, 1024, 2048 ... 15360"],
         "dp_shard": ["128", "128", "cluster", "0, 8, 16 ... 1016"],
         "tp": ["8", "2048", "node", "0 to 7"],
     }
-    assert "pipeline: 1f1b, 16 stages of 7 + 14 x 8 + 7 blocks; a rank waits 48.6% of the time" in text
+    assert "pipeline: 1f1b, 16 stages of 7 + 14 x 8 + 7 blocks; each rank waits 48.6% of the time" in text
     assert "does not fit a GPU of 80 GB: 5 of 16 pipeline ranks need up to 98 GB" in text
     assert "run.recompute=full" in text
     assert say(f"explain {LLAMA} run.recompute=full")[1].endswith("fits a GPU of 80 GB\n")
@@ -114,14 +114,17 @@ def test_explain_needs_no_torch_and_no_gpu():
     [
         (
             "parallel=3d batch.global_size=2 parallel.pp=4 parallel.tp=1",
-            "1 microbatch for a pipeline of 4 ranks: they",
+            "1 microbatch for a pipeline of 4 ranks: the ranks wait",
         ),
-        ("parallel=3d parallel.zero=3", "parallel.zero=3 in a pipeline gathers every block for each of 8 microbatch"),
-        ("parallel=fsdp parallel.dp_shard=1 launch.processes=1", "nothing is cut"),
+        (
+            "parallel=3d parallel.zero=3",
+            "parallel.zero=3 in a pipeline gathers every block for the forward and the backward pass of each of 8 ",
+        ),
+        ("parallel=fsdp parallel.dp_shard=1 launch.processes=1", "parallel.zero=3 has no effect"),
         (
             "parallel=tp launch.processes=12 parallel.tp=6 model.heads=6 model.kv_heads=6 model.ffn_dim=96 "
             "batch.sequence_length=96",
-            "tp=6 does not divide a node of 8",
+            "parallel.tp=6 does not divide the 8 GPUs of a node",
         ),
     ],
 )
@@ -142,7 +145,11 @@ def test_a_good_layout_has_no_notes(say):
     [
         (
             "explain",
-            ["parallel=single is another's.", "3d, fsdp, hsdp, tp, pp.", "gangline plan parallel=single"],
+            [
+                "gangline parallel does not support parallel=single",
+                "3d, fsdp, hsdp, tp, pp.",
+                "gangline plan parallel=single",
+            ],
         ),
         ("explain parallel=tp launch.processes=4", ["parallel.tp=4 does not divide model.heads=6."]),
         ("explain parallel=3d launch.processes=12", ["batch.global_size=16 does not divide over 3 data-parallel"]),
@@ -159,9 +166,9 @@ def test_a_good_layout_has_no_notes(say):
         ("explian", ["there is no gangline parallel explian.", "Did you mean explain?", "Choices: explain, draw."]),
         ("draw --schedule zb", ["--schedule zb does not exist.", "Choices: gpipe, 1f1b"]),
         ("draw --stages 2.5", ["--stages 2.5: expected a whole number."]),
-        ("draw --schedule 1f1b --chunks 3", ["the pipeline schedule 1f1b has 1 chunks a rank, not 3."]),
-        ("draw --stages 2 parallel=3d", ["a schedule is drawn of the numbers given, or of a run."]),
-        ("draw parallel=fsdp", ["this run has no pipeline: pp is 1."]),
+        ("draw --schedule 1f1b --chunks 3", ["the pipeline schedule 1f1b needs chunks=1 per rank, not 3."]),
+        ("draw --stages 2 parallel=3d", ["draw needs the sizes of a schedule or a run, not both."]),
+        ("draw parallel=fsdp", ["this run has no pipeline to draw: parallel.pp is 1."]),
         ("draw --svg nowhere/x.svg", ["--svg nowhere/x.svg cannot be written.", "No such file or directory."]),
     ],
 )
@@ -189,9 +196,9 @@ def test_the_schedule_of_a_run_is_drawn(say):
     _, of_run = say("draw parallel=3d parallel.pp=2 batch.micro_size=2")
     title, about, *lines = of_run.splitlines()
     assert title.startswith("Pipeline 1f1b of parallel=3d parallel.pp=2 batch.micro_size=2: 2 ranks, 4 microbatches")
-    assert about == "simulated, by the products that each stage computes"
+    assert about == "simulated, with times in proportion to the FLOPs of each stage"
     assert [line[:7] for line in lines if line.startswith("rank")] == ["rank 0 ", "rank 1 "]
-    assert "time in forward passes of the largest stage" in lines
+    assert "time in forward passes of the slowest stage" in lines
     assert "F3" in of_run
     assert "F4" not in of_run
 
@@ -205,6 +212,6 @@ def test_help_lists_both_commands(say):
 
 
 def test_plugin_registers_parts_and_command():
-    assert installed().get_commands()["parallel"].summary == "Explain a layout, draw a pipeline's schedule"
+    assert installed().get_commands()["parallel"].summary == "Report the cost of a layout, or draw a pipeline schedule"
     ours = {name for name, offer in installed().get_offers("parallel").items() if "megatron" in offer.distribution}
     assert ours == {"3d", "fsdp", "hsdp", "tp", "pp"}

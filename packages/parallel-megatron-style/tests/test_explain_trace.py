@@ -32,7 +32,7 @@ PIPELINE = ("parallel=3d", "parallel.tp=8", "parallel.pp=2", "parallel.dp_shard=
 def test_traced_peak_matches_closed_form(words, within, capsys):
     assert main(["explain", "--trace", *SHAPE, *words]) == 0
     said = capsys.readouterr().out
-    ratio = re.search(r"([\d.]+) x the sum above", said)
+    ratio = re.search(r"([\d.]+) x the total above", said)
     assert ratio is not None, said
     assert abs(float(ratio[1]) - 1) <= within, said
 

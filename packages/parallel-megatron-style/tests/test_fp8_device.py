@@ -93,8 +93,8 @@ def test_unsupported_gpu_is_refused_with_a_fix(monkeypatch):
     with pytest.raises(UserError) as caught:
         build(Fp8(scaling="row"), build_small_run("precision=fp8"))
     assert str(caught.value) == (
-        "precision=fp8 precision.scaling=row does not work on this NVIDIA A100.\n"
-        "  Products in float8 need compute capability 8.9 (Ada) or 9.0 (Hopper); it has 8.0.\n"
+        "precision=fp8 precision.scaling=row is not supported on the GPU NVIDIA A100.\n"
+        "  float8 matmuls need compute capability 8.9 (Ada) or 9.0 (Hopper), and this GPU has 8.0.\n"
         "  precision=bf16"
     )
     build(Fp8(), build_small_run("precision=fp8", "run.device=cpu"))

@@ -127,8 +127,8 @@ def test_message_for_layout_that_does_not_fit():
         ThreeD(tp=3, pp=2).size_axes(8)
     assert str(caught.value) == (
         "pp 2 x tp 3 = 6 does not fit 8 processes.\n"
-        "  8 is no multiple of 6. "
-        "A rank has one place on every axis: the sizes that are named have to divide the number of processes.\n"
+        "  8 is not a multiple of 6. "
+        "The product of the given axis sizes must divide the number of processes.\n"
         "  Nearest: parallel.tp=4; or parallel.tp=2; or parallel.tp=1; or launch.processes=6; or launch.processes=12."
     )
 

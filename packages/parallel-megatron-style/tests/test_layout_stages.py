@@ -63,7 +63,7 @@ def test_balance_accepts_measured_costs():
 
 @pytest.mark.parametrize("stages", [0, 4])
 def test_every_stage_needs_a_block(stages):
-    with pytest.raises(ValueError, match=f"3 blocks cannot make {stages} stages"):
+    with pytest.raises(ValueError, match=f"3 blocks cannot be divided into {stages} stages"):
         balance([1, 1, 1], stages)
 
 

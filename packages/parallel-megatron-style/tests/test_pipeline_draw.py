@@ -30,7 +30,7 @@ def test_text_of_1f1b():
         "time in ms",
         "",
         "F forward   B backward   . waits",
-        "12 ms from first to last; ranks wait 25.0 % of it",
+        "12 ms in total; ranks wait 25.0 % of the time",
     ]
 
 
@@ -38,7 +38,7 @@ def test_narrow_text_puts_microbatch_numbers_below():
     lines = as_text(drawn("zb_v", 4, 8), RUN).splitlines()
     assert lines[3] == "rank 0  FFFFFFFfiwfiwfiwfIiWFIwfIiWIWwfiWIwfiWwIWfiIwW...IW"
     assert lines[4] == "        0123456000111222303071342413245534566465577676   77"
-    assert "small letters: odd chunks" in lines[-2]
+    assert "lower case: odd chunks" in lines[-2]
 
 
 @pytest.mark.parametrize("name", sorted(SCHEDULES))
@@ -83,7 +83,7 @@ def test_figure_has_title_axes_and_legend(name, width):
     words = list_readable(figure)
     assert figure.get_figwidth() * 96 == width
     assert words[:2] == ["Pipeline of a run, step 7", "recorded"]
-    assert any(line.endswith("% of it") for line in words)
+    assert any(line.endswith("% of the time") for line in words)
     assert {"rank", "0", "1", "2", "time (ms)", "waits"} <= set(words)
     legend = " ".join(words[words.index("time (ms)") :])
     assert "forward" in legend

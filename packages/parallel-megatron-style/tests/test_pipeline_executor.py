@@ -339,7 +339,7 @@ def unused(case: Case):
 
 
 def test_a_stage_that_ignores_its_input_is_named():
-    with pytest.raises(RuntimeError, match="stage 1 gave its hidden state no gradient in microbatch 0"):
+    with pytest.raises(RuntimeError, match="stage 1 computed no gradient of its input in microbatch 0"):
         get_pool(2).run(unused, Case("1f1b", 1, 1))
 
 

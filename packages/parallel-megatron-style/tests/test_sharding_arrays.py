@@ -143,7 +143,7 @@ def test_buffer_shared_across_stages_is_refused():
     options = {"zero": 1, "sequence_parallel": False, "dtype": "float32"}
     registry = lay_out(PLAN, Mesh.of({"pp": 2}), given_, [0, 0, 1, 1, 1], **options).registry
     assert registry["model/blocks.1.balance"].at == (("pp", 1),)
-    with pytest.raises(ValueError, match=r"shared by modules of the pipeline stages \[0, 1\]"):
+    with pytest.raises(ValueError, match=r"shared by modules on the pipeline ranks \[0, 1\]"):
         lay_out(PLAN, Mesh.of({"pp": 2}), given_, [0, 0, 0, 1, 1], **options)
 
 
@@ -151,8 +151,8 @@ def test_buffer_shared_across_stages_is_refused():
     ("plan", "aliases", "message"),
     [
         (PLAN, ("blocks.0.q", "blocks.1.q"), "only the embedding and the head"),
-        (replace(PLAN, head="top"), None, "none of the modules that the plan names"),
-        (replace(PLAN, cuts=(ShardRule.colwise("blocks.*.q", 3),)), None, "units of 3"),
+        (replace(PLAN, head="top"), None, "outside the modules of the plan"),
+        (replace(PLAN, cuts=(ShardRule.colwise("blocks.*.q", 3),)), None, "not a multiple of its unit 3"),
     ],
 )
 def test_plan_inconsistent_with_model_is_refused(plan, aliases, message):

@@ -406,9 +406,9 @@ def test_matmuls_of_one_module_share_a_region():
     [
         (
             {"cuts": (ShardRule.colwise("blocks.*.attention.wq"),), "master_dtype": ("blocks.*.attention.wq",)},
-            "master dtype",
+            "master_dtype of the plan",
         ),
-        ({"cuts": (ShardRule("embed.weight", 1),)}, "rows of its weight"),
+        ({"cuts": (ShardRule("embed.weight", 1),)}, "can shard only dim 0 of the weight of embed"),
         ({"cuts": (ShardRule("head.norm.weight", 0),)}, "no module around it has `bind"),
         ({"cuts": (ShardRule("head.weight", 0),), "seams": ()}, "no module around it has `bind"),
     ],

@@ -31,7 +31,9 @@ def gangline_health_checks() -> Iterable[Part]:
 
 @hookimpl
 def gangline_commands() -> Iterable[Command]:
-    return [Command(name="moe", run="gangline_moe.report:main", summary="How evenly the experts of a run were used")]
+    return [
+        Command(name="moe", run="gangline_moe.report:main", summary="Report how evenly the experts of a run are loaded")
+    ]
 
 
 @hookimpl
@@ -41,5 +43,5 @@ def gangline_kinds() -> Iterable[Kind]:
         group=routers.GROUP,
         suite="gangline_moe.testing:RouterSuite",
         example="gangline_moe.examples.turns",
-        summary="which experts a token goes through",
+        summary="selects the experts of each token",
     )

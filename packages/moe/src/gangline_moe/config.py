@@ -113,32 +113,41 @@ class MoeOptions(EditConfig):
         if (self.ep or 1) > 1 and self._count_expert_ranks(run) == 1:
             name = installed().find_part(run.parallel).part.name
             yield Problem(
-                f"moe.ep={self.ep}: under parallel={name} no ranks share the experts.",
-                f"They are taken of {' x '.join(self.ep_axes)}, and this layout has one rank there.",
-                "moe.ep=null takes as many as there are.",
+                f"moe.ep={self.ep} is not possible: parallel={name} does not shard the experts in this layout.",
+                f"Experts are sharded over {' x '.join(self.ep_axes)} (moe.ep_axes). These axes have one rank in this "
+                "layout, or its strategy has no expert parallelism (single, ddp).",
+                "moe.ep=null uses the largest size that the layout allows.",
             )
         ep, each = self.resolve(run).ep or 1, self.ranks_per_node
         if each is not None and ep > each and ep % each:
             yield Problem(
-                f"moe.ranks_per_node={each} does not divide the {ep} ranks of {FOLD}.",
-                "Every node has as many of them.",
-                f"Choose among {list_divisors(ep)}, or null.",
+                f"moe.ranks_per_node={each} does not divide the {ep} expert-parallel ranks (moe.ep).",
+                "Every node has the same number of expert-parallel ranks.",
+                f"Choose moe.ranks_per_node among {list_divisors(ep)}, or null.",
             )
 
     def _find_option_problems(self, run: Run) -> Iterator[Problem]:
         if self.top_k > self.experts:
             what = f"moe.top_k={self.top_k} is more than moe.experts={self.experts}."
-            yield Problem(what, "A token goes through each expert at most once.", f"moe.top_k={self.experts} or less.")
+            yield Problem(what, "A token uses each expert at most once.", f"moe.top_k={self.experts} or less.")
         if self.shared_gate and not self.shared:
-            yield Problem("moe.shared_gate=true has nothing to gate.", "moe.shared is 0.", "moe.shared=1")
+            yield Problem(
+                "moe.shared_gate=true needs at least one shared expert.",
+                "moe.shared is 0, so there is no output to gate.",
+                "moe.shared=1, or moe.shared_gate=false",
+            )
         if self.ep is not None and self.experts % self.ep:
             yield Problem(
                 f"moe.ep={self.ep} does not divide moe.experts={self.experts}.",
-                "Every rank of ep holds as many experts.",
+                "Every expert-parallel rank holds the same number of experts.",
                 f"Choose moe.ep among {list_divisors(gcd(self.experts, self._count_expert_ranks(run)))}.",
             )
         if not self.ep_axes:
-            yield Problem("moe.ep_axes=[] names no ranks to share the experts.", "", "moe.ep=1 shares nothing.")
+            yield Problem(
+                "moe.ep_axes=[] must name at least one mesh axis.",
+                "",
+                "moe.ep_axes=[dp_shard,cp], and moe.ep=1 to leave the experts unsharded",
+            )
 
 
 @dataclass

@@ -30,8 +30,8 @@ def edit(tree: Node, plan: Plan, options: MoeOptions) -> tuple[Node, Plan, list[
         raise explain_refusal(feed_forwards, plan, options)
     if other := {word for path in moe_paths for word in _list_unsupported(feed_forwards[path])}:
         raise UserError(
-            f"moe has no experts with {', '.join(sorted(other))}, as the model's feed-forwards have it.",
-            "Its experts are SwiGLU.",
+            f"moe does not support feed-forwards with {', '.join(sorted(other))}, which this model has.",
+            "The experts of moe are SwiGLU feed-forwards.",
             "Choose another model, or moe=off.",
         )
     for path in moe_paths:
@@ -64,14 +64,14 @@ def explain_refusal(found: dict[str, FeedForwardNode], plan: Plan, options: MoeO
     """Return the error that explains why no feed-forward can be replaced."""
     if not found:
         return UserError(
-            "moe has nothing to replace in this model.",
-            "It puts experts in the place of gated feed-forward layers, and the model has none.",
+            "moe found no gated feed-forward layer to replace in this model.",
+            "The edit moe replaces gated feed-forward layers by layers with experts.",
             "Choose another model, or moe=off.",
         )
     return UserError(
         f"moe.first={options.first} leaves no block with experts.",
         f"The model has {plan.layers} blocks, counted from 0.",
-        f"Choose moe.first among 0 to {plan.layers - 1}.",
+        f"Choose moe.first from 0 to {plan.layers - 1}.",
     )
 
 

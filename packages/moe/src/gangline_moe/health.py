@@ -37,7 +37,7 @@ class ExpertsCheck(HealthCheck):
 
     def _make_verdict(self, kind: str, layer: str, expert: int, load: float) -> Verdict:
         of_last = "no token" if kind == "dead" else f"{load:.1f} times the mean load"
-        evidence = f"{of_last} for {self.patience} steps in a row"
+        evidence = f"{of_last} for {self.patience} consecutive steps"
         return Verdict(f"{kind}-expert", f"{layer}, expert {expert}", 1.0, evidence, Action.WARN)
 
     def state(self) -> dict[str, Any]:

@@ -48,9 +48,9 @@ def load_history(run_dir: str | Path, report: Callable[[str], object] = warnings
         records = read_records(path, report)
     except OSError:
         raise UserError(
-            f"{run_dir} holds no metrics.jsonl.",
-            "A report is made of the metrics of each step.",
-            "Train with track=[jsonl,...], which is the default.",
+            f"{run_dir}/metrics.jsonl is missing or cannot be read.",
+            "The report reads the metrics of each step from this file.",
+            "Train with track=[jsonl,...]; the default includes jsonl.",
         ) from None
     by_step: dict[int, StepLoads] = {}
     for record in records:
@@ -60,7 +60,10 @@ def load_history(run_dir: str | Path, report: Callable[[str], object] = warnings
             numbers = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
             by_step[record["step"]] = StepLoads(record["step"], loads, numbers)
     if not by_step:
-        raise UserError(f"{run_dir} has no step with experts.", "A layer with experts tells its load in every step.")
+        raise UserError(
+            f"{run_dir}/metrics.jsonl has no step with the load of experts.",
+            "A layer with experts records its load in every step.",
+        )
     return [by_step[step] for step in sorted(by_step)]
 
 

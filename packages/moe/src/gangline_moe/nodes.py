@@ -16,7 +16,7 @@ from gangline_moe.config import FOLD
 from gangline_moe.routers.config import Biased, ExpertChoice, Grouped, RouterConfig, Sigmoid, Softmax
 
 INDEX = 8  # bytes of an index of a token, of an expert, or of rows
-WHAT = "rows to experts and back, if balanced"
+WHAT = "rows to experts and back (even load)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -296,9 +296,9 @@ class MoeNode(Node):
         counts += INDEX * ranks * (ranks - 1)
         return (
             CommVolume(
-                fold=FOLD, what=f"{WHAT}: in nodes", forward=(2, 2 * inside), backward=(2, 2 * inside), among=each
+                fold=FOLD, what=f"{WHAT}: inside nodes", forward=(2, 2 * inside), backward=(2, 2 * inside), among=each
             ),
             CommVolume(
-                fold=FOLD, what=f"{WHAT}: between", forward=(4, 2 * between + counts), backward=(2, 2 * between)
+                fold=FOLD, what=f"{WHAT}: between nodes", forward=(4, 2 * between + counts), backward=(2, 2 * between)
             ),
         )

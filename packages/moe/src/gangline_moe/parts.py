@@ -10,7 +10,7 @@ HEALTH = (
         name="experts",
         config=ExpertsHealth,
         build="gangline_moe.health:ExpertsCheck",
-        summary="experts without tokens, or with far more than their share",
+        summary="warning of experts without tokens, or with far more tokens than the mean",
     ),
 )
 TRACK = (
@@ -18,6 +18,6 @@ TRACK = (
         name="experts",
         config=Heatmap,
         build="gangline_moe.heatmap:build",
-        summary="pictures of the experts' load for TensorBoard",
+        summary="heatmaps of the experts' load for TensorBoard",
     ),
 )

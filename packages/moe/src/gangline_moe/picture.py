@@ -27,7 +27,7 @@ def draw_over_time(steps: list[StepLoads], columns: int, run: str) -> Figure:
     parts, layers = split_steps(steps, columns), list_layers(steps)
     counts = {layer: len(load) for step in steps for layer, load in step.loads.items()}
     heights = [min(2.0, max(0.5, 0.12 * counts[layer])) for layer in layers]
-    about = f"{_format_steps(steps)}; a cell is {_format_lengths(parts)}"
+    about = f"{_format_steps(steps)}; each cell covers {_format_lengths(parts)}"
     figure, (*plots, scale) = make_subplots(f"Load of the experts: {run}", about, [*heights, SCALE])
     for axes, layer in zip(plots, layers, strict=True):
         empty = [math.nan] * counts[layer]
@@ -68,7 +68,7 @@ def _draw_cells(axes: Axes, table: Sequence[Sequence[float]]) -> AxesImage:
 
 
 def _draw_scale(axes: Axes, image: AxesImage) -> None:
-    label = "tokens of an expert over the mean of its layer"
+    label = "load of an expert / mean load of its layer"
     axes.figure.colorbar(image, cax=axes, orientation="horizontal", label=label, extend="max")
 
 

@@ -65,8 +65,8 @@ class GptOss120B(GptOss20B):
 
 
 DEPENDS = (
-    "with moe.capacity_factor, which pairs are dropped depends on the microbatch on a rank; with moe.ep above 1 an "
-    "expert multiplies tokens of several ranks at once, so that run.deterministic promises rounding and not bits"
+    "with moe.capacity_factor, the dropped (token, expert) pairs depend on the microbatch of each rank; with moe.ep "
+    "above 1, one matmul has tokens of several ranks, so run.deterministic gives equal results only up to rounding"
 )
 
 
@@ -91,11 +91,15 @@ def _make_part(name: str, config: type, summary: str, router: str = "softmax") -
 
 
 PARTS = (
-    _make_part("on", MoeOptions, "feed-forward layers become mixtures of experts", "sigmoid"),
-    _make_part("mixtral_8x7b", Mixtral8x7B, "the experts of Mixtral 8x7B: 8, of which 2"),
-    _make_part("qwen3_30b_a3b", Qwen3_30B_A3B, "the experts of Qwen3 30B-A3B: 128, of which 8"),
-    _make_part("gpt_oss_20b", GptOss20B, "the experts of gpt-oss 20B: 32, of which 4", "biased"),
-    _make_part("gpt_oss_120b", GptOss120B, "the experts of gpt-oss 120B: 128, of which 4", "biased"),
-    _make_part("qwen3_next_80b", Qwen3Next80B, "the experts of Qwen3-Next 80B-A3B: 512, of which 10 and a shared one"),
-    _make_part("deepseek_v3", DeepSeekV3, "the experts of DeepSeek-V3: 256, of which 8 and a shared one", "grouped"),
+    _make_part("on", MoeOptions, "mixture of experts (MoE) instead of feed-forward layers", "sigmoid"),
+    _make_part("mixtral_8x7b", Mixtral8x7B, "experts of Mixtral 8x7B: 8 per layer, 2 per token"),
+    _make_part("qwen3_30b_a3b", Qwen3_30B_A3B, "experts of Qwen3 30B-A3B: 128 per layer, 8 per token"),
+    _make_part("gpt_oss_20b", GptOss20B, "experts of gpt-oss 20B: 32 per layer, 4 per token", "biased"),
+    _make_part("gpt_oss_120b", GptOss120B, "experts of gpt-oss 120B: 128 per layer, 4 per token", "biased"),
+    _make_part(
+        "qwen3_next_80b", Qwen3Next80B, "experts of Qwen3-Next 80B-A3B: 512 per layer, 10 per token, and 1 shared"
+    ),
+    _make_part(
+        "deepseek_v3", DeepSeekV3, "experts of DeepSeek-V3: 256 per layer, 8 per token, and 1 shared", "grouped"
+    ),
 )

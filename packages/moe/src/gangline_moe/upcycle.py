@@ -34,15 +34,25 @@ def find_upcycle_problems(options: MoeOptions, run: Run) -> list[Problem]:
     except UserError as error:
         return [Problem(f"{where}: {error.what}", *error.details[:2])]
     if "moe" in source.edits:
-        return [Problem(f"{where} has experts already.", "", "Go on with it: train resume=RUN_DIR, or from=RUN_DIR.")]
+        return [
+            Problem(
+                f"{where}: that run has experts already.",
+                "",
+                "Continue that run: train resume=RUN_DIR, or train from=RUN_DIR for a new run.",
+            )
+        ]
     problems = []
     dense = options.get_dense_hidden(source)
     if options.ffn_dim not in (None, dense):
-        what = f"moe.ffn_dim={options.ffn_dim} is not the width of the feed-forwards in {options.upcycle_from}."
-        problems.append(Problem(what, "Each expert begins as one of them.", f"moe.ffn_dim={dense}, or null."))
+        what = f"moe.ffn_dim={options.ffn_dim} is not the feed-forward width of {options.upcycle_from}."
+        problems.append(
+            Problem(what, "Each expert starts as a copy of a feed-forward.", f"moe.ffn_dim={dense}, or null.")
+        )
     if options.shared:
-        what = f"moe.shared={options.shared} does not go with moe.upcycle_from."
-        problems.append(Problem(what, "A shared expert would count the feed-forward twice.", "moe.shared=0"))
+        what = f"moe.shared={options.shared} cannot be combined with moe.upcycle_from."
+        problems.append(
+            Problem(what, "A shared expert would add the output of the feed-forward a second time.", "moe.shared=0")
+        )
     return problems
 
 
@@ -52,7 +62,7 @@ def _open(run_dir: str) -> tuple[Run, Checkpointer, CheckpointId]:
     checkpointer: Checkpointer = registry.build(source.checkpoint, source, None)
     id = checkpointer.find_latest()
     if id is None:
-        raise UserError(f"{run_dir} has no checkpoint.")
+        raise UserError(f"{run_dir} contains no checkpoint.")
     return source, checkpointer, id
 
 
@@ -76,8 +86,8 @@ def upcycle(run_dir: str, shards: Sequence[Shard]) -> None:
         if expert is not None:
             name, shape, offset = f"{expert[1]}.{expert[2]}", shape[1:], offset[1:]
         if stored_shapes.get(name) != shape:
-            what = f"{name} is {stored_shapes.get(name, 'absent')} there, and {shape} is wanted here."
-            raise UserError(f"{run_dir} holds another model than the one to make sparse.", what)
+            what = f"{name}: shape {stored_shapes.get(name, 'missing')} in the checkpoint, {shape} in this run."
+            raise UserError(f"moe.upcycle_from={run_dir}: the two models differ in more than their experts.", what)
         local = shard.local
         if expert is not None:
             local = torch.empty(local.shape[1:], dtype=local.dtype)

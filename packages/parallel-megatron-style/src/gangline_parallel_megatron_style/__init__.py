@@ -40,9 +40,13 @@ def gangline_parallel_strategies() -> Iterable[Part]:
     strategies = (
         ("3d", ThreeD, "Tensor, pipeline, context and sharded data parallelism together"),
         ("fsdp", Fsdp, "Weights, gradients and optimizer state sharded over all ranks"),
-        ("hsdp", Hsdp, "Sharded inside a group of ranks, replicated over the groups"),
-        ("tp", Tp, "Tensor parallelism alone"),
-        ("pp", Pp, "Pipeline parallelism alone"),
+        (
+            "hsdp",
+            Hsdp,
+            "Weights, gradients and optimizer state sharded inside a group of ranks, replicated over groups",
+        ),
+        ("tp", Tp, "Tensor parallelism only"),
+        ("pp", Pp, "Pipeline parallelism only"),
     )
     return [
         Part(name=name, config=config, build=_BUILD, summary=text, words=_WORDS.get(name, {}))
@@ -53,7 +57,7 @@ def gangline_parallel_strategies() -> Iterable[Part]:
 @hookimpl
 def gangline_commands() -> Iterable[Command]:
     main = "gangline_parallel_megatron_style.commands:main"
-    return [Command(name="parallel", run=main, summary="Explain a layout, draw a pipeline's schedule")]
+    return [Command(name="parallel", run=main, summary="Report the cost of a layout, or draw a pipeline schedule")]
 
 
 @hookimpl

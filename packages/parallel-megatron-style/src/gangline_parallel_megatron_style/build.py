@@ -187,9 +187,9 @@ def probe_width(model: nn.Module, plan: Plan, tree: Node) -> int:
         width = getattr(node, "dim", None)
         if not isinstance(width, int):
             raise UserError(
-                f"a pipeline has to know how wide the hidden state is, and {plan.embed} says it of no batch without "
-                f"{str(error)!r}.",
-                f"Give its node, {type(node).__name__}, the field dim.",
+                f"a pipeline needs the width of the hidden state, and {plan.embed} reads {str(error)!r} of the batch, "
+                "so the width is unknown before the first batch.",
+                f"Add the width as the field `dim` of the node {type(node).__name__}.",
             ) from None
         return width
 

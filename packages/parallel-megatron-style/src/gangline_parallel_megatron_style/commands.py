@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from gangline_basics.cluster.given import GivenNodes
 
 VERBS = {
-    "explain": "what a layout sends, keeps and waits for; nothing is started, and no GPU is needed",
-    "draw": "a pipeline's schedule as a picture",
+    "explain": "traffic, memory and idle time of a layout, computed without a GPU and without starting a run",
+    "draw": "a pipeline schedule as text or SVG",
 }
 EXAMPLES = """\
 gangline parallel explain parallel=3d model=llama3-8b launch.processes=64 batch.global_size=512 precision=bf16
 gangline parallel draw --schedule zb_h1 --stages 4 --microbatches 8
 """
-OVERRIDES = "overrides of `train`, or the directory of a run"
+OVERRIDES = "overrides as for `train`, or a run directory"
 
 
 def main(argv: Sequence[str]) -> int:
@@ -47,15 +47,15 @@ def _explain(argv: Sequence[str]) -> int:
 
     flags = Flags(
         "parallel explain",
-        "Print what a layout sends, keeps and waits for. Of the directory of a run: on the nodes that its newest\n"
-        "start was given, by their places in the network.",
+        "Print the traffic, memory and idle time of a layout. With a run directory: for the nodes of the run's newest\n"
+        "start, at their network addresses.",
     )
     flags.add_argument("words", nargs="*", metavar="OVERRIDE", help=OVERRIDES)
     flags.add_number("--gpu-memory", "80", "memory of a GPU in GB (80)", default=80.0)
     flags.add_argument(
         "--trace",
         action="store_true",
-        help="run the rank that needs most memory through its real operators, without their memory, and measure it",
+        help="also run the real operators of the rank with most memory on the meta device, and report its peak memory",
     )
     options = flags.read(argv)
     run, nodes = _load_run(options.words)
@@ -96,20 +96,20 @@ def _draw(argv: Sequence[str]) -> int:
 
     flags = Flags(
         "parallel draw",
-        "Draw the schedule of a pipeline: of the numbers given; of a run as it should be; or of the last step that a\n"
-        "run with parallel.record=true has recorded.",
+        "Draw a pipeline schedule: with the sizes of the flags; of a run, simulated; or of the last step that a run\n"
+        "with parallel.record=true recorded.",
     )
     flags.add_argument("words", nargs="*", metavar="OVERRIDE", help=OVERRIDES)
     flags.add_argument("--schedule", metavar="NAME", help=f"one of {', '.join(SCHEDULES)} (1f1b)")
     flags.add_number("--stages", "4", "number of pipeline ranks (4)", integer=True)
     flags.add_number("--microbatches", "8", "number of microbatches (8)", integer=True)
-    flags.add_number("--chunks", "2", "number of model chunks of a rank", integer=True)
-    flags.add_argument("--svg", metavar="FILE", help="write a picture instead of text")
-    flags.add_number("--width", "100", "width in letters (100), or in pixels of a picture (960)", integer=True)
+    flags.add_number("--chunks", "2", "number of model chunks per rank", integer=True)
+    flags.add_argument("--svg", metavar="FILE", help="write an SVG figure to FILE instead of printing text")
+    flags.add_number("--width", "100", "width in characters (100), or in pixels with --svg (960)", integer=True)
     options = flags.read(argv)
     words = options.words
     if words and (options.schedule or options.stages or options.microbatches or options.chunks):
-        raise UserError("a schedule is drawn of the numbers given, or of a run.", "Leave out the flags, or the words.")
+        raise UserError("draw needs the sizes of a schedule or a run, not both.", "Remove the flags, or the overrides.")
     if len(words) == 1 and Path(words[0], "metrics.jsonl").exists():
         timeline, caption = _read_recorded(Path(words[0]))
     else:
@@ -163,8 +163,8 @@ def _read_recorded(directory: Path) -> tuple[Timeline, Caption]:
     schedule = find_schedule(case)
     if newest_step is None or schedule is None:
         raise UserError(
-            f"no step of {directory} was recorded.",
-            "Times are kept where the run asks for it, in a pipeline.",
+            f"{directory}/metrics.jsonl contains no recorded step of a pipeline.",
+            "Only runs with a pipeline and parallel.record=true record the times of their actions.",
             f"train resume={directory} parallel.record=true",
         )
     step, spans = newest_step
@@ -182,12 +182,12 @@ def _build_run_schedule(words: Sequence[str]) -> tuple[Schedule, list[ActionTime
     case = make_case(compose_one(words))
     schedule = find_schedule(case)
     if schedule is None:
-        raise UserError("this run has no pipeline: pp is 1.", "", "parallel.pp=2, or more")
+        raise UserError("this run has no pipeline to draw: parallel.pp is 1.", "", "parallel.pp=2, or more")
     most = max(time.F for time in estimate_action_times(case))
     caption = Caption(
         _format_title(case.config.schedule, schedule, f" of {' '.join(words)}"),
-        "simulated, by the products that each stage computes",
-        "forward passes of the largest stage",
+        "simulated, with times in proportion to the FLOPs of each stage",
+        "forward passes of the slowest stage",
     )
     return (
         schedule,

@@ -29,8 +29,8 @@ class MoeFormat(EditFormat):
             return None
         of = next((of for of in candidates if of.scored == isinstance(options.router, Sigmoid)), candidates[0])
         if words := list_missing_overrides(of, options, config):
-            what = f"others have no {dense} with the experts of moe."
-            raise UserError(what, f"They have one that was trained with {' '.join(words)}")
+            what = f"cannot write a config.json: Hugging Face has no {dense} with the experts of this run."
+            raise UserError(what, f"Hugging Face has this architecture with experts trained with {' '.join(words)}")
         return _write_fields(of, options, config)
 
 
@@ -94,16 +94,24 @@ def find_weight_problems(options: MoeOptions, run: Run) -> list[Problem]:
     try:
         stored_experts = read_experts(type(options), read_config(directory))
     except UserError as error:
-        return [Problem(f"model.weights={directory} holds {error.what}", *error.details[:2])]
+        return [Problem(f"model.weights={directory}: {error.what}", *error.details[:2])]
     if stored_experts is None:
         return [Problem(f"model.weights={directory} holds a model without experts.", "", "moe=off")]
     hidden = options.ffn_dim or max(1, (options.get_dense_hidden(run) or 0) // options.top_k)
     here, there = _describe(options) | {"ffn_dim": hidden}, _describe(stored_experts[0])
-    other = [f"moe.{n} is {there.get(n)} there and {v} here" for n, v in here.items() if v != there.get(n)]
+    other = [
+        f"moe.{n} is {there.get(n)} in the directory and {v} in this run" for n, v in here.items() if v != there.get(n)
+    ]
     if not other:
         return []
-    fix = f"gangline import {directory} prints the configuration that fits it."
-    return [Problem(f"model.weights={directory} holds other experts.", "; ".join(other) + ".", fix)]
+    fix = f"gangline import {directory} prints the matching configuration."
+    return [
+        Problem(
+            f"the experts in model.weights={directory} differ from the experts of this run.",
+            "; ".join(other) + ".",
+            fix,
+        )
+    ]
 
 
 def _describe(options: MoeOptions) -> dict[str, Any]:

@@ -41,7 +41,7 @@ class _Experts:
     """Reader of the expert fields of one config.json."""
 
     def __init__(self, of: ExpertsArchitecture, config: dict[str, Any]) -> None:
-        self.of, self.config, self.reader = of, config, ConfigReader("", config, "a model")
+        self.of, self.config, self.reader = of, config, ConfigReader("", config, "config.json describes a model")
         self.layers = self.read_field("num_hidden_layers", PositiveInt) if "num_hidden_layers" in of.silent else 0
 
     def read(self, cls: type[Options]) -> tuple[Options, dict[str, Any]] | None:
@@ -63,8 +63,8 @@ class _Experts:
             first, every = self._find_first_and_every(blocks)
         for name, values in of.only.items():
             if (value := self.config.get(name, values[0])) not in (*values, None):
-                what = f"a {of.title} with {name}={value}."
-                raise UserError(what, f"gangline has only {name}={' or '.join(map(str, values))} there.")
+                what = f"config.json describes a {of.title} model with {name}={value}."
+                raise UserError(what, f"gangline supports only {name}={' or '.join(map(str, values))}.")
         hidden = self.read_field(of.width, PositiveInt)
         top_k, router = self.read_field("num_experts_per_tok", PositiveInt), self._read_router(experts)
         sizes = {"experts": experts, "top_k": top_k, "ffn_dim": hidden, "first": first, "every": every}
@@ -77,20 +77,20 @@ class _Experts:
         """
         absent = self.of.silent[of or name]
         if absent is None and not self.reader.holds(name):
-            what = f"a model whose config.json does not give {name}."
-            raise UserError(what, "transformers has no default for it.")
+            what = f"config.json of a model with experts does not give {name}."
+            raise UserError(what, "transformers has no default for this field.")
         if name in self.of.nullable and self.config.get(name) is None:
             return absent
         return self.reader.read_given(name, absent, hint)
 
     def _refuse_windows(self) -> None:
         if (window := self.config.get("sliding_window")) is not None:
-            what = f"a model of experts with sliding_window={window}."
-            raise UserError(what, "gangline reads windows of models without experts only.")
+            what = f"config.json describes a model with experts and sliding_window={window}."
+            raise UserError(what, "gangline supports attention windows only in models without experts.")
         silent = self.of is DOTS and "sliding_window" not in self.config
         if silent and self.layers > self.reader.read_given("max_window_layers", 62, NonNegativeInt):
-            why = "transformers takes 4096, and gangline reads windows of models without experts only."
-            raise UserError("a dots.llm1 whose config.json does not give sliding_window.", why)
+            why = "transformers then uses 4096, and gangline supports attention windows only in models without experts."
+            raise UserError("config.json of a dots.llm1 model does not give sliding_window.", why)
 
     def _read_router(self, experts: int) -> RouterConfig:
         """Return the options of the router. Raises UserError for groups that do not divide the experts."""
@@ -103,10 +103,12 @@ class _Experts:
         if groups == 1:
             return Sigmoid(**scores)
         if experts % groups or experts // groups < 2:
-            why = f"It has {experts} experts, which must divide into n_group groups of two and more."
-            raise UserError(f"a model with n_group={groups}.", why)
+            why = f"n_group must divide the {experts} experts into groups of at least 2."
+            raise UserError(f"config.json describes a model with n_group={groups}.", why)
         if top > groups:
-            raise UserError(f"a model with topk_group={top}.", f"It must be at most n_group={groups}.")
+            raise UserError(
+                f"config.json describes a model with topk_group={top}.", f"topk_group must be at most n_group={groups}."
+            )
         return Grouped(**scores, groups=groups, top_groups=top)
 
     def _read_shared(self, hidden: int) -> dict[str, Any]:
@@ -116,8 +118,8 @@ class _Experts:
             return {}
         width = self.read_field("shared_expert_intermediate_size", NonNegativeInt)
         if width % hidden or not width:
-            what = f"a {self.of.title} with shared_expert_intermediate_size={width}."
-            raise UserError(what, f"gangline has shared experts as wide as the others, {self.of.width}={hidden}.")
+            what = f"config.json describes a {self.of.title} model with shared_expert_intermediate_size={width}."
+            raise UserError(what, f"The width must be a positive multiple of {self.of.width}={hidden}.")
         return {"shared": width // hidden, "shared_gate": True}
 
     def _find_first_and_every(self, sparse: list[int]) -> tuple[int, int]:
@@ -131,7 +133,7 @@ class _Experts:
         fields |= {name: self.config.get(name) for name in ("decoder_sparse_step", "mlp_only_layers")}
         text = ", ".join(f"{name}={value}" for name, value in fields.items())
         why = f"moe.first and moe.every cannot describe these blocks: {text}."
-        raise UserError("a model whose blocks with experts are not evenly spaced.", why)
+        raise UserError("config.json describes a model whose blocks with experts are not evenly spaced.", why)
 
     def _list_sparse_blocks(self) -> list[int]:
         step = self.read_field("decoder_sparse_step", PositiveInt)

@@ -77,15 +77,15 @@ class Grouped(Sigmoid):
         experts, top_k = options.experts, options.top_k
         if experts % self.groups or experts // self.groups < 2:
             yield Problem(
-                f"moe.router.groups={self.groups} does not divide moe.experts={experts} into groups of two and more.",
-                "A group is as good as its two best experts.",
+                f"moe.router.groups={self.groups} does not divide moe.experts={experts} into groups of two or more.",
+                "The score of a group is the sum of its two best scores.",
                 suggest_nearest(run, ({"moe.router.groups": groups} for groups in range(experts // 2, 0, -1))),
             )
         elif self.top_groups > self.groups or top_k > self.top_groups * (experts // self.groups):
             least = -(-top_k // (experts // self.groups))
             yield Problem(
-                f"moe.router.top_groups={self.top_groups} of {self.groups} groups leave too few experts, or too many.",
-                f"moe.top_k={top_k} experts come from groups of {experts // self.groups}.",
+                f"moe.router.top_groups={self.top_groups} must be from {least} to {self.groups}.",
+                f"moe.top_k={top_k} experts come from {self.groups} groups of {experts // self.groups} experts each.",
                 suggest_nearest(run, ({"moe.router.top_groups": size} for size in range(least, self.groups + 1))),
             )
 
@@ -99,8 +99,8 @@ class ExpertChoice(RouterConfig):
         for name in ("bias_rate", "seq_aux_loss", "global_aux_loss"):
             if getattr(self, name):
                 yield Problem(
-                    f"moe.router.{name}={getattr(self, name)} has nothing to even out.",
-                    "Where experts choose, all have the same load.",
+                    f"moe.router.{name}={getattr(self, name)} has no effect with expert choice.",
+                    "If experts choose their tokens, all experts have the same load.",
                     f"moe.router.{name}=0, or another moe/router.",
                 )
 
@@ -112,7 +112,7 @@ PARTS = (
         name="softmax",
         config=Softmax,
         build=f"{NODE}:build_softmax",
-        summary="the top_k largest of a softmax over all experts",
+        summary="the top_k experts with the largest softmax probabilities",
         synonyms={
             "global_aux_loss": "step_loss aux_loss moe_aux_loss_coeff router_aux_loss_coef",
             "seq_aux_loss": "sequence_loss",
@@ -123,21 +123,21 @@ PARTS = (
         name="biased",
         config=Biased,
         build=f"{NODE}:build_biased",
-        summary="as softmax, and the gate has a bias of its own",
+        summary="like softmax, with a trained bias in the gate",
     ),
     Part(
         group=GROUP,
         name="sigmoid",
         config=Sigmoid,
         build=f"{NODE}:build_sigmoid",
-        summary="the top_k largest of sigmoid scores plus a balancing bias",
+        summary="the top_k experts with the largest sigmoid scores plus balancing bias",
     ),
     Part(
         group=GROUP,
         name="grouped",
         config=Grouped,
         build=f"{NODE}:build_grouped",
-        summary="as sigmoid, out of the best groups of experts alone",
+        summary="like sigmoid, with experts from the best groups only",
     ),
     Part(
         group=GROUP,
@@ -145,7 +145,7 @@ PARTS = (
         config=ExpertChoice,
         build=f"{NODE}:build_expert_choice",
         summary="each expert takes the tokens it scores highest",
-        layout_dependent="which tokens an expert takes depends on the microbatch on a rank, and on later tokens of a "
+        layout_dependent="the tokens of an expert depend on the microbatch of each rank, and on later tokens of a "
         "sequence",
     ),
 )

@@ -55,8 +55,8 @@ def set_attention(
         named = any(names(pattern, path) for pattern in patterns)
         if named and not any(one == path or one.startswith(f"{path}.") for one in attention_paths):
             raise UserError(
-                f"{path} has no function `attention`, where the plan says that context parallelism can step in.",
-                "Tokens of one sequence lie on several ranks, and this module would see its own alone.",
+                f"{path} has no function `attention`, which the plan names as the seam of context parallelism.",
+                "With parallel.cp above 1 this module would attend only to the tokens of its own rank.",
                 "Use parallel.cp=1.",
             )
     return attentions
@@ -70,9 +70,9 @@ def _match_call(path: str, function: object, declared: Call | None, method: Meth
     own = call_of(function)
     if isinstance(own, AttentionCall) and own == declared and not (method == "ring" and explain_unsupported(own)):
         return own
-    takes = "ring attention would take the place of" if method == "ring" else "Ulysses would call with some heads"
+    takes = "ring attention would replace" if method == "ring" else "Ulysses would pass some of the heads to"
     raise UserError(
-        f"{path}: {takes} a function that computes {'nobody says what' if own is None else own}.",
-        f"Its node says: {'nothing' if declared is None else declared}.",
-        "Have both say what it computes (the node's `get_seams`, the function's `computes`); or use parallel.cp=1.",
+        f"{path}: {takes} a function whose attention is {'not declared' if own is None else own}.",
+        f"The node of {path} declares: {'no attention' if declared is None else declared}.",
+        "Declare the same attention in the node's `get_seams` and the function's `computes`, or use parallel.cp=1.",
     )

@@ -25,7 +25,7 @@ def cut_tokens(x: Tensor, index: int, size: int, order: Response) -> Tensor:
     chunks = 2 * size if order == "zigzag" else size
     if x.shape[1] % chunks:
         raise ValueError(
-            f"{x.shape[1]} tokens do not divide into the {chunks} chunks that {size} ranks along cp need ({order})"
+            f"{x.shape[1]} tokens do not divide into {chunks} chunks, as {size} ranks along cp need ({order})"
         )
     parts = x.chunk(chunks, dim=1)
     return torch.cat((parts[index], parts[chunks - 1 - index]), dim=1) if order == "zigzag" else parts[index]

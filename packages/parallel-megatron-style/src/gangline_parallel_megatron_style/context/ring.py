@@ -41,7 +41,7 @@ class RingAttention:
 
     def __post_init__(self) -> None:
         if extras := explain_unsupported(self.computes):
-            raise ValueError(f"ring attention does not have {extras}")
+            raise ValueError(f"ring attention does not support {extras}")
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, document: Tensor | None, position: Tensor) -> Tensor:
         """Return the attention output (B, H, T, C) of this rank's tokens.

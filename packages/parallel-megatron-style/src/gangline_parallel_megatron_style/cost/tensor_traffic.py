@@ -99,7 +99,9 @@ def list_tensor_traffic(case: Case, rank: int) -> list[Sent]:
                 traffic += _list_block_traffic(case, _find_regions(case, node, path), 1, case.is_recomputed(path))
         traffic += _list_end_traffic(case, stage, case.tokens * case.bytes.compute * case.width)
     for ranks, numbers in _count_summed(case, rank).items():
-        traffic.append(reduce(("tp",), "gradients of what is whole", ranks, 1, numbers * case.bytes.gradient, "end"))
+        traffic.append(
+            reduce(("tp",), "gradients of replicated parameters", ranks, 1, numbers * case.bytes.gradient, "end")
+        )
     return traffic
 
 
@@ -107,7 +109,7 @@ def _list_block_traffic(case: Case, own: dict[str, RegionTraffic], alike: int, r
     """Return the traffic along tp of `alike` equal blocks with the regions `own`."""
     axes, n, cut, m, traffic = ("tp",), case.tp, case.sequence_parallel, case.microbatches * alike, list[Sent]()
     of_one = case.tokens * case.bytes.compute  # bytes of one feature of all tokens
-    send, there, back = gather if cut else reduce, "hidden in blocks", "gradients of blocks"
+    send, there, back = gather if cut else reduce, "hidden states in blocks", "gradients in blocks"
     passes = 2 if recomputed and case.recompute is Recompute.full else 1
     for path, region in own.items():
         last = path == next(reversed(own)) and not isinstance(case.by_path[path], WrapNode)

@@ -181,7 +181,7 @@ def list_pipeline_traffic(case: Case, rank: int) -> list[Sent]:
     on = sum(stage < last and stage + 1 not in own_stages for stage in own_stages)
     back = sum(stage > 0 and stage - 1 not in own_stages for stage in own_stages)
     hidden = case.stream_tokens * case.width * case.bytes.compute
-    m, what = case.microbatches, "hidden and gradients"
+    m, what = case.microbatches, "hidden states and gradients"
     traffic = [Sent(("pp",), what, m * on, m * on * hidden, None, "send", "F", False)]
     traffic.append(Sent(("pp",), what, m * back, m * back * hidden, None, "send", "B", False))
     for array in case.list_held(rank):
@@ -266,7 +266,7 @@ def list_optimizer_traffic(case: Case, rank: int) -> list[Sent]:
     return [
         Sent(
             axes,
-            "matrices of the optimizer",
+            "optimizer matrices",
             2,
             numbers * case.bytes.master // len(ranks),
             None,

@@ -35,9 +35,9 @@ def make_case(run: Run) -> Case:
             name for name, offer in installed().get_offers("parallel").items() if _is_composed(offer.part.config)
         )
         raise UserError(
-            f"gangline parallel explains the strategies of this package, and parallel={part} is another's.",
+            f"gangline parallel does not support parallel={part}, a strategy of another package.",
             f"Choices: {choices}.",
-            f"`gangline plan parallel={part} cluster=NAME` counts what any strategy sends and holds.",
+            f"`gangline plan parallel={part} cluster=NAME` reports traffic and memory of any strategy.",
         )
     if problems := find_meaningless(run):
         raise UserError.of(problems)

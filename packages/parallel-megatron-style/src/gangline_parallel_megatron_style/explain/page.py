@@ -37,7 +37,7 @@ def format_page(case: Case, found: Explained, gpu_gb: float) -> str:
         "",
         *_format_work(case, found),
         "",
-        "sent in a step by a rank" + f" of pipeline rank {found.busiest}, which sends most" * (case.pp > 1),
+        "sent per step by a rank" + f" of pipeline rank {found.busiest}, which sends most" * (case.pp > 1),
         *_format_sent(case, found.busiest),
         "",
         *_format_memory(case, found, gpu_gb),
@@ -50,16 +50,16 @@ def format_traced(found: Explained, real: Traced) -> str:
     """Format the results of a trace of the pipeline rank with most memory, compared with the closed forms."""
     expected = found.ranks[found.fullest].memory
     return (
-        f"traced  {real.operators} operators of pipeline rank {found.fullest} in {real.seconds:.1f} s: at most "
-        f"{real.peak / GB:.4g} GB, {real.peak / expected:.3f} x the sum above; {real.kept / GB:.4g} GB between steps"
+        f"traced  {real.operators} operators of pipeline rank {found.fullest} in {real.seconds:.1f} s: peak "
+        f"{real.peak / GB:.4g} GB, {real.peak / expected:.3f} x the total above; {real.kept / GB:.4g} GB between steps"
     )
 
 
 def _format_axes(case: Case) -> Iterable[str]:
     mesh, network = case.mesh, case.config.topology
-    apart = f", {network.nodes_per_datacentre} nodes a datacentre" if network.nodes_per_datacentre else ""
-    yield f"{mesh.world} ranks, {network.gpus_per_node} a node, {network.nodes_per_rack} nodes a rack{apart}"
-    rows = [("axis", "ranks", "groups", "links", "rank 0 is with")]
+    apart = f", {network.nodes_per_datacentre} nodes per datacentre" if network.nodes_per_datacentre else ""
+    yield f"{mesh.world} ranks, {network.gpus_per_node} per node, {network.nodes_per_rack} nodes per rack{apart}"
+    rows = [("axis", "ranks", "groups", "links", "group of rank 0")]
     for axis in AXES:
         size = mesh.size(axis)
         if size > 1:
@@ -79,15 +79,15 @@ def _format_work(case: Case, found: Explained) -> Iterable[str]:
     most = max(rank.flops for rank in found.ranks)
     sequences = f"{case.micro_size} sequence{'s' * (case.micro_size > 1)}"
     batches = f"{case.microbatches} microbatch{'es' * (case.microbatches > 1)} of {sequences}"
-    yield f"a step is {_format_number(found.tokens)} tokens: on each data rank {batches}"
+    yield f"a step has {_format_number(found.tokens)} tokens: {batches} on each data-parallel rank"
     if case.pp > 1:
         blocks = [len(stage) for stage in case.stages]
         runs = " + ".join(_format_repeat(len(list(same)), size) for size, same in groupby(blocks))
         order = f"{case.config.schedule}, {len(blocks)} stages of {runs} blocks"
         bubble = timing.compute_bubble(case, timing.find_schedule(case))
-        yield f"pipeline: {order}; a rank waits {bubble:.1%} of the time"
+        yield f"pipeline: {order}; each rank waits {bubble:.1%} of the time"
     parameters = _format_number(_count_most_parameters(found))
-    yield f"a rank computes {_format_number(most)} operations in a step, on {parameters} parameters at most"
+    yield f"each rank computes at most {_format_number(most)} FLOPs per step and holds at most {parameters} parameters"
 
 
 def _count_most_parameters(found: Explained) -> int:
@@ -100,25 +100,25 @@ def _format_repeat(count: int, size: int) -> str:
 
 def _format_sent(case: Case, rank: int) -> Iterable[str]:
     network = case.config.topology
-    rows = [("axis", "what", "links", "messages", "bytes", "seconds at full speed")]
+    rows = [("axis", "what", "links", "messages", "bytes", "seconds at full bandwidth")]
     for entry in traffic.list_sent(case, rank):
         tier = find_slowest_tier(case, entry)
         seconds = f"{entry.bytes / network.get_bandwidth(tier):.3g}"
         rows.append(
             (" x ".join(entry.axes), entry.purpose, tier, str(entry.calls), _format_bytes(entry.bytes), seconds)
         )
-    return _format_table(rows) if len(rows) > 1 else ["  nothing"]
+    return _format_table(rows) if len(rows) > 1 else ["  no traffic"]
 
 
 def _format_memory(case: Case, found: Explained, gpu_gb: float) -> Iterable[str]:
     ranks = sorted({0, found.fullest, len(found.ranks) - 1})
-    yield "memory of a rank at its fullest" + f", on {len(ranks)} of the pipeline's ranks" * (len(ranks) > 1)
+    yield "peak memory of a rank" + f", for {len(ranks)} of the pipeline ranks" * (len(ranks) > 1)
     rows = [("", *(_format_heading(case, found, rank) for rank in ranks))]
     for kind in KINDS:
         numbers = [found.ranks[rank].bytes.get(kind, 0) for rank in ranks]
         if any(numbers):
             rows.append((kind, *(_format_bytes(number) for number in numbers)))
-    rows.append(("together", *(_format_bytes(found.ranks[rank].memory) for rank in ranks)))
+    rows.append(("total", *(_format_bytes(found.ranks[rank].memory) for rank in ranks)))
     yield from _format_table(rows)
     over = [rank.memory / GB for rank in found.ranks if rank.memory / GB > gpu_gb]
     if not over:
@@ -136,13 +136,13 @@ def _suggest_option(case: Case, found: Explained) -> str:
     if kind in ("activations", "logits"):
         smaller = "batch.micro_size=1, " if case.micro_size > 1 else ""
         again = "run.recompute=full, " if case.recompute.value != "full" else ""
-        return f"Most of it is {kind}: {smaller}{again}more parallel.tp or parallel.cp."
+        return f"Most of the memory is {kind}: use {smaller}{again}a larger parallel.tp or parallel.cp."
     more = "" if case.config.zero == 3 else f"parallel.zero={max(2, case.config.zero + 1)}, "
-    return f"Most of it is {kind}: {more}more parallel.dp_shard, parallel.tp or parallel.pp."
+    return f"Most of the memory is {kind}: use {more}a larger parallel.dp_shard, parallel.tp or parallel.pp."
 
 
 def _format_heading(case: Case, found: Explained, rank: int) -> str:
-    return f"pp {rank}" + " (fullest)" * (rank == found.fullest) if case.pp > 1 else "each"
+    return f"pp {rank}" + " (most)" * (rank == found.fullest) if case.pp > 1 else "per rank"
 
 
 def _format_number(value: float) -> str:

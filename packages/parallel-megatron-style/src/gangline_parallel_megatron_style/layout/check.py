@@ -52,7 +52,7 @@ def find_model_problems(config: AxesConfig, run: Run, mesh: Mesh) -> list[Proble
 def _find_value_problems(config: AxesConfig, run: Run) -> Iterator[Problem]:
     yield from _find_chunk_problems(config, run)
     if config.overlap and not SCHEDULES[config.schedule].pairs:
-        what = f"parallel.overlap=true: schedule {config.schedule} has no forward beside a backward."
+        what = f"parallel.overlap=true: parallel.schedule={config.schedule} does not overlap forwards with backwards."
         other = next(name for name, other in SCHEDULES.items() if other.pairs)
         yield Problem(what, "", suggest_nearest(run, [{"parallel.schedule": other}, {"parallel.overlap": None}]))
 
@@ -61,17 +61,17 @@ def _find_chunk_problems(config: AxesConfig, run: Run) -> Iterator[Problem]:
     chunks, kind = config.chunks, SCHEDULES[config.schedule]
     if chunks is None or chunks == kind.chunks:
         return
-    what = f"parallel.chunks={chunks}: schedule {config.schedule}"
+    what = f"parallel.chunks={chunks}: parallel.schedule={config.schedule}"
     if not kind.free_chunks:
-        each = f"has exactly {kind.chunks} chunk{'s' * (kind.chunks > 1)} a rank."
+        each = f"has exactly {kind.chunks} chunk{'s' * (kind.chunks > 1)} per rank."
         other = next(name for name, other in SCHEDULES.items() if other.free_chunks)
         yield Problem(
             f"{what} {each}", "", suggest_nearest(run, [{"parallel.chunks": None}, {"parallel.schedule": other}])
         )
     elif chunks < 2:
-        why = "With one chunk a rank there is nothing to interleave."
+        why = "Interleaving needs several chunks per rank."
         fix = suggest_nearest(run, [{"parallel.chunks": None}, {"parallel.schedule": "1f1b"}])
-        yield Problem(f"{what} needs at least 2.", why, fix)
+        yield Problem(f"{what} needs at least 2 chunks per rank.", why, fix)
 
 
 def format_mesh(mesh: Mesh) -> str:

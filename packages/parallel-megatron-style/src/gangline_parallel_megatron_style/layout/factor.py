@@ -61,11 +61,13 @@ def _make_unfit_error(world: int, sizes: Mapping[str, int], some_open: bool) -> 
     product = prod(sizes.values())
     layout = " x ".join(f"{axis} {size}" for axis, size in used_sizes.items())
     total = f" = {product}" if len(used_sizes) > 1 else ""
-    why = "A rank has one place on every axis: the sizes that are named have to divide the number of processes."
+    why = "The product of the given axis sizes must divide the number of processes."
     if not some_open:
-        why = "Every axis is named, so their product is the number of processes."
+        why = (
+            "All axes that could take more ranks are set, so the product of the sizes must be the number of processes."
+        )
     elif product < world:
-        why = f"{world} is no multiple of {product}. " + why
+        why = f"{world} is not a multiple of {product}. " + why
     worlds = {product} if not some_open else {max(1, world // product) * product, -(-world // product) * product}
     changes = list(_suggest_changes(world, sizes, some_open))
     return Unfit(f"{layout}{total} does not fit {world} processes.", why, changes, sorted(worlds))

@@ -51,9 +51,9 @@ def _find_unmatched(plan: Plan, shapes: Mapping[str, object]) -> Iterator[Proble
     for cut in plan.cuts:
         if not any(matches(cut.pattern, name) for name in names):
             yield Problem(
-                f"the plan of this model cuts {cut.pattern}, and the model has no such parameter.",
-                "A rule that says nothing is a mistake: what it was meant for would stay whole.",
-                "Correct the pattern in the model's plan, or in the edit that added it.",
+                f"the plan of this model shards {cut.pattern}, which matches no parameter of the model.",
+                "The parameter that the shard rule was meant for would not be sharded.",
+                "Correct the pattern in the model's plan, or in the edit that added the rule.",
             )
 
 
@@ -67,8 +67,8 @@ def find_tensor_problems(
     tp, node = mesh.size("tp"), config.topology.gpus_per_node
     if tp > node and not config.force:
         yield Problem(
-            f"parallel.tp={tp} is wider than a node of {node}.",
-            "Every block waits for tensor parallelism's messages four times; between nodes they are many times slower.",
+            f"parallel.tp={tp} is larger than a node, which has {node} GPUs.",
+            "Every block waits for four collectives of tensor parallelism, which are many times slower between nodes.",
             nearest_accepted(
                 run,
                 [
@@ -81,9 +81,9 @@ def find_tensor_problems(
         )
     if not any(cut.axis == "tp" for cut in plan.cuts):
         yield Problem(
-            f"parallel.tp={tp}: the plan of this model says of no parameter how to cut it for tensor parallelism.",
-            'It needs rules such as ShardRule.colwise("blocks.*.feed_forward.w_up").',
-            "Add them to the model's plan, or use parallel.tp=1.",
+            f"parallel.tp={tp}: the plan of this model has no shard rule for tensor parallelism.",
+            'Tensor parallelism needs rules such as ShardRule.colwise("blocks.*.feed_forward.w_up").',
+            "Add shard rules to the model's plan, or use parallel.tp=1.",
         )
         return
     units = _count_units(plan, shapes)
@@ -100,7 +100,7 @@ def find_tensor_problems(
         )
         rounded = [group for group, edit in run.edits.items() if getattr(edit, "base", None) == "8bit"]
         if any(name.endswith(".scales") for name in wrong):
-            why = "Weights kept in 8 bits (8bit) have one scale a block of features; each rank has complete blocks."
+            why = "8-bit weights (8bit) have one scale per block of features, and each rank must hold complete blocks."
         yield Problem(
             f"parallel.tp={tp} does not divide {sizes}.",
             why,
@@ -115,9 +115,9 @@ def find_tensor_problems(
         )
     if not any(seam.name == "loss" for seam in plan.seams) and "tp" in plan.get_cuts(f"{plan.head}.weight", 2):
         yield Problem(
-            f"parallel.tp={tp}: the plan cuts {plan.head}.weight, and has no loss seam.",
-            "Each rank would see a part of the vocabulary and take it for the whole.",
-            f'Add Seam("loss", "{plan.head}") to the model\'s plan, or take its Cut away.',
+            f"parallel.tp={tp}: the plan shards {plan.head}.weight over tp, and has no loss seam.",
+            "Each rank would compute the loss over its part of the vocabulary instead of the full vocabulary.",
+            f'Add Seam("loss", "{plan.head}") to the model\'s plan, or remove the shard rule of this weight.',
         )
 
 
@@ -129,9 +129,9 @@ def find_loss_problems(mesh: Mesh, tree: Node, plan: Plan) -> Iterator[Problem]:
     for path, call in get_calls(tree, plan, "loss").items():
         if call is None and "tp" in plan.get_cuts(f"{path}.weight", 2):
             yield Problem(
-                f"parallel.tp={mesh.size('tp')}: {path} does not say what its loss computes.",
-                "The vocabulary is cut over tp, and the loss over it would take the place of the module's own.",
-                f"Have its node say it (`get_seams`), or replicate it with ShardRule.whole({f'{path}.weight'!r}).",
+                f"parallel.tp={mesh.size('tp')}: the node of {path} does not declare its loss.",
+                "tp shards the vocabulary, and would replace the module's loss by a loss over the sharded vocabulary.",
+                f"Declare the loss in the node's `get_seams`, or replicate: ShardRule.whole({f'{path}.weight'!r}).",
             )
 
 
@@ -183,12 +183,12 @@ def find_context_problems(config: AxesConfig, run: Run, mesh: Mesh, plan: Plan) 
     if not any(seam.name == "attention" for seam in plan.seams):
         yield Problem(
             f"parallel.cp={cp}: the plan of this model has no attention seam.",
-            "Tokens of one sequence lie on several ranks, and only there a strategy can bring them together.",
+            "The tokens of a sequence are on several ranks, and attention can exchange tokens only at a seam.",
             'Add Seam("attention", "blocks.*.attention") to the model\'s plan, or use parallel.cp=1.',
         )
     heads = plan.facts.get("heads")
     if config.context == "ulysses" and heads and heads % tp == 0 and (heads // tp) % cp:
-        own = f"the {heads // tp} heads that a rank of tp={tp} has" if tp > 1 else f"model.heads={heads}"
+        own = f"the {heads // tp} heads of a rank with parallel.tp={tp}" if tp > 1 else f"model.heads={heads}"
         yield Problem(
             f"parallel.cp={cp} does not divide {own}.",
             "Ulysses gives each context-parallel rank all tokens of some of the heads (arXiv 2309.14509).",
@@ -200,7 +200,7 @@ def find_context_problems(config: AxesConfig, run: Run, mesh: Mesh, plan: Plan) 
 
 
 def find_attention_problems(config: AxesConfig, mesh: Mesh, tree: Node, plan: Plan) -> Iterator[Problem]:
-    """Yield a problem for undeclared attention, and with ring attention for each kind of attention it lacks."""
+    """Yield a problem for undeclared attention, and for each kind of attention that ring attention does not support."""
     ring = config.context == "ring"
     refused: dict[str, list[str]] = {}
     for path, call in get_calls(tree, plan, "attention").items():
@@ -208,18 +208,22 @@ def find_attention_problems(config: AxesConfig, mesh: Mesh, tree: Node, plan: Pl
             refused.setdefault("", []).append(path)
         elif ring and (extras := explain_unsupported(call)):
             refused.setdefault(extras, []).append(path)
-    does = "ring attention cannot take the place of" if ring else "Ulysses cannot call with some of the heads"
-    why = "It computes what nodes declare." if ring else "What is kept for each head would meet the wrong ones."
+    does = "ring attention cannot replace" if ring else "Ulysses cannot pass some of the heads to"
+    why = (
+        "Ring attention computes declared calls only."
+        if ring
+        else "Parameters per head could be applied to other heads."
+    )
     for extras, paths in refused.items():
         more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
         yield Problem(
             f"parallel.cp={mesh.size('cp')}: {does} {paths[0]}{more}: "
-            + (f"it has {extras}." if extras else "it does not say what its attention computes."),
-            "It has causal attention and such that looks both ways, windows and scales." if extras else why,
-            "parallel.context=ulysses, which wraps the module's own; or parallel.cp=1."
+            + (f"the attention has {extras}." if extras else "the node does not declare its attention."),
+            "Ring attention supports causal and bidirectional attention, windows and scales." if extras else why,
+            "parallel.context=ulysses, which calls the module's own attention; or parallel.cp=1."
             if extras
-            else "Have its node say it: `get_seams` returns an AttentionCall, with `other` for what has no field there "
-            "(docs/how-to/model-seams.md); or parallel.cp=1.",
+            else "Declare the attention: `get_seams` of the node returns an AttentionCall, with `other` for features "
+            "without a field (docs/how-to/model-seams.md). Or use parallel.cp=1.",
         )
 
 
@@ -228,9 +232,9 @@ def find_untraceable(tree: Node, plan: Plan) -> Iterator[Problem]:
     for path, call in get_calls(tree, plan, "attention").items():
         if isinstance(call, AttentionCall) and explain_unsupported(call):
             yield Problem(
-                f"--trace: {path} has {explain_unsupported(call)}.",
-                "FlexAttention computes it, compiled on the GPU itself; the plain path of a CPU would keep all scores.",
-                "Leave --trace out: the closed forms count it.",
+                f"--trace does not support {path}, whose attention has {explain_unsupported(call)}.",
+                "A GPU uses compiled FlexAttention, but --trace would run the CPU path, which stores all scores.",
+                "Leave --trace out: the estimate counts this attention.",
             )
             return
 
@@ -249,13 +253,17 @@ def find_sequence_problems(config: AxesConfig, length: int, mesh: Mesh) -> Itera
         return
     cp, tp = mesh.size("cp"), mesh.size("tp") if config.sequence_parallel else 1
     parts = [f"cp {cp}"] * (cp > 1) + [f"tp {tp} (sequence parallelism)"] * (tp > 1)
-    halves = " Ring attention gives each rank an early and a late piece, so that all work alike." if cp > 1 else ""
+    halves = (
+        " Ring attention gives each rank an early and a late chunk, so that all ranks have equal work."
+        if cp > 1
+        else ""
+    )
     near = sorted({max(unit, length // unit * unit), -(-length // unit) * unit})
     without = replace(config, sequence_parallel=False)
     also = "; or parallel.sequence_parallel=false" if length % compute_sequence_unit(without, mesh) == 0 else ""
     yield Problem(
         f"batch.sequence_length={length} does not divide over {' x '.join(parts)}.",
-        f"It has to be a multiple of {unit}." + (halves if config.context == "ring" else ""),
+        f"The sequence length must be a multiple of {unit}." + (halves if config.context == "ring" else ""),
         f"Nearest: {' or '.join(f'batch.sequence_length={size}' for size in near)}{also}",
     )
 
@@ -266,7 +274,7 @@ def find_sequence_problems(config: AxesConfig, length: int, mesh: Mesh) -> Itera
 def find_pipeline_problems(config: AxesConfig, run: Run, mesh: Mesh, plan: Plan) -> Iterator[Problem]:
     """Yield a problem if a stage would have no block, or if `parallel.stages` has the wrong length or sum."""
     pp, chunks = mesh.size("pp"), config.model_chunks
-    stages, each = pp * chunks, f" of {chunks} chunks each" if chunks > 1 else ""
+    stages, each = pp * chunks, f" with {chunks} chunks per rank" if chunks > 1 else ""
     if stages > plan.layers:
         most = max(plan.layers // chunks, 1)
         fewer = [size for size in range(chunks - 1, 0, -1) if SCHEDULES[config.schedule].free_chunks and size > 1]
@@ -277,8 +285,8 @@ def find_pipeline_problems(config: AxesConfig, run: Run, mesh: Mesh, plan: Plan)
         changes += [{"parallel.pp": size} for size in smaller]
         changes += [{"launch.processes": size * mesh.world // pp} for size in smaller]
         yield Problem(
-            f"parallel.pp={pp}{each} is {stages} stages, and the model has {plan.layers} blocks.",
-            "Every stage needs a block.",
+            f"parallel.pp={pp}{each} makes {stages} stages, and the model has {plan.layers} blocks.",
+            "Every stage needs at least one block.",
             nearest_accepted(run, changes),
         )
     elif config.stages is not None and (len(config.stages) != stages or sum(config.stages) != plan.layers):
@@ -287,8 +295,8 @@ def find_pipeline_problems(config: AxesConfig, run: Run, mesh: Mesh, plan: Plan)
         even = balance([1.0] * plan.layers, stages)
         yield Problem(
             f"parallel.stages={config.stages} has {len(config.stages)} stages and {sum(config.stages)} blocks.",
-            f"parallel.pp={pp}{each} is {stages} stages, and the model has {plan.layers} blocks.",
-            f"parallel.stages={even}, or null to have them balanced.".replace(" ", "", stages - 1),
+            f"parallel.pp={pp}{each} makes {stages} stages, and the model has {plan.layers} blocks.",
+            f"parallel.stages={even}, or null to balance the stages.".replace(" ", "", stages - 1),
         )
 
 
@@ -306,14 +314,14 @@ def find_fold_problems(config: AxesConfig, mesh: Mesh, fold: Fold) -> Iterator[P
     axes = " x ".join(f"{axis} {mesh.size(axis)}" for axis in mesh.axes if axis in fold.out_of)
     if have % fold.size:
         yield Problem(
-            f"the model wants {fold.size} ranks for {fold.name} out of {axes}.",
-            f"The {have} ranks of a group are dealt out in runs of equal length.",
+            f"{fold.name}={fold.size} does not divide the ranks of {axes}.",
+            f"The {have} ranks of these axes are divided into groups of equal size.",
             f"Sizes of {fold.name} that fit: {', '.join(map(str, find_divisors(have)))}.",
         )
     elif mesh.size("tp") > 1 and "tp" in fold.out_of and not config.sequence_parallel:
         yield Problem(
-            f"{fold.name} takes ranks of tp, and parallel.sequence_parallel is off.",
-            "Then all ranks of tp have the same tokens, and each token would go through the module several times.",
+            f"{fold.name} uses ranks of tp, which needs parallel.sequence_parallel=true.",
+            "Without sequence parallelism all tp ranks have the same tokens, and would repeat the computation.",
             "parallel.sequence_parallel=true",
         )
 
@@ -350,8 +358,8 @@ def find_row_block_problems(
     fitting = [size for size in find_divisors(gcd(*parted.values()))[::-1] if size <= block]
     more = f" and {len(parted) - 1} more" if len(parted) > 1 else ""
     yield Problem(
-        f"the optimizer keeps blocks of {block} neighbours of a row together, and this layout cuts {name}{more} inside "
-        "of one.",
-        f"Its rows of {shapes[name][-1]} are cut at multiples of {parted[name]}.",
+        f"the optimizer needs blocks of {block} elements of a row on one rank, and this layout splits blocks of "
+        f"{name}{more}.",
+        f"Rows of {shapes[name][-1]} elements are split at multiples of {parted[name]}.",
         nearest_accepted(run, [*({"optimizer.block": size} for size in fitting if size >= 16), {"parallel.tp": 1}]),
     )

@@ -54,7 +54,7 @@ def balance(blocks: Sequence[float], stages: int, first: float = 0, last: float 
     """
     count = len(blocks)
     if not 1 <= stages <= count:
-        raise ValueError(f"{count} blocks cannot make {stages} stages")
+        raise ValueError(f"{count} blocks cannot be divided into {stages} stages")
     until = [0, *accumulate(blocks)]
 
     def compute_cost(stage: int, start: int, stop: int) -> float:

@@ -18,7 +18,7 @@ def expand_times(times: ActionTimes | Sequence[ActionTimes], stages: int) -> lis
     """
     each = [times] * stages if isinstance(times, ActionTimes) else list(times)
     if len(each) != stages:
-        raise ValueError(f"times of {len(each)} stages for a schedule of {stages}")
+        raise ValueError(f"got times of {len(each)} stages for a schedule of {stages} stages")
     if any(time.get_time(kind) <= 0 for time in each for kind in KINDS):
-        raise ValueError("every action of a schedule takes some time")
+        raise ValueError("the time of every action must be more than 0")
     return each

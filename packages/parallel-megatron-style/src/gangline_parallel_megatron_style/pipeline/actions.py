@@ -45,7 +45,7 @@ class Schedule:
     """The order in which each rank runs its actions; `simulate` derives their start and end times.
 
     placement "loop": stage s is on rank s % ranks (Megatron-LM's interleaving; with one chunk the plain pipeline).
-    placement "v": two chunks a rank; the stages go down the ranks and back up, so rank 0 has the first and last stage.
+    placement "v": two chunks per rank; stages go down the ranks and back up, so rank 0 has the first and last stage.
     pairs: (rank, forward) of each forward that overlaps with the rank's next action, a backward; both are one turn.
     While one action of a pair waits for a transfer, the other computes.
     """

@@ -65,6 +65,6 @@ def walk(schedule: Schedule) -> Iterator[tuple[int, tuple[PipelineAction, ...]]]
         if queues[rank] and (lacks := find_missing(rank)) is not None:
             action, need = lacks
             raise ValueError(
-                f"rank {rank} waits for ever before {action}: {need.what} of microbatch {need.microbatch} "
-                f"on stage {need.stage} never ends"
+                f"deadlock: rank {rank} waits before {action} for {need.what} of microbatch {need.microbatch} "
+                f"on stage {need.stage}, which never ends"
             )

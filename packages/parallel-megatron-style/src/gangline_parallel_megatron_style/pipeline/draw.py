@@ -134,9 +134,9 @@ def _format_legend(timeline: Timeline) -> str:
     kinds = dict.fromkeys(kind for kind, _ in _list_kinds(timeline))
     words = [f"{kind} {KINDS[kind]}" for kind in kinds]
     if timeline.schedule.chunks > 1:
-        words.append("small letters: odd chunks")
+        words.append("lower case: odd chunks")
     return "   ".join([*words, ". waits"])
 
 
 def _format_summary(timeline: Timeline, caption: Caption) -> str:
-    return f"{timeline.makespan:.4g} {caption.unit} from first to last; ranks wait {100 * timeline.bubble:.1f} % of it"
+    return f"{timeline.makespan:.4g} {caption.unit} in total; ranks wait {100 * timeline.bubble:.1f} % of the time"

@@ -181,9 +181,9 @@ class _Pass:
         expected = self.stage.allocate_hidden(message.microbatch)
         if described != (expected.shape, expected.dtype):
             raise TypeError(
-                f"stage {message.source} gives {tuple(tensor.shape)} of {tensor.dtype} to stage {message.target}, "
-                f"which expects {tuple(expected.shape)} of {expected.dtype}: a block keeps the shape and the dtype of "
-                "the hidden state"
+                f"stage {message.source} sends shape {tuple(tensor.shape)}, {tensor.dtype} to stage {message.target}, "
+                f"which expects shape {tuple(expected.shape)}, {expected.dtype}: a block must keep the shape and the "
+                "dtype of the hidden state"
             )
         self.known.add(described)
 
@@ -232,5 +232,5 @@ class _Pass:
             return None
         if leaf.grad is None:
             stage = self.schedule.get_stage(self.comm.index, chunk)
-            raise RuntimeError(f"stage {stage} gave its hidden state no gradient in microbatch {microbatch}")
+            raise RuntimeError(f"stage {stage} computed no gradient of its input in microbatch {microbatch}")
         return leaf.grad

@@ -42,7 +42,7 @@ def make_timeline(flat: Sequence[float], schedule: Schedule) -> Timeline:
     """Return a timeline from the flat spans of `as_metrics`. Raises ValueError if their number does not fit."""
     counts = [len(order) for order in schedule.actions]
     if len(flat) != 2 * sum(counts):
-        raise ValueError(f"{len(flat) // 2} recorded actions, and the schedule has {sum(counts)}")
+        raise ValueError(f"{len(flat) // 2} actions are recorded, but the schedule has {sum(counts)} actions")
     pairs = iter(zip(flat[::2], flat[1::2], strict=True))
     return Timeline(schedule, tuple(tuple(next(pairs) for _ in range(count)) for count in counts))
 

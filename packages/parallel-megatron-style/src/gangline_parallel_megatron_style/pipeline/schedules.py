@@ -46,7 +46,7 @@ class ScheduleType:
 
 SCHEDULES: dict[str, ScheduleType] = {
     "gpipe": ScheduleType(
-        summary="all forwards, then all backwards; holds every microbatch",
+        summary="all forwards, then all backwards; stores the activations of all microbatches",
         chunks=1,
         generate=lambda p, m, v, k: make_gpipe_schedule(p, m),
         idle=lambda p, k: (p - 1) * (k.F + k.get_time("B")),
@@ -54,7 +54,7 @@ SCHEDULES: dict[str, ScheduleType] = {
         activations=lambda p, m, v, rank: m,
     ),
     "1f1b": ScheduleType(
-        summary="a backward after each forward; least memory of one chunk a rank",
+        summary="one backward after each forward; least memory among schedules of one chunk per rank",
         chunks=1,
         generate=lambda p, m, v, k: make_1f1b_schedule(p, m),
         idle=lambda p, k: (p - 1) * (k.F + k.get_time("B")),
@@ -62,7 +62,7 @@ SCHEDULES: dict[str, ScheduleType] = {
         activations=lambda p, m, v, rank: min(m, p - rank),
     ),
     "interleaved_1f1b": ScheduleType(
-        summary="1F1B over several chunks a rank; the bubble shrinks by their number, traffic grows by it",
+        summary="1F1B over v chunks per rank: the bubble is divided by v, the traffic multiplied by v",
         chunks=2,
         free_chunks=True,
         generate=lambda p, m, v, k: make_interleaved_1f1b_schedule(p, m, v),
@@ -71,7 +71,7 @@ SCHEDULES: dict[str, ScheduleType] = {
         activations=lambda p, m, v, rank: min(m * v, 2 * (p - rank - 1) + (v - 1) * p + 1),
     ),
     "zb_h1": ScheduleType(
-        summary="1F1B that computes weight gradients while it would wait; a third of the bubble",
+        summary="1F1B that computes weight gradients in the bubble, which shrinks to a third",
         chunks=1,
         splits_backward=True,
         generate=lambda p, m, v, k: make_zb_h1_schedule(p, m),
@@ -80,7 +80,7 @@ SCHEDULES: dict[str, ScheduleType] = {
         activations=lambda p, m, v, rank: min(m, p),
     ),
     "zb_v": ScheduleType(
-        summary="two chunks as a V, backward split: no bubble but the way to the last rank",
+        summary="two chunks per rank as a V, split backward: waits only for the first forward to reach the last rank",
         chunks=2,
         placement="v",
         splits_backward=True,
@@ -91,7 +91,7 @@ SCHEDULES: dict[str, ScheduleType] = {
         activations=lambda p, m, v, rank: min(2 * m, 2 * p),
     ),
     "dualpipe_v": ScheduleType(
-        summary="two chunks as a V, forwards beside backwards; backward split only at the ends",
+        summary="two chunks per rank as a V, forwards overlap with backwards; split backward only at start and end",
         chunks=2,
         placement="v",
         splits_backward=True,
@@ -122,13 +122,15 @@ def make_schedule(
     Raises ValueError for an unknown name and for sizes that the schedule does not support.
     """
     if name not in SCHEDULES:
-        raise ValueError(f"no such pipeline schedule: {name}; there are {', '.join(SCHEDULES)}")
+        raise ValueError(f"unknown pipeline schedule {name}; choices: {', '.join(SCHEDULES)}")
     schedule_type = SCHEDULES[name]
     chunks = schedule_type.chunks if chunks is None else chunks
     if ranks < 1 or microbatches < 1 or chunks < 1:
-        raise ValueError(f"a pipeline of {ranks} ranks, {microbatches} microbatches and {chunks} chunks a rank")
+        raise ValueError(
+            f"{ranks} ranks, {microbatches} microbatches and {chunks} chunks per rank must each be at least 1"
+        )
     if chunks != schedule_type.chunks and not schedule_type.free_chunks:
-        raise ValueError(f"the pipeline schedule {name} has {schedule_type.chunks} chunks a rank, not {chunks}")
+        raise ValueError(f"the pipeline schedule {name} needs chunks={schedule_type.chunks} per rank, not {chunks}")
     schedule = schedule_type.generate(ranks, microbatches, chunks, times)
     return schedule if overlap else replace(schedule, pairs=frozenset())
 

@@ -16,7 +16,7 @@ def validate(schedule: Schedule) -> None:
     schedule must not deadlock.
     """
     if len(schedule.actions) != schedule.ranks:
-        raise ValueError(f"{len(schedule.actions)} lists of actions for {schedule.ranks} ranks")
+        raise ValueError(f"the schedule has {len(schedule.actions)} lists of actions for {schedule.ranks} ranks")
     for rank, order in enumerate(schedule.actions):
         _complete(schedule, rank, order)
         _check_order(rank, order)
@@ -32,14 +32,16 @@ def _complete(schedule: Schedule, rank: int, order: tuple[PipelineAction, ...]) 
                 count.pop(PipelineAction(kind, chunk, microbatch), 0) for kind in ("F", "B", "I", "W")
             )
             if forward != 1:
-                raise ValueError(f"rank {rank} has {PipelineAction('F', chunk, microbatch)} {forward} times")
+                raise ValueError(
+                    f"rank {rank} runs {PipelineAction('F', chunk, microbatch)} {forward} times instead of once"
+                )
             if (whole, inputs, weights) not in ((1, 0, 0), (0, 1, 1)):
                 raise ValueError(
-                    f"rank {rank} has B {whole}, I {inputs} and W {weights} times for microbatch {microbatch} "
-                    f"of chunk {chunk}: it needs B once, or I and W once each"
+                    f"rank {rank} runs B {whole}, I {inputs} and W {weights} times for microbatch {microbatch} "
+                    f"of chunk {chunk}, instead of B once or I and W once each"
                 )
     if count:
-        raise ValueError(f"rank {rank} has {next(iter(count))}, which does not exist")
+        raise ValueError(f"rank {rank} runs {next(iter(count))}, a chunk or microbatch that does not exist")
 
 
 def _check_order(rank: int, order: tuple[PipelineAction, ...]) -> None:
@@ -51,7 +53,7 @@ def _check_order(rank: int, order: tuple[PipelineAction, ...]) -> None:
             before = last.get(action.chunk, -1)
             if action.microbatch != before + 1:
                 raise ValueError(
-                    f"rank {rank} has {action} after microbatch {before}: "
-                    "gradients of a chunk are added up in the order of the microbatches"
+                    f"rank {rank} runs {action} after microbatch {before}: "
+                    "the gradients of a chunk must be added in the order of the microbatches"
                 )
             last[action.chunk] = action.microbatch

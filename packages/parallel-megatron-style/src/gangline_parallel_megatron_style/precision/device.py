@@ -19,20 +19,23 @@ def refuse(scaling: str, device: str | None) -> None:
     name, capability = torch.cuda.get_device_name(), torch.cuda.get_device_capability()
     problem = find_scaling_problem(scaling, capability, torch.version.cuda)
     if problem:
-        raise UserError(f"precision=fp8 precision.scaling={scaling} does not work on this {name}.", *problem)
+        raise UserError(f"precision=fp8 precision.scaling={scaling} is not supported on the GPU {name}.", *problem)
 
 
 def find_scaling_problem(scaling: str, capability: tuple[int, int], cuda: str | None) -> tuple[str, str] | None:
     """Return (why, alternative) if a GPU with this compute capability and CUDA cannot use `scaling`, else None."""
     if cuda is None:
-        return "Products in float8 need an NVIDIA GPU.", "precision=bf16"
+        return "float8 matmuls need an NVIDIA GPU.", "precision=bf16"
     has = ".".join(map(str, capability))
     if capability < (8, 9):
-        return f"Products in float8 need compute capability 8.9 (Ada) or 9.0 (Hopper); it has {has}.", "precision=bf16"
+        return (
+            f"float8 matmuls need compute capability 8.9 (Ada) or 9.0 (Hopper), and this GPU has {has}.",
+            "precision=bf16",
+        )
     if scaling == "block" and capability[0] != 9:
-        return f"Scales for blocks of 128 need a Hopper GPU, compute capability 9.0; it has {has}.", _OTHERS
+        return f"Scales per block of 128 need compute capability 9.0 (Hopper), and this GPU has {has}.", _OTHERS
     if scaling == "block" and tuple(map(int, cuda.split(".")[:2])) < CUDA_FOR_BLOCKS:
-        return f"Scales for blocks of 128 need CUDA 12.9; this torch is built for {cuda}.", _OTHERS
+        return f"Scales per block of 128 need CUDA 12.9, and this torch is built for CUDA {cuda}.", _OTHERS
     return None
 
 

@@ -153,7 +153,9 @@ def _lay_out_buffers(plan: Plan, mesh: Mesh, model_shapes: ModelShapes, homes: M
     for name, (shape, dtype) in model_shapes.buffers.items():
         places = sorted({homes[_find_place(alias, plan)] for alias in model_shapes.aliases[name]})
         if len(places) > 1:
-            raise ValueError(f"the buffer {name} is shared by modules of the pipeline stages {places}; only one has it")
+            raise ValueError(
+                f"the buffer {name} is shared by modules on the pipeline ranks {places}, and must be on one"
+            )
         layouts[name_model_array(name)] = Layout(shape, dtype, at=(("pp", places[0]),) if mesh.size("pp") > 1 else ())
     return layouts
 
@@ -184,7 +186,9 @@ def choose_group(name: str, plan: Plan, aliases: Sequence[str]) -> str:
         return places.pop()
     if places == {EMBED, HEAD}:
         return TIED
-    raise ValueError(f"{name} is shared by {', '.join(sorted(places))}; only the embedding and the head may share one")
+    raise ValueError(
+        f"{name} is shared by {', '.join(sorted(places))}; only the embedding and the head may share a parameter"
+    )
 
 
 def _find_place(name: str, plan: Plan) -> str:
@@ -194,9 +198,7 @@ def _find_place(name: str, plan: Plan) -> str:
         return HEAD
     if name.startswith(f"{plan.blocks}."):
         return f"{plan.blocks}.{name.removeprefix(f'{plan.blocks}.').split('.')[0]}"
-    raise ValueError(
-        f"{name} lies in none of the modules that the plan names: {plan.embed}, {plan.blocks}, {plan.head}"
-    )
+    raise ValueError(f"{name} is outside the modules of the plan: {plan.embed}, {plan.blocks}, {plan.head}")
 
 
 def _pack(rows: tuple[tuple[int, int], ...], parts: int, names: tuple[str, ...]) -> list[Packing]:

@@ -51,7 +51,7 @@ def cut_array(name: str, shape: tuple[int, ...], plan: Plan, mesh: Mesh) -> CutA
             axes = tuple(a for a in mesh.axes if a in fold.out_of)
             if shape[cut.dim] % fold.size:
                 raise ValueError(
-                    f"{name} has {shape[cut.dim]} along dim {cut.dim}, which {axis}={fold.size} must divide"
+                    f"{name}: {axis}={fold.size} does not divide the size {shape[cut.dim]} of dim {cut.dim}"
                 )
             step = shape[cut.dim] // fold.size
             bounds = tuple(i * step for i in range(fold.size + 1))
@@ -72,7 +72,7 @@ def cut_over_tp(name: str, length: int, cut: ShardRule, size: int) -> tuple[tupl
     """
     units = length // cut.unit
     if units * cut.unit != length:
-        raise ValueError(f"{name}: {length} along dim {cut.dim} does not divide into units of {cut.unit}")
+        raise ValueError(f"{name}: the size {length} of dim {cut.dim} is not a multiple of its unit {cut.unit}")
     if units % size == 0 or (cut.dim == 0 and cut.unit == 1 and units >= size):
         step = -(-units // size)
         return tuple(min(i * step, units) * cut.unit for i in range(size + 1)), 1

@@ -48,7 +48,7 @@ class StateRanks:
         if mesh.size(*fold.out_of) % fold.size:
             axis_names = " x ".join(fold.out_of)
             raise ValueError(
-                f"{fold.name} {fold.size} does not divide the {mesh.size(*fold.out_of)} ranks of {axis_names}"
+                f"{fold.name}={fold.size} does not divide the {mesh.size(*fold.out_of)} ranks of {axis_names}"
             )
         axes = tuple(axis for axis in STATE_AXES if axis not in fold.out_of)
         return cls(fold, mesh.size(*fold.out_of) // fold.size, axes, mesh.size(*axes))

@@ -103,7 +103,7 @@ class _Cutter:
             linear.product = multiply_full if full else self.setting.precision.linear
         elif full:
             raise TypeError(
-                f"{path} is cut along {AXIS} and computed in the master dtype: a plan may ask one of the two"
+                f"{path} is both sharded along {AXIS} and in master_dtype of the plan, which is not supported"
             )
         else:
             region = self.regions[_get_parent(path)]
@@ -133,7 +133,9 @@ class _Cutter:
         if not cuts:
             return None
         if cuts != {"weight": 0}:
-            raise TypeError(f"{path} can be cut along {AXIS} by the rows of its weight only; its plan cuts {cuts}")
+            raise TypeError(
+                f"{AXIS} can shard only dim 0 of the weight of {path}; the plan shards (parameter: dim) {cuts}"
+            )
         return self.first_rows[self.plan.get_owner(f"{path}.weight")]
 
 
@@ -145,10 +147,10 @@ def _match_call(path: str, function: object, declared: Call | None) -> LossCall:
     own = call_of(function)
     if not isinstance(own, LossCall) or own != declared:
         raise UserError(
-            f"{path}: the loss over a cut vocabulary would take the place of a function that computes "
-            f"{'nobody says what' if own is None else own}.",
-            f"Its node says: {'nothing' if declared is None else declared}.",
-            f"Take the Cut of {path}.weight out of the plan, or have both say what it computes.",
+            f"{path}: the loss over a sharded vocabulary would replace a function whose loss is "
+            f"{'not declared' if own is None else own}.",
+            f"The node of {path} declares: {'no loss' if declared is None else declared}.",
+            f"Declare one loss in the node's `get_seams` and the function's `computes`, or replicate {path}.weight.",
         )
     return own
 

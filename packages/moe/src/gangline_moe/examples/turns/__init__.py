@@ -26,5 +26,5 @@ def build(config, *, dim, experts, top_k):
 @hookimpl
 def gangline_parts():
     yield Part(
-        group="moe/router", name="turns", config=Turns, build="gangline_turns:build", summary="One after another"
+        group="moe/router", name="turns", config=Turns, build="gangline_turns:build", summary="consecutive experts"
     )
