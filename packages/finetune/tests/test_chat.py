@@ -157,7 +157,9 @@ def test_bad_chats_are_refused_with_the_line(tmp_path, words):
         "line 1": [{"text": "no chat"}],
         "line 2 of": [{"messages": chat(1)}, {"messages": []}],
         "has no assistant message to train on": [{"messages": [{"role": "user", "content": "hello?"}]}],
-        "assistant message that has content and no weight 0": [{"messages": [{**message, "weight": 0} for message in chat(1)]}],
+        "assistant message that has content and no weight 0": [
+            {"messages": [{**message, "weight": 0} for message in chat(1)]}
+        ],
         "message of weight 2": [{"messages": [{**message, "weight": 2} for message in chat(1)]}],
         "without a role": [{"messages": [{"content": "hello?"}]}],
         "no text": [{"messages": [{"role": "assistant", "content": 3}]}],

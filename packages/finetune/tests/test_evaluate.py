@@ -172,7 +172,10 @@ def test_invalid_task_is_refused_before_evaluation(here, monkeypatch, capsys):
 def test_unknown_tasks_are_refused(here, monkeypatch, capsys):
     # Tasks of our own stand for lm-eval's, of which it reads 14,000 files; `test_evaluate_live` asks for one of those.
     monkeypatch.setattr("lm_eval.tasks.manager.__file__", str(here / "manager.py"))
-    for task, told in (("no_such_task_at_all", "lm-eval task no_such_task_at_all is unknown"), (str(here / "no.yaml"), "cannot be read")):
+    for task, told in (
+        ("no_such_task_at_all", "lm-eval task no_such_task_at_all is unknown"),
+        (str(here / "no.yaml"), "cannot be read"),
+    ):
         assert main(["eval", str(here / "run"), "--tasks", task]) == 2
         assert told in capsys.readouterr().err
 
