@@ -118,12 +118,21 @@ class TestFamilies(FamilySuite):
             ("qwen2", {"hidden_act": "relu"}, "hidden_act=relu"),
             ("qwen2", {"rope_parameters": {"rope_type": "spiral"}}, "rope_type=spiral"),
             ("qwen2", {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "skew": 3}}, "skew"),
+            (
+                "phi3-partial",
+                {"rope_parameters": {"rope_type": "linear", "factor": 2.0}},
+                "unsupported rope_type=linear",
+            ),
             ("gemma2", {"layer_types": ["full_attention", "sliding_attention", "full_attention"]}, "layer_types="),
             ("smollm3", {"no_rope_layers": [1, 0, 1, 1, 0]}, "no_rope_layers="),
             ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=True"),
             ("olmo2", {"hidden_size": None}, "lacks hidden_size"),
             ("deepseek-v3-dense", {"head_dim": 24}, "head_dim=24"),
-            ("gemma3", {"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2.0}}, "Write rope_type"),
+            (
+                "gemma3",
+                {"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2.0}},
+                "Rename type to rope_type",
+            ),
         ],
     )
     def test_unsupported_config_value_is_refused(self, name, change, what, saved, tmp_path):
