@@ -88,7 +88,9 @@ class LoraConfig(EditConfig):
         names = ", ".join(other)
         what = f"gangline export --adapter-only lora will refuse this run: peft does not support adapters of {names}"
         advice = f"lora.targets=[{','.join(same)}] excludes these linears; " if same else ""
-        return [f"{what}, because Hugging Face files join or split them. {advice}--merge exports merged weights."]
+        return [
+            f"{what}, because Hugging Face files join or split the weights. {advice}--merge exports merged weights."
+        ]
 
     def fill_init_weights(self, run: Run, shards: Sequence[Shard], plan: Plan) -> None:
         if self.adapter is None:

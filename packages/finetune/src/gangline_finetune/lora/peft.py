@@ -76,7 +76,7 @@ def find_module(plan: Plan, path: str, shape: Shape) -> str:
     """
     matrices = find_theirs(plan, f"{path}.weight", shape)
     if len(matrices) != 1 or matrices[0].index is not None or matrices[0].first is not None:
-        cut = f"Hugging Face files store it in {', '.join(one.name for one in matrices[:2])}, joined or split."
+        cut = f"Hugging Face files store this weight in {', '.join(one.name for one in matrices[:2])}, joined or split."
         raise UserError(
             f"peft does not support the adapter of {path}.",
             cut if matrices else "Hugging Face files of this model have no such matrix.",

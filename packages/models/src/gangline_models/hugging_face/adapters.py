@@ -72,7 +72,7 @@ def merge_edits(read: Read, shapes: Shapes, edits: Mapping[str, EditConfig]) -> 
                 merged_tensor = options.merge(name, tensor, parameters)
                 if merged_tensor is None:
                     raise UserError(
-                        f"{group} cannot be merged into the weights: its options do not implement `EditConfig.merge`."
+                        f"{group} cannot be merged into the weights: the edit does not implement `EditConfig.merge`."
                     )
                 tensor = merged_tensor
             yield name, tensor

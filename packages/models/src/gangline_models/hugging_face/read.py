@@ -145,7 +145,7 @@ def _check(tensors: Tensors, theirs: Theirs, shard: Shard, plan: Plan) -> None:
     if shape != theirs.shape:
         raise UserError(
             f"{tensors.directory}: {theirs.name} has shape {shape}.",
-            f"For {_get_owner(plan, shard)} it must have shape {theirs.shape}.",
+            f"For {_get_owner(plan, shard)} the shape must be {theirs.shape}.",
         )
     dtype = tensors.get_dtype(theirs.name)
     if "float" not in dtype and shard.dtype.is_floating_point:
