@@ -140,8 +140,8 @@ def test_closed_form_peak_of_frozen_model_matches_trace(targets, capsys):
 def test_adapters_unsupported_by_peft_give_notice(words, other, same):
     run = compose_one([*words, "lora=on"])
     (note,) = run.edits["lora"].list_notices(run)
-    assert f"peft has no adapter like those of {other}, which" in note, note
-    assert f"lora.targets=[{same}] leaves them out" in note, note
+    assert f"peft does not support adapters of {other}, because" in note, note
+    assert f"lora.targets=[{same}] excludes these linears" in note, note
     run = compose_one([*words, "lora=on", f"lora.targets=[{same}]"])
     assert run.edits["lora"].list_notices(run) == []
     run = compose_one(["recipe=tiny", "lora=on"])

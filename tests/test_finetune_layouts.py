@@ -117,7 +117,7 @@ def test_token_loss_with_preference_loss_is_refused(runs):
     router = ("moe=on", "moe/router=softmax")
     for what in ("z_loss", "seq_aux_loss", "global_aux_loss"):
         said = runs.expect_refusal("run.dir=no", *KINDS["preferences"], *router, f"moe.router.{what}=0.01")
-        assert "dpo=on cannot be had beside the loss that blocks.0.feed_forward.router adds" in said, said
+        assert "dpo=on does not support the loss that blocks.0.feed_forward.router adds" in said, said
     runs.train("run.dir=experts", *KINDS["preferences"], "moe=on", "moe.router.seq_aux_loss=0", "run.steps=1")
 
 

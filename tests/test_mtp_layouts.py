@@ -91,7 +91,9 @@ def test_mtp_with_experts_matches_one_process():
 
 def test_frozen_untrained_mtp_modules_are_refused():
     """Adapters beside modules that nobody has trained: a directory has to bring the modules."""
-    with pytest.raises(UserError, match="beside lora they stay as they are drawn") as refused:
+    with pytest.raises(
+        UserError, match="mtp=on with lora would freeze the weights of the MTP modules at random values"
+    ) as refused:
         check(compose_one(["recipe=tiny", "mtp=on", "lora=on", "lora.targets=[wq]"]))
     assert "mtp=off, or lora=off" in str(refused.value)
 

@@ -156,8 +156,10 @@ def test_bad_chats_are_refused_with_the_line(tmp_path, words):
         "is empty.": [],
         "line 1": [{"text": "no chat"}],
         "line 2 of": [{"messages": chat(1)}, {"messages": []}],
-        "nothing that an assistant says": [{"messages": [{"role": "user", "content": "hello?"}]}],
-        "all has weight 0": [{"messages": [{**message, "weight": 0} for message in chat(1)]}],
+        "has no assistant message to train on": [{"messages": [{"role": "user", "content": "hello?"}]}],
+        "assistant message that has content and no weight 0": [
+            {"messages": [{**message, "weight": 0} for message in chat(1)]}
+        ],
         "message of weight 2": [{"messages": [{**message, "weight": 2} for message in chat(1)]}],
         "without a role": [{"messages": [{"content": "hello?"}]}],
         "no text": [{"messages": [{"role": "assistant", "content": 3}]}],
@@ -177,7 +179,7 @@ def test_missing_template_or_mismatched_tokenizer_is_refused(tmp_path, words):
     content = json.loads((weights / "tokenizer.json").read_text())
     content["model"]["vocab"] = {word: 252 - id for word, id in content["model"]["vocab"].items()}
     (weights / "tokenizer.json").write_text(json.dumps(content))
-    assert "is another model's" in problems([*words, f"model.weights={weights}"])
+    assert "differs from the tokenizer in model.weights" in problems([*words, f"model.weights={weights}"])
     tokenizer(tmp_path / "model", template=None)
     assert "has no chat template" in problems(words)
     (tmp_path / "mine.jinja").write_text(TEMPLATE)
@@ -204,7 +206,7 @@ def test_sampling_uses_tokenizer_and_template_of_run(tmp_path, words):
 def test_template_that_changes_earlier_turns_is_refused(tmp_path, words):
     changing = "{% for m in messages %}{{ m['role'] }}{% if loop.last %}!{% endif %}{{ m['content'] }}\n{% endfor %}"
     (tmp_path / "mine.jinja").write_text(changing)
-    with pytest.raises(UserError, match="nothing to learn"):
+    with pytest.raises(UserError, match="no chat with assistant tokens in the train split"):
         source([*words, f"data.template={tmp_path}/mine.jinja"])
 
 

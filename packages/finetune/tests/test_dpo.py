@@ -98,7 +98,7 @@ def test_resume_keeps_initial_reference_model(runs):
     for spoil in (lambda: kept.write_bytes(b""), lambda: numpy.save(kept, numpy.zeros((3, 2))), kept.unlink):
         spoil()
         said = runs.expect_refusal("resume=parted", "run.steps=6")
-        assert "began with" in said
+        assert "reference model" in said
     assert "validate.sets.NAME=null" in said
 
 
@@ -153,9 +153,9 @@ def test_empty_or_equal_pairs_are_refused_with_line(runs):
     bad = {
         "line 2": [pairs()[0], {**pairs()[1], "rejected": pairs()[1]["chosen"]}],
         "is empty": [{**pairs()[0], "chosen": " "}],
-        "has no 'rejected'": [{"prompt": "a", "chosen": "b"}],
+        "the field 'rejected' of line 1": [{"prompt": "a", "chosen": "b"}],
         "is empty.": [],
-        "has no prompt": [{"chosen": "a", "rejected": "b"}],
+        "the prompt of line 1": [{"chosen": "a", "rejected": "b"}],
     }
     for told, rows in bad.items():
         file = write(runs.directory / "bad.jsonl", rows)
@@ -185,14 +185,14 @@ def test_chats_that_repeat_prompt_match_bare_answers(runs):
     assert sum(found["bare"][0][1]) == 2, "the answer and its end"
     more = [{"role": "user", "content": "sure?"}, yes]
     for told, row in {
-        "do not begin with its prompt": {**rows["text"], "prompt": "1+2?"},
-        "chosen of line 1 of .* is no answer": {
+        "chosen and rejected of line 1 of .* do not match the prompt": {**rows["text"], "prompt": "1+2?"},
+        "chosen of line 1 of .* must begin and end with an answer": {
             "chosen": [asked, no, *more],
             "rejected": [asked, no, {"role": "user", "content": "really?"}, yes],
         },
-        "Behind the prompt come: assistant, user\\.": {**rows["bare"], "rejected": [no, more[0]]},
-        "not begin with its prompt": {**rows["bare"], "chosen": [{"role": "tool", "content": "2"}]},
-        "has no answer": {**rows["whole"], "chosen": [system, asked]},
+        "Roles after the prompt: assistant, user\\.": {**rows["bare"], "rejected": [no, more[0]]},
+        "not match the prompt of the row": {**rows["bare"], "chosen": [{"role": "tool", "content": "2"}]},
+        "the answer of line 1 of .* is missing": {**rows["whole"], "chosen": [system, asked]},
         "rejected of line 1 of .* has an answer of weight 0": {**rows["bare"], "rejected": [{**no, "weight": 0}]},
     }.items():
         write(file, [row])
@@ -265,7 +265,7 @@ def test_signal_stops_reference_model_scoring(runs, monkeypatch, capsys):
     )
     assert asking.introduce(session) == "SIGTERM"
     assert portions == [64, 64], "one pass for each pair"
-    assert "asked about 128 of 256 pairs" in capsys.readouterr().out
+    assert "the reference model has scored 128 of 256 pairs" in capsys.readouterr().out
     assert of.first is None
 
 

@@ -75,7 +75,7 @@ def test_metrics_match_lm_eval_with_extended_context(here, monkeypatch, capsys):
     ):
         (here / f"{name}.yaml").write_text(re.sub("task: own_.*", f"task: own_{name}", long))
     compare_with_lm_eval(here, "stretched", "stretched-out", ["far", "hint", "write"])
-    assert "note: the model sees 256 tokens at a time" in capsys.readouterr().err
+    assert "note: the context length is 256 tokens" in capsys.readouterr().err
 
 
 def test_metric_too_large_for_a_float_is_infinite(here, monkeypatch, capsys):
@@ -154,7 +154,7 @@ def test_long_question_is_truncated_between_tokens(here, monkeypatch):
 @pytest.mark.parametrize("asked", [{}, {"max_gen_toks": 64}])
 def test_answer_length_without_room_for_question_is_refused(tmp_path, asked):
     codec = TokenizerCodec(str(tokenizer(tmp_path)), None, "replace")
-    with pytest.raises(UserError, match="from a model of 64"):
+    with pytest.raises(UserError, match="from a model with context length 64"):
         Mute(SimpleNamespace(codec=codec, context=64), 1)._answer("What is it?", asked)
 
 
@@ -166,13 +166,16 @@ def test_invalid_task_is_refused_before_evaluation(here, monkeypatch, capsys):
     long = (here / "write.yaml").read_text().replace("own_write", "own_long").replace("toks: 6", "toks: 64")
     (here / "long.yaml").write_text(long)
     assert main(["eval", str(here / "run"), "--tasks", str(here / "choice.yaml"), str(here / "long.yaml")]) == 2
-    assert "answers of up to 64 tokens from a model of 64" in capsys.readouterr().err
+    assert "answers of up to 64 tokens from a model with context length 64" in capsys.readouterr().err
 
 
 def test_unknown_tasks_are_refused(here, monkeypatch, capsys):
     # Tasks of our own stand for lm-eval's, of which it reads 14,000 files; `test_evaluate_live` asks for one of those.
     monkeypatch.setattr("lm_eval.tasks.manager.__file__", str(here / "manager.py"))
-    for task, told in (("no_such_task_at_all", "has no task"), (str(here / "no.yaml"), "cannot be read")):
+    for task, told in (
+        ("no_such_task_at_all", "lm-eval task no_such_task_at_all is unknown"),
+        (str(here / "no.yaml"), "cannot be read"),
+    ):
         assert main(["eval", str(here / "run"), "--tasks", task]) == 2
         assert told in capsys.readouterr().err
 
@@ -182,13 +185,13 @@ def test_invalid_numeric_arguments_are_refused(here, capsys):
         with pytest.raises(SystemExit) as ended:
             main(["eval", str(here / "run"), "--tasks", "own_choice", f"{word}={value}"])
         assert ended.value.code == 2
-        assert f"{value} is no whole number" in capsys.readouterr().err
+        assert f", not {value}" in capsys.readouterr().err
 
 
 def test_missing_output_directory_is_refused_before_evaluation(here, capsys):
     words = ["eval", str(here / "run"), "--tasks", str(here / "choice.yaml")]
     assert main([*words, "--out", str(here / "nodir" / "x.json")]) == 2
-    assert "nodir is no directory" in capsys.readouterr().err
+    assert "nodir is not a directory" in capsys.readouterr().err
 
 
 def test_answer_longer_than_context_is_refused_before_scoring(here):
@@ -200,7 +203,7 @@ def test_answer_longer_than_context_is_refused_before_scoring(here):
     ((whole, _),) = model._loglikelihood_tokens([(("", ""), [1], [5] * most)])
     assert whole < 0
     model.model = None
-    with pytest.raises(UserError, match=f"{most + 1} tokens is: 'too long'"):
+    with pytest.raises(UserError, match=f"an answer of {most + 1} tokens, which is too long: 'too long'"):
         model._loglikelihood_tokens([(("", "short"), [1], [5]), (("", "too long"), [1], [5] * (most + 1))])
 
 

@@ -65,11 +65,11 @@ def test_live_evaluation_does_not_change_training(runs):
 
 def test_invalid_eval_tasks_are_refused_before_first_step(runs):
     said = runs.expect_refusal("run.dir=no")
-    assert "callback=eval has nothing to ask" in said, said
+    assert "callback=eval has no tasks" in said, said
     said = runs.expect_refusal("run.dir=no", "callback.eval.files=[gone.yaml]")
     assert "gone.yaml cannot be read" in said, said
     said = runs.expect_refusal("run.dir=long", "callback.eval.files=[long.yaml]")
-    assert "answers of up to 64 tokens from a model of 64" in said, said
+    assert "answers of up to 64 tokens from a model with context length 64" in said, said
     assert runs.read_records("long") == []
     said = runs.expect_refusal("run.dir=no", "callback.eval.tasks=[no_such_task_at_all]", *LAYOUTS["ddp"])
-    assert said.count("lm-eval has no task no_such_task_at_all") == 1, said
+    assert said.count("the lm-eval task no_such_task_at_all is unknown") == 1, said

@@ -131,9 +131,9 @@ def test_low_precision_base_matches_rounded_base(runs, kind, capfd):
         capfd.readouterr()
         gangline("export", here / run, here / f"{run}-adapter", "--adapter-only", "lora")
         bits = {"bf16": 16, "8bit": 8}.get(run)
-        told = f"beside the weights of {here / 'base'} rounded to {bits} bits" if bits else ""
+        told = f"trained on the weights of {here / 'base'} rounded to {bits} bits" if bits else ""
         said = capfd.readouterr().err
-        assert (told in said and "--merge in place of --adapter-only" in said) if told else "rounded" not in said, said
+        assert (told in said and "--merge instead of --adapter-only" in said) if told else "rounded" not in said, said
     ours, theirs = (logits(opened(here / f"{run}-merged")) for run in (kind, f"full-{kind}"))
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
     assert not torch.allclose(ours, logits(opened(here / "base")), atol=1e-2)
@@ -177,9 +177,9 @@ def test_weight_bytes_match_closed_form(tmp_path):
 
 def test_unsupported_lora_base_combinations_are_refused(runs):
     for words, told in (
-        (("lora.base=bf16", "precision=fp16"), "lora.base=bf16 is not had with a run that computes in float16"),
-        (("lora.base=8bit", "precision=fp16"), "lora.base=8bit is not had with a run that computes in float16"),
-        (("lora.base=8bit", "run.compile=true"), "lora.base=8bit is not had with run.compile=true"),
+        (("lora.base=bf16", "precision=fp16"), "lora.base=bf16 is not supported with matmuls in float16"),
+        (("lora.base=8bit", "precision=fp16"), "lora.base=8bit is not supported with matmuls in float16"),
+        (("lora.base=8bit", "run.compile=true"), "lora.base=8bit is not supported with run.compile=true"),
     ):
         assert told in runs.expect_refusal("run.dir=no", *runs.base, *words)
 

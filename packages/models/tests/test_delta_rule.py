@@ -69,5 +69,5 @@ def test_decoding_from_chunk_state_matches_recurrence(first, document):
         out, state = step_delta_rule(*(x[:, t : t + 1] for x in arguments), state)
         parts.append(out)
     torch.testing.assert_close(torch.cat(parts, dim=1), want, rtol=1e-11, atol=1e-12)
-    with pytest.raises(ValueError, match="2 tokens at a time"):
+    with pytest.raises(ValueError, match="expected one token per step of the generation, got 2"):
         step_delta_rule(*(x[:, :2] for x in arguments), state)

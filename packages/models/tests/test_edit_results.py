@@ -103,10 +103,14 @@ def test_model_edit_survives_export_and_import(echo, runs, capsys):
     words = capsys.readouterr().out.replace("\\\n", " ").split()[1:]
     assert words[-4:] == ["echo=on", "echo.by=16", "echo/colour=dark", "echo.colour.depth=3"]
     runs.train(*words, "run.dir=second", "run.steps=1")
-    assert "holds a model of architecture Echo" in runs.expect_refusal(*words[:-4], "run.dir=third")
+    assert "holds a model of architecture Echo, which cannot be loaded" in runs.expect_refusal(
+        *words[:-4], "run.dir=third"
+    )
 
 
 def test_edit_without_hugging_face_architecture_refuses_export(echo, runs):
     runs.train("echo=on", "echo.mute=true", "run.dir=first", "run.steps=1")
-    with pytest.raises(UserError, match=r"no Hugging Face architecture is known for it.\s+echo names none"):
+    with pytest.raises(
+        UserError, match=r"no Hugging Face architecture is known for it.\s+echo has no conversion to config.json"
+    ):
         export_run([str(runs.directory / "first"), str(runs.directory / "hf")])

@@ -226,7 +226,7 @@ def test_unsupported_tensor_dtype_is_refused(tmp_path):
     from gangline_models.hugging_face.tensor_file import TensorFile
 
     save_file({"scales": torch.ones(4, dtype=torch.complex64)}, tmp_path / "x.safetensors")
-    with pytest.raises(UserError, match=r"scales has numbers of dtype C64"):
+    with pytest.raises(UserError, match=r"scales has dtype C64, which is not supported"):
         list(TensorFile(tmp_path / "x.safetensors").iterate_blocks("scales", (slice(0, 4),)))
 
 
@@ -455,22 +455,24 @@ FAULTS: dict[str, Callable[[Path], str]] = {
         lambda directory: (directory / "model.safetensors.index.json").write_text('{"weight_map": {"a": 3}}'),
     ),
     "an index with another directory": fault(
-        "names '../hf/model.safetensors'",
+        "outside its directory: '../hf/model.safetensors'",
         lambda directory: (directory / "model.safetensors.index.json").write_text(
             '{"weight_map": {"a": "../hf/model.safetensors"}}'
         ),
     ),
     "an index with an absolute path": fault(
-        "names '/etc/passwd'",
+        "outside its directory: '/etc/passwd'",
         lambda directory: (directory / "model.safetensors.index.json").write_text(
             '{"weight_map": {"a": "/etc/passwd"}}'
         ),
     ),
     "a pointer": fault(
-        "Git LFS has not fetched them",
+        "Git LFS has not downloaded the file",
         lambda directory: last(directory).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n"),
     ),
-    "a tensor that is not in its file": fault(f"has no tensor {DOWN}", lambda directory: without(directory, DOWN)),
+    "a tensor that is not in its file": fault(
+        f"the tensor {DOWN} is missing in", lambda directory: without(directory, DOWN)
+    ),
     "a layer behind the last": fault(
         "3 layers (num_hidden_layers or n_layer); the files hold layer 7",
         lambda directory: add(directory, "model.layers.7.self_attn.q_proj.weight"),
@@ -480,12 +482,12 @@ FAULTS: dict[str, Callable[[Path], str]] = {
         f"{DOWN} has shape (32, 47)", lambda directory: without(directory, DOWN, lambda w: w[:, :47].contiguous())
     ),
     "numbers that are not read": fault(
-        "of dtype C64", lambda directory: without(directory, DOWN, lambda w: w.to(torch.complex64))
+        "has dtype C64", lambda directory: without(directory, DOWN, lambda w: w.to(torch.complex64))
     ),
     "whole numbers": fault(
         f"{DOWN} holds values of dtype int32", lambda directory: without(directory, DOWN, lambda w: w.view(torch.int32))
     ),
-    "a pipe": fault("It is not a regular file", piped),
+    "a pipe": fault("The path is not a regular file", piped),
 }
 
 
@@ -513,9 +515,15 @@ class TestRefusals:
             ({"architectures": None}, ["architecture None"]),
             ({"attention_bias": True}, ["attention_bias=True"]),
             ({"hidden_act": "gelu"}, ["hidden_act=gelu"]),
-            ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, ["yarn", "default, llama3"]),
-            ({"layer_types": ["full_attention", "sliding_attention"]}, ["a Llama with sliding windows"]),
-            ({"hidden_size": None, "num_key_value_heads": None}, ["does not give hidden_size, num_key_value_heads"]),
+            (
+                {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+                ["unsupported rope_type=yarn", "default and llama3"],
+            ),
+            (
+                {"layer_types": ["full_attention", "sliding_attention"]},
+                ["a Llama model with unsupported sliding windows"],
+            ),
+            ({"hidden_size": None, "num_key_value_heads": None}, ["lacks hidden_size, num_key_value_heads"]),
         ],
     )
     def test_unsupported_model_config_is_refused(self, directory, values, words):
@@ -549,9 +557,9 @@ class TestRefusals:
         assert of("Qwen3ForCausalLM") == of("Qwen3ForCausalLM", use_sliding_window=True) == {}
         assert of("Qwen3ForCausalLM", use_sliding_window=True, max_window_layers=0)["window"] == 4096
         two = {"use_sliding_window": True, "max_window_layers": 2}
-        assert "not evenly spaced" in self.error(lambda: of("Qwen3ForCausalLM", **two))
+        assert "unsupported pattern of sliding windows" in self.error(lambda: of("Qwen3ForCausalLM", **two))
         lying = {"layer_types": ["sliding_attention"] * 4}
-        assert "not in use" in self.error(lambda: of("Qwen3ForCausalLM", **lying))
+        assert "Without a sliding window in use" in self.error(lambda: of("Qwen3ForCausalLM", **lying))
 
     def test_mistral_layer_types_must_match_sliding_window(self):
         of = lambda **more: read_window("there", {"architectures": ["MistralForCausalLM"], **more}, 2)  # noqa: E731
@@ -619,8 +627,8 @@ class TestRefusals:
         config = replace(CASES["llama"], layers=4, kv_heads=4, weights=str(directory))
         problems = check_weights(build_default_run(model=config))
         text = str(UserError.of(problems))
-        assert "layers is 3 there and 4 here" in text
-        assert "kv_heads is 2 there and 4 here" in text
+        assert "layers is 3 in the directory and 4 in the run" in text
+        assert "kv_heads is 2 in the directory and 4 in the run" in text
         assert f"gangline import {directory}" in text
 
     def test_missing_tensor_is_refused(self, directory):
@@ -628,7 +636,7 @@ class TestRefusals:
         content = json.loads(index.read_text())
         del content["weight_map"]["model.layers.1.mlp.up_proj.weight"]
         index.write_text(json.dumps(content))
-        assert "no tensor model.layers.1.mlp.up_proj.weight" in self.error(read, directory, CASES["llama"])
+        assert "the tensor model.layers.1.mlp.up_proj.weight is missing" in self.error(read, directory, CASES["llama"])
 
     def test_missing_weight_file_is_refused(self, directory):
         (directory / "model-00002-of-00007.safetensors").unlink(missing_ok=True)
@@ -656,7 +664,7 @@ class TestRefusals:
     def test_unexpected_tensor_is_refused(self, tmp_path):
         write(tmp_path / "hf", CASES["qwen3"], randomised(CASES["qwen3"]))
         text = self.error(read, tmp_path / "hf", replace(CASES["qwen3"], qk_norm=False))
-        assert "no place for" in text
+        assert "match no parameter of this model" in text
         assert "self_attn.q_norm.weight" in text
 
     def test_rotary_buffer_in_weight_file_is_skipped(self, tmp_path):

@@ -206,12 +206,12 @@ def test_missing_mtp_weights_are_initialized_or_refused(tmp_path: Path):
     assert read_edited_config(directory)[1] == []  # config.json speaks of them, but they are not there
     (drawn,) = compose(["recipe=tiny", *LATENT, "mtp=on", f"model.weights={directory}"])
     check(drawn)
-    assert "they are drawn" in "".join(drawn.edits["mtp"].list_notices(drawn))
+    assert "they are initialised randomly" in "".join(drawn.edits["mtp"].list_notices(drawn))
     merge = dict(ours(drawn).named_parameters())["head.mtp.0.merge.weight"]
     assert 0 < merge.std() < 0.1
     save_file({n: t for n, t in tensors.items() if "layers.3" not in n}, file, {"format": "pt"})
     (half,) = compose(["recipe=tiny", *LATENT, "mtp=on", "mtp.depth=2", f"model.weights={directory}"])
-    with pytest.raises(UserError, match="holds a part of what"):
+    with pytest.raises(UserError, match="holds only some of the weights"):
         check(half)
     (one,) = compose(["recipe=tiny", *LATENT, "mtp=on", f"model.weights={directory}"])
     check(one)
@@ -229,12 +229,12 @@ def test_leftover_weight_file_adds_no_mtp_modules(tmp_path: Path):
     save_file(own, directory / "model.safetensors", {"format": "pt"})
     assert read_edited_config(directory)[1] == []
     (again,) = compose(["recipe=tiny", *LATENT, "mtp=on", f"model.weights={directory}"])
-    assert "they are drawn" in "".join(again.edits["mtp"].list_notices(again))
+    assert "they are initialised randomly" in "".join(again.edits["mtp"].list_notices(again))
 
 
 def test_export_of_other_family_omits_mtp(tmp_path: Path):
     (run,) = compose(["recipe=tiny", "mtp=on", "model.dim=24", "model.layers=1"])
-    assert "an export leaves them out" in "".join(run.edits["mtp"].list_notices(run))
+    assert "an export omits the MTP weights" in "".join(run.edits["mtp"].list_notices(run))
     model = make_whole_model(*compose_model(run), seed=3, dtype=torch.float32)
     directory = write(run, model, tmp_path / "out")
     assert not any("layers.1." in name or "mtp" in name for name in load_file(directory / "model.safetensors"))
@@ -247,9 +247,9 @@ def test_export_of_other_family_omits_mtp(tmp_path: Path):
 
 
 def test_unsupported_mtp_options_are_refused():
-    with pytest.raises(UserError, match="depth=12: rows of 12 tokens have none so far ahead"):
+    with pytest.raises(UserError, match="depth=12: too large for rows of 12 tokens"):
         check(build_small_run("mtp=on", "mtp.depth=12"))
-    with pytest.raises(UserError, match="mup has no rule for the head"):
+    with pytest.raises(UserError, match="mup=on does not support the head"):
         compose_model(build_small_run("mtp=on", "mup=on"))
-    with pytest.raises(UserError, match="mtp has no rule for the embedding of this model"):
+    with pytest.raises(UserError, match="mtp=on does not support the embedding of this model"):
         compose_model(compose_one(["model=gpt2", "mtp=on"]))

@@ -60,7 +60,7 @@ def test_mup_scales_init_attention_and_logits_with_width() -> None:
 def test_mup_without_lr_multipliers_prints_required_values() -> None:
     mup = [word for word in words(128) if not word.startswith("optimizer.lr_multipliers")]
     (run,) = compose(["recipe=tiny", *mup])
-    with pytest.raises(UserError, match="needs other rates") as error:
+    with pytest.raises(UserError, match="requires other learning rates") as error:
         check(run)
     said = (
         next(line for line in str(error.value).splitlines() if "optimizer.lr_multipliers=" in line).strip().strip("'")

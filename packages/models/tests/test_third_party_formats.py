@@ -60,9 +60,10 @@ def test_broken_model_format_does_not_block_other_formats(tmp_path, directory):
         (directory / "config.json").write_text('{"architectures": ["Foo"]}')
         with pytest.raises(UserError) as refused:
             read_model_config(directory)
-    assert "holds a model of architecture Foo." in refused.value.what
+    assert "holds a model of architecture Foo, which cannot be loaded." in refused.value.what
     assert (
-        "What model=theirs (gangline-theirs) knows is missing: OSError: libfoo.so is missing" in refused.value.details
+        "The format of model=theirs (gangline-theirs) is missing: OSError: libfoo.so is missing"
+        in refused.value.details
     )
 
 
@@ -72,8 +73,8 @@ def test_two_formats_for_one_architecture_are_refused(tmp_path, directory):
     )
     with install(tmp_path, "other_format:Format"), pytest.raises(UserError) as refused:
         read_model_config(directory)
-    assert refused.value.what == f"{directory} holds a model of architecture LlamaForCausalLM."
-    assert refused.value.details[0].endswith("model=theirs (gangline-theirs) both read it.")
+    assert refused.value.what == f"{directory} holds a model of architecture LlamaForCausalLM, which cannot be loaded."
+    assert refused.value.details[0].endswith("model=theirs (gangline-theirs) both support this architecture.")
 
 
 EDIT = """
@@ -101,5 +102,5 @@ def test_broken_edit_format_is_refused(tmp_path, directory):
     (tmp_path / "theirs.py").write_text(EDIT)
     with as_installed("gangline-theirs", "theirs", path=tmp_path), pytest.raises(UserError) as refused:
         read_edited_config(directory)
-    assert refused.value.what == "What theirs.Tweak knows of config.json cannot be loaded: broken_format:Format."
+    assert refused.value.what == "the Hugging Face format of theirs.Tweak cannot be loaded: broken_format:Format."
     assert refused.value.details[0] == "OSError: libfoo.so is missing"

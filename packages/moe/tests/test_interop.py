@@ -123,7 +123,7 @@ def test_weights_of_surplus_expert_are_refused(tmp_path):
     save_file(load_file(path) | {extra: torch.ones(48, 32)}, path, {"format": "pt"})
     with pytest.raises(UserError) as refused:
         list_overrides(tmp_path / "hf")
-    assert f"no place for.\n  {extra}." in str(refused.value)
+    assert f"match no parameter of this model.\n  {extra}." in str(refused.value)
     with pytest.raises(UserError) as again:
         open_session(tmp_path / "run", *words)
     assert str(again.value) == str(refused.value)

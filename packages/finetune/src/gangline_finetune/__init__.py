@@ -26,4 +26,4 @@ def gangline_data_sources() -> Iterable[Part]:
 @hookimpl
 def gangline_commands() -> Iterable[Command]:
     run = "gangline_finetune.evaluate.command:main"
-    return (Command(name="eval", run=run, summary="Evaluate the model of a run by the tasks of lm-eval"),)
+    return (Command(name="eval", run=run, summary="Evaluate the model of a run on lm-eval tasks"),)

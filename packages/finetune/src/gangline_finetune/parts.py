@@ -14,7 +14,7 @@ EDITS = (
         name="on",
         config=LoraConfig,
         build="gangline_finetune.lora.edit:edit",
-        summary="Low-rank adapters around linears, trained alone: LoRA, rsLoRA, DoRA",
+        summary="LoRA, rsLoRA or DoRA: train low-rank adapters of linears, freeze all other weights",
         words={
             "dropout attention_dropout attn_dropout hidden_dropout resid_dropout residual_dropout": (
                 "optimizer.weight_decay=0.1  (models have no dropout here; adapters have lora.dropout)"
@@ -35,7 +35,7 @@ CALLBACKS = (
         name="eval",
         config=EvalConfig,
         build="gangline_finetune.evaluate.callback:build",
-        summary="tasks of lm-eval every so many steps, by the model on its ranks",
+        summary="evaluation on lm-eval tasks every n steps, on the ranks of the run",
     ),
 )
 SOURCES = (
@@ -44,7 +44,7 @@ SOURCES = (
         config=ChatConfig,
         build="gangline_finetune.chat.source:build",
         capabilities={"sample": "gangline_basics.sampling.show:show_sample"},
-        summary="conversations by the tokenizer's own chat template: what the assistant says is learnt",
+        summary="conversations rendered by the tokenizer's chat template, with the loss on assistant messages",
     ),
     Part(
         name="preferences",

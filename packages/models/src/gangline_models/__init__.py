@@ -27,7 +27,11 @@ def gangline_parts() -> Iterable[Part]:
 @hookimpl
 def gangline_commands() -> Iterable[Command]:
     where = "gangline_models.hugging_face.commands"
-    yield Command(name="export", run=f"{where}:export_run", summary="Write a run's model as a Hugging Face directory")
     yield Command(
-        name="import", run=f"{where}:import_model", summary="Show how to train on from a Hugging Face directory"
+        name="export", run=f"{where}:export_run", summary="Export the model of a run as a Hugging Face directory"
+    )
+    yield Command(
+        name="import",
+        run=f"{where}:import_model",
+        summary="Print the train command that starts from a Hugging Face directory",
     )

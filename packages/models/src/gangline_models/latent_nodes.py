@@ -102,7 +102,7 @@ class MlaNode(Node):
         cut = sizes.tokens != sizes.inner_tokens
         volume = CommVolume(
             fold="tp",
-            what="the key of all heads",
+            what="the key that all heads share",
             forward=(1, once) if cut else (0, 0),
             backward=(1, once if cut else 2 * once),
         )

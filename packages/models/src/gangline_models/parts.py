@@ -24,17 +24,20 @@ from gangline_models.rope.parts import find_name
 
 FAMILIES: dict[str, tuple[type[FamilyConfig], str]] = {
     "qwen2": (Qwen2, "Qwen2 and Qwen2.5: biases on queries, keys and values"),
-    "ministral": (Ministral, "Ministral: a window in some blocks"),
-    "olmo2": (Olmo2, "OLMo 2: norms behind attention and feed-forward"),
-    "olmo3": (Olmo3, "OLMo 3: as OLMo 2, with a window in most blocks"),
-    "smollm3": (SmolLM3, "SmolLM 3: every fourth block without rotary positions"),
-    "phi3": (Phi3, "Phi 3 and Phi 4 mini: a share of each head is rotated"),
-    "granite": (Granite, "Granite 3: embedding, residual stream, scores and logits times numbers"),
-    "gemma2": (Gemma2, "Gemma 2: soft caps, norms on both sides, a window in every second block"),
-    "gemma3": (Gemma3, "Gemma 3: norms of queries and keys, two bases of rotary positions"),
-    "deepseek_v3": (DeepSeek, "DeepSeek-V3: latent attention, made for experts"),
-    "gpt_oss": (GptOss, "gpt-oss: sinks, a window in every second block, bounded products, made for experts"),
-    "qwen3_next": (Qwen3Next, "Qwen3-Next: gated delta-rule layers beside gated attention, made for experts"),
+    "ministral": (Ministral, "Ministral: a sliding window in some blocks"),
+    "olmo2": (Olmo2, "OLMo 2: norms after attention and feed-forward"),
+    "olmo3": (Olmo3, "OLMo 3: OLMo 2 with a sliding window in most blocks"),
+    "smollm3": (SmolLM3, "SmolLM 3: every fourth block without rotary positions (NoPE)"),
+    "phi3": (Phi3, "Phi 3 and Phi 4 mini: partial RoPE"),
+    "granite": (Granite, "Granite 3: multipliers of embedding, residual stream, attention scores and logits"),
+    "gemma2": (Gemma2, "Gemma 2: soft caps, norms before and after sublayers, a sliding window in every second block"),
+    "gemma3": (Gemma3, "Gemma 3: QK norm, two RoPE bases"),
+    "deepseek_v3": (DeepSeek, "DeepSeek-V3: multi-head latent attention (MLA); experts by gangline-moe"),
+    "gpt_oss": (
+        GptOss,
+        "gpt-oss: attention sinks, a sliding window in every second block, clamped SwiGLU; experts by gangline-moe",
+    ),
+    "qwen3_next": (Qwen3Next, "Qwen3-Next: gated delta-rule layers and gated attention; experts by gangline-moe"),
     "gpt2": (Gpt2, "GPT-2: learned positions, LayerNorm, GELU, biases"),
 }
 

@@ -62,7 +62,7 @@ class TemplatedConfig(DataConfig, ABC):
             self.check_rows(self.build_chat_template(run))
         except UserError as error:
             return [error.to_problem()]
-        why = f"It has {codec.vocab_size} tokens: it is another model's."
+        why = f"The tokenizer has {codec.vocab_size} tokens; it may belong to another model."
         return find_vocabulary_problems(run.model.vocab_size, codec.vocab_size, f"data.tokenizer={tokenizer}", why)
 
     def check_rows(self, template: ChatTemplate) -> None:
@@ -79,9 +79,12 @@ class TemplatedConfig(DataConfig, ABC):
                 render(template)
                 taken = True
             except TemplateRefusal as error:
-                why = why or f"Of {where} it says: {error}"
+                why = why or f"Error of the template for {where}: {error}"
         if not number:
-            raise UserError(f"data.path={self.path} holds no {self.holds}.", "Every line of a .jsonl is one.")
+            raise UserError(
+                f"data.path={self.path} holds no {self.holds}.",
+                "The files have no rows: write one JSON object per line of a .jsonl file.",
+            )
         if not taken:
             amount = f"the first {RENDERED}" if number > RENDERED else "all"
             raise UserError(f"the chat template {template.name} refuses {amount} {self.holds} of data.path.", why)
@@ -113,6 +116,7 @@ class ChatConfig(TemplatedConfig):
         messages, tools = parse_messages(get_field(row, self.field, where), place), parse_tools(row, place)
         if not any(is_trained_on(message) and says(message) for message in messages):
             raise UserError(
-                f"{place} has nothing that an {ASSISTANT} says.", "There is nothing to learn, or all has weight 0."
+                f"{place} has no {ASSISTANT} message to train on.",
+                "A chat needs an assistant message that has content and no weight 0.",
             )
         return lambda template: [render_chat(template.bind_tools(tools), messages)]

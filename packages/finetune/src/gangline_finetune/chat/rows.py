@@ -13,7 +13,7 @@ from gangline_basics.data.corpus import list_corpus
 
 Row = tuple[str, dict[str, Any]]  # (location "line N of FILE", fields)
 LINES, COLUMNS = (".jsonl", ".ndjson", ".json"), ".parquet"
-KINDS = "Read are .jsonl, compressed too, and .parquet."
+KINDS = "Supported are .jsonl, .ndjson and .json files, also compressed, and .parquet files."
 
 
 def read_rows(path: str | list[str] | None) -> Iterator[Row]:
@@ -22,7 +22,7 @@ def read_rows(path: str | list[str] | None) -> Iterator[Row]:
     Raises UserError for a missing, unsupported or damaged file.
     """
     if path is None:
-        raise UserError("data.path is not given.", "It names the files with the chats.", "data.path=chats.jsonl")
+        raise UserError("data.path is not given.", "data.path names the files with the rows.", "data.path=chats.jsonl")
     for file in list_corpus(path, fix=KINDS):
         name = file.path.lower()
         if name.endswith(COLUMNS):
@@ -30,7 +30,7 @@ def read_rows(path: str | list[str] | None) -> Iterator[Row]:
         elif any(ending in name for ending in LINES):
             yield from _read_lines(file.path)
         else:
-            raise UserError(f"data.path: {file.path} is no file of rows.", KINDS)
+            raise UserError(f"data.path: the format of {file.path} is not supported.", KINDS)
 
 
 def _read_lines(path: str) -> Iterator[Row]:
@@ -44,7 +44,9 @@ def _read_lines(path: str) -> Iterator[Row]:
             except (ValueError, RecursionError) as error:
                 raise UserError(f"data.path: {where} is not JSON.", str(error)) from error
             if not isinstance(row, dict):
-                raise UserError(f"data.path: {where} is no JSON object.", "Each line is an object of its own.")
+                raise UserError(
+                    f"data.path: {where} must be a JSON object.", "A .jsonl file has one JSON object per line."
+                )
             yield where, row
 
 
@@ -53,7 +55,7 @@ def _read_parquet(path: str) -> Iterator[Row]:
         from pyarrow import ArrowException, parquet
     except ImportError as error:
         why = "pip install 'gangline-finetune[parquet]'"
-        raise UserError(f"data.path: {path} is read by pyarrow.", "", why) from error
+        raise UserError(f"data.path: reading {path} requires pyarrow, which is not installed.", "", why) from error
     try:
         for number, row in enumerate(parquet.read_table(path).to_pylist(), 1):
             yield f"row {number} of {path}", drop_nulls(row)
@@ -66,8 +68,8 @@ def get_field(row: dict[str, Any], field: str, where: str) -> Any:
     if row.get(field) is None:
         lists = [name for name, value in row.items() if isinstance(value, list)]
         raise UserError(
-            f"data.path: {where} has no {field!r}.",
-            f"Its fields: {', '.join(row) or 'none'}.",
+            f"data.path: the field {field!r} of {where} is missing or null.",
+            f"Fields of the row: {', '.join(row) or 'none'}.",
             f"data.field={lists[0]}" if lists and field == "messages" else "",
         )
     return row[field]

@@ -53,7 +53,7 @@ class ChatSource(TemplatedSource):
         share = tokens / (len(self.rows) * (self.sequence_length + 1))
         return (
             f"{len(self.chats)} chats in {len(self.rows)} rows ({share:.0%} filled), {tokens} tokens, "
-            f"{targets} of them learnt{self.note}"
+            f"{targets} of these tokens in the loss{self.note}"
         )
 
 
@@ -64,13 +64,14 @@ def build(config: ChatConfig, run: Run, split: Split) -> ChatSource:
     long = sum(len(chat.tokens) > T + 1 for chat in chats)
     cut = [MaskedTokens(chat.tokens[: T + 1], chat.learnt[: T + 1]) for chat in chats]
     learnable_chats = [chat for chat in cut if chat.learnt[1:].any()]
-    read.left_out["nothing that the assistant says is within a row"] = len(cut) - len(learnable_chats)
+    read.left_out["no assistant tokens within the length of a row"] = len(cut) - len(learnable_chats)
     note = read.describe_left_out()
     if not learnable_chats:
         raise UserError(
-            f"data.path={config.path} has nothing to learn for {split}.",
-            note.removeprefix("; ") or f"data.validation_fraction={config.validation_fraction} leaves no chat.",
-            "Give it more chats, or a longer batch.sequence_length.",
+            f"data.path={config.path} has no chat with assistant tokens in the {split} split.",
+            note.removeprefix("; ")
+            or f"data.validation_fraction={config.validation_fraction} leaves no chat for this split.",
+            "Add chats to data.path, or increase batch.sequence_length.",
         )
-    note += f"; {long} cut at {T + 1} tokens" if long else ""
+    note += f"; {long} truncated to {T + 1} tokens" if long else ""
     return ChatSource(learnable_chats, read.codec, sequence_length=T, seed=run.seed, split=split, note=note)

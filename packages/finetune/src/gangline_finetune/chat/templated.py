@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class EncodedRows:
-    """Rows of a split as lists of tokenized chats; left_out: reason -> number of skipped rows."""
+    """Rows of a split as lists of tokenized chats. left_out: reason -> number of skipped rows."""
 
     codec: TokenizerCodec
     rows: list[list[MaskedTokens]]
@@ -40,7 +40,7 @@ class EncodedRows:
 
     def describe_left_out(self) -> str:
         """Describe the skipped rows, as text that starts with a semicolon."""
-        return "".join(f"; {count} left out: {why}" for why, count in self.left_out.items() if count)
+        return "".join(f"; {count} skipped: {why}" for why, count in self.left_out.items() if count)
 
 
 def encode_rows(config: TemplatedConfig, run: Run, split: Split) -> EncodedRows:

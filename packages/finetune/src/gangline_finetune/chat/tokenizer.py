@@ -14,7 +14,11 @@ def find_tokenizer(named: str | None, weights: str | None) -> str:
         return named
     beside = None if weights is None else Path(weights).expanduser() / "tokenizer.json"
     if beside is None or not beside.exists():
-        why = "model.weights is not given." if beside is None else f"There is no {beside}."
+        why = (
+            "The default is tokenizer.json in model.weights, which is not given."
+            if beside is None
+            else f"The default {beside} does not exist."
+        )
         raise UserError("data.tokenizer is not given.", why, "data.tokenizer=DIR/tokenizer.json")
     return str(beside)
 
@@ -30,7 +34,7 @@ def check_same(tokenizer: str, codec: TokenizerCodec, weights: str | None) -> No
     if differ or ours.keys() - other.keys():
         example = (differ or sorted(ours.keys() - other.keys()))[0]
         raise UserError(
-            f"data.tokenizer={tokenizer} is another model's.",
-            f"{example!r} is token {ours[example]} there, and {other.get(example, 'no token')} of {beside}.",
+            f"data.tokenizer={tokenizer} differs from the tokenizer in model.weights.",
+            f"{example!r} has id {ours[example]} in data.tokenizer, and {other.get(example, 'no id')} in {beside}.",
             f"data.tokenizer={beside}",
         )

@@ -30,10 +30,10 @@ class PreferencesConfig(TemplatedConfig):
 
     def check(self, run: Run) -> list[Problem]:
         if "dpo" not in run.edits:
-            why = "Their samples are pairs, which a loss for texts would take for nothing."
+            why = "The samples are pairs of answers, and only the DPO loss can train on pairs."
             return [
                 *super().check(run),
-                Problem("data=preferences is learnt by dpo=on, and that is off.", why, "dpo=on"),
+                Problem("data=preferences requires dpo=on, and dpo is off.", why, "dpo=on"),
             ]
         return super().check(run)
 
@@ -63,17 +63,17 @@ class DpoConfig(EditConfig):
 
     def check(self, run: Run) -> list[Problem]:
         if not isinstance(run.data, PreferencesConfig):
-            what = "dpo=on learns from pairs."
-            return [Problem(what, "The data of this run has none.", "data=preferences data.path=FILE")]
+            what = "dpo=on requires pairs of answers."
+            return [Problem(what, "The data source of this run has no pairs.", "data=preferences data.path=FILE")]
         from gangline_finetune.dpo.edit import find_token_loss
 
         if not (path := find_token_loss(run)):
             return []
         return [
             Problem(
-                f"dpo=on cannot be had beside the loss that {path} adds.",
-                "It is a sum over tokens that count, of which a pair has just one: of the others it would see nothing.",
-                "Set the weights of what it adds to 0 (of a router seq_aux_loss, global_aux_loss and z_loss).",
+                f"dpo=on does not support the loss that {path} adds.",
+                "That loss sums over the tokens in the loss mask, and a pair has only one token in the mask.",
+                "Set the weight of that loss to 0 (for a router: seq_aux_loss, global_aux_loss and z_loss).",
             )
         ]
 

@@ -21,8 +21,11 @@ def edit(tree: Node, plan: Plan, options: DpoConfig) -> tuple[Node, Plan, list[s
     """Wrap the head. Raises UserError if its declared loss is not a plain log-likelihood of the targets."""
     call = get_calls(tree, plan, "loss").get(plan.head)
     if not isinstance(call, LossCall) or call.z:
-        call_text = "nobody says what" if call is None else str(call)
-        raise UserError("dpo=on needs the log-likelihood of answers.", f"The head of this model computes {call_text}.")
+        call_text = "an undeclared loss" if call is None else str(call)
+        raise UserError(
+            "dpo=on requires a head with a cross-entropy loss and no z-loss.",
+            f"The head of this model computes {call_text}.",
+        )
     head = DpoHeadNode(inner=map_paths(tree)[plan.head], beta=options.beta)
     return replace_node(tree, plan.head, head), plan, [plan.head]
 

@@ -37,22 +37,24 @@ def parse_pair(row: dict[str, Any], where: str) -> Pair:
             prompt_length += 1
         prompt, sides = sides[0][:prompt_length], [side[prompt_length:] for side in sides]
     if sides[0] == sides[1]:
-        raise UserError(f"data.path: the answers of {where} are equal.", "A pair of one answer has nothing to learn.")
+        raise UserError(f"data.path: the answers of {where} are equal.", "A pair needs two different answers.")
     if not prompt or not all(sides):
         lacks = "prompt" if not prompt else "answer"
-        raise UserError(f"data.path: {where} has no {lacks}.", "A pair is a prompt, and two answers to it that differ.")
+        raise UserError(
+            f"data.path: the {lacks} of {where} is missing.", "A pair needs a prompt and two different answers."
+        )
     for name, side in zip(SIDES, sides, strict=True):
         if not side[0]["role"] == side[-1]["role"] == ASSISTANT:
             roles = ", ".join(message["role"] for message in side)
             raise UserError(
-                f"data.path: {name} of {where} is no answer.",
-                f"Behind the prompt come: {roles}. What is compared begins and ends with what the {ASSISTANT} says.",
+                f"data.path: {name} of {where} must begin and end with an answer.",
+                f"Roles after the prompt: {roles}. The first and the last role must be {ASSISTANT}.",
             )
         if any(message["role"] == ASSISTANT and message.get("weight") == 0 for message in side):
             raise UserError(
                 f"data.path: {name} of {where} has an answer of weight 0.",
-                "Of a pair, all that both sides say is compared.",
-                "Leave the weight out.",
+                "DPO compares all answers of both sides.",
+                "Remove the weight, or the pair.",
             )
     return Pair(prompt, *sides)
 
@@ -63,8 +65,8 @@ def _strip_prompt(prompt: Messages, sides: list[Messages], where: str) -> tuple[
     whole = next((begin for begin in begins if begin), prompt)
     if any(begin is None or (begin and _list_turns(begin) != _list_turns(whole)) for begin in begins):
         raise UserError(
-            f"data.path: chosen and rejected of {where} do not begin with its prompt.",
-            "They are answers to it, or whole chats that begin with it.",
+            f"data.path: chosen and rejected of {where} do not match the prompt of the row.",
+            "Each must be an answer to the prompt, or a complete chat that begins with the prompt.",
         )
     return whole, [side[len(begin or ()) :] for side, begin in zip(sides, begins, strict=True)]
 
@@ -90,5 +92,5 @@ def _make_messages(value: Any, role: str, where: str, field: str) -> Messages:
         [{"role": role, "content": value}] if isinstance(value, str) else parse_messages(value, f"data.path: {where}")
     )
     if not all(message["content"].strip() for message in messages):
-        raise UserError(f"data.path: {field} of {where} is empty.", "A pair is a prompt, and two answers to it.")
+        raise UserError(f"data.path: {field} of {where} is empty.", "A pair needs a prompt and two different answers.")
     return messages

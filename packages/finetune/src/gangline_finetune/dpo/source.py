@@ -52,7 +52,7 @@ class PreferenceSource(TemplatedSource):
     def sample(self, i: int) -> Sample:
         """Return sample i. Raises RuntimeError before `begin`."""
         if self.first is None:
-            raise RuntimeError("the first model has not been asked")
+            raise RuntimeError("the reference model has not scored the pairs yet: call begin first")
         number = self.order.get_row(i)
         row, counts = self.fill_row(number), np.zeros(self.sequence_length, bool)
         counts[self.answers[number, 0, 0, 0]] = True
@@ -75,19 +75,19 @@ class PreferenceSource(TemplatedSource):
         try:
             self.first = np.load(path if path.exists() or inherited is None else inherited)
             if self.first.shape != (self.count_samples(), 2):
-                raise ValueError(f"it holds {self.first.shape}")
+                raise ValueError(f"the scores have shape {self.first.shape}")
         except FileNotFoundError as error:
             raise UserError(
-                "the model that this run began with was not asked about some pairs of data=preferences.",
-                f"There is no {path}: the pairs have changed since, or are of a set that was added.",
-                "Restore the pairs, and leave an added set out:  validate.sets.NAME=null",
-                f"Or start again:  train from={model.directory}",
+                "the reference model of this run has not scored some pairs of data=preferences.",
+                f"{path} does not exist: the pairs have changed, or a validation set was added.",
+                "Restore the pairs, and remove an added set:  validate.sets.NAME=null",
+                f"Or start a new run:  train from={model.directory}",
             ) from error
         except (OSError, ValueError, EOFError) as error:
             raise UserError(
                 f"{path} cannot be read.",
-                "It has what the model that this run began with said of its pairs.",
-                f"Start again:  train from={model.directory}",
+                "The file stores the scores of the pairs by the reference model.",
+                f"Start a new run:  train from={model.directory}",
             ) from error
         if model.writes and inherited is not None:
             _write(path, self.first)
@@ -98,9 +98,7 @@ class PreferenceSource(TemplatedSource):
         for start in range(0, self.count_samples(), AT_ONCE):
             numbers = range(start, min(start + AT_ONCE, self.count_samples()))
             scores.append(np.asarray(model.score([self._make_sides(number) for number in numbers], 2)))
-            model.tell(
-                f"the first model has been asked about {start + len(scores[-1])} of {self.count_samples()} pairs"
-            )
+            model.tell(f"the reference model has scored {start + len(scores[-1])} of {self.count_samples()} pairs")
         return np.concatenate(scores)
 
     def _make_sides(self, number: int) -> Sample:
@@ -136,13 +134,13 @@ def build(config: PreferencesConfig, run: Run, split: Split) -> PreferenceSource
     fit = [pair for pair in pairs if sum(len(side.tokens) for side in pair) <= T + 1]
     learnable_pairs = [pair for pair in fit if all(side.learnt[1:].any() for side in pair)]
     read.left_out[f"longer than a row of {T + 1} tokens"] = len(pairs) - len(fit)
-    read.left_out["an answer of which nothing is learnt"] = len(fit) - len(learnable_pairs)
+    read.left_out["an answer without tokens in the loss"] = len(fit) - len(learnable_pairs)
     if not learnable_pairs:
         raise UserError(
-            f"data.path={config.path} has no pair for {split}.",
+            f"data.path={config.path} has no usable pair in the {split} split.",
             read.describe_left_out().removeprefix("; ")
-            or f"data.validation_fraction={config.validation_fraction} leaves none.",
-            "Both answers of a pair, each with its prompt, go into one row: give a longer batch.sequence_length.",
+            or f"data.validation_fraction={config.validation_fraction} leaves no pair for this split.",
+            "A row must hold both answers of a pair, each with the prompt: increase batch.sequence_length.",
         )
     return PreferenceSource(
         learnable_pairs, read.codec, sequence_length=T, seed=run.seed, split=split, note=read.describe_left_out()

@@ -24,23 +24,32 @@ def _parse_not_negative(text: str) -> int:
 
 def _parse_integer(text: str, least: int) -> int:
     if not text.isascii() or not text.isdigit() or int(text) < least:
-        raise argparse.ArgumentTypeError(f"{text} is no whole number of {least} or more")
+        raise argparse.ArgumentTypeError(f"must be an integer of at least {least}, not {text}")
     return int(text)
 
 
 def main(argv: Sequence[str]) -> int:
     """Run `gangline eval`: print lm-eval's table. Raises UserError without a checkpoint, and for unknown tasks."""
-    parser = argparse.ArgumentParser(prog="gangline eval", description="Evaluate the model of a run by lm-eval.")
-    parser.add_argument("run_dir", metavar="RUN_DIR", help="the run's directory")
-    parser.add_argument("--tasks", nargs="+", required=True, metavar="TASK", help="names of lm-eval, or YAML files")
-    parser.add_argument("--checkpoint", metavar="ID", help="such as step-00000100; by default the newest")
+    parser = argparse.ArgumentParser(prog="gangline eval", description="Evaluate the model of a run on lm-eval tasks.")
+    parser.add_argument("run_dir", metavar="RUN_DIR", help="run directory")
     parser.add_argument(
-        "--shots", type=_parse_not_negative, metavar="N", help="examples before each question; by default the task's"
+        "--tasks", nargs="+", required=True, metavar="TASK", help="names or YAML files of lm-eval tasks"
     )
-    parser.add_argument("--limit", type=_parse_positive, metavar="N", help="of each task so many questions")
-    parser.add_argument("--batch", type=_parse_positive, default=8, metavar="N", help="texts at a time (%(default)s)")
-    parser.add_argument("--chat", action="store_true", help="ask by the tokenizer's chat template")
-    parser.add_argument("--out", metavar="FILE", help="write all that lm-eval says, as JSON")
+    parser.add_argument(
+        "--checkpoint", metavar="ID", help="checkpoint to evaluate, such as step-00000100 (default: the newest)"
+    )
+    parser.add_argument(
+        "--shots",
+        type=_parse_not_negative,
+        metavar="N",
+        help="number of few-shot examples per question (default: the task's)",
+    )
+    parser.add_argument("--limit", type=_parse_positive, metavar="N", help="maximum number of questions per task")
+    parser.add_argument(
+        "--batch", type=_parse_positive, default=8, metavar="N", help="batch size in texts (default: %(default)s)"
+    )
+    parser.add_argument("--chat", action="store_true", help="apply the tokenizer's chat template to the questions")
+    parser.add_argument("--out", metavar="FILE", help="JSON file to create with all results of lm-eval")
     options = parser.parse_args(list(argv))
     check_installed()
     from gangline_finetune.evaluate.run_model import load_lm
@@ -51,13 +60,13 @@ def main(argv: Sequence[str]) -> int:
     questions = Questions(options.tasks, shots=options.shots, limit=options.limit, chat=options.chat)
     model = load_lm(options.run_dir, checkpoint=options.checkpoint, batch=options.batch)
     if model.max_length > (row_length := model.sampler.run.batch.sequence_length):
-        why = f"the context that lm-eval uses for the exported model; it was trained on rows of {row_length}"
-        print(f"gangline eval: note: the model sees {model.max_length} tokens at a time, {why}.", file=sys.stderr)
+        why = f"as lm-eval uses for the exported model; the run trained on rows of {row_length} tokens"
+        print(f"gangline eval: note: the context length is {model.max_length} tokens, {why}.", file=sys.stderr)
     try:
         questions.check(model)
     except OSError as error:  # no network, or an unknown dataset
-        why = "lm-eval loads them from the hub, and keeps them: once with a network, then without one."
-        raise UserError(f"the questions cannot be read: {error}.", why) from error
+        why = "lm-eval downloads datasets from the Hugging Face hub and caches them: run once with network access."
+        raise UserError(f"the questions of the tasks cannot be read: {error}.", why) from error
     report = questions.ask_model(model)
     from lm_eval.utils import make_table
 
@@ -71,8 +80,14 @@ def main(argv: Sequence[str]) -> int:
 def _check_out(path: Path) -> None:
     """Raise UserError if the results cannot be written to `path`; called before the evaluation."""
     if path.exists():
-        raise UserError(f"{path} exists.", "Nothing is overwritten.", "Name another file.")
+        raise UserError(
+            f"--out: {path} already exists.", "gangline eval does not overwrite files.", "Name another file."
+        )
     if not path.parent.is_dir():
-        raise UserError(f"{path} cannot be written.", f"{path.parent} is no directory.", f"mkdir -p {path.parent}")
+        raise UserError(
+            f"--out: {path} cannot be written.", f"{path.parent} is not a directory.", f"mkdir -p {path.parent}"
+        )
     if not os.access(path.parent, os.W_OK):
-        raise UserError(f"{path} cannot be written.", f"{path.parent} may not be written to.", "Name another file.")
+        raise UserError(
+            f"--out: {path} cannot be written.", f"The directory {path.parent} is not writable.", "Name another file."
+        )

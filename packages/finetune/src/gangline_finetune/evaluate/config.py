@@ -43,7 +43,9 @@ class EvalConfig(CallbackConfig):
     def check(self, run: Run) -> list[Problem]:
         if not self.tasks and not self.files:
             return [
-                Problem("callback=eval has nothing to ask.", "", "callback.eval.tasks=[NAME], or .files=[FILE.yaml]")
+                Problem(
+                    "callback=eval has no tasks.", "", "callback.eval.tasks=[NAME] or callback.eval.files=[FILE.yaml]"
+                )
             ]
         try:
             check_installed("callback=eval")
@@ -56,7 +58,9 @@ class EvalConfig(CallbackConfig):
 def check_installed(command: str = "gangline eval") -> None:
     """Raise UserError if lm-eval is not installed."""
     if find_spec("lm_eval") is None:
-        raise UserError(f"{command} needs lm-eval.", "", "pip install 'gangline-finetune[eval]'")
+        raise UserError(
+            f"{command} requires lm-eval, which is not installed.", "", "pip install 'gangline-finetune[eval]'"
+        )
 
 
 def locate_tasks(tasks: Sequence[str]) -> tuple[list[str], list[str], bool]:
@@ -76,7 +80,7 @@ def locate_tasks(tasks: Sequence[str]) -> tuple[list[str], list[str], bool]:
         except OSError as error:
             raise UserError(f"{task} cannot be read.", error.strerror or str(error)) from error
         if match is None:
-            raise UserError(f"{task} is no task of lm-eval.", "It has no line `task: NAME`.")
+            raise UserError(f"{task} does not define an lm-eval task.", "The file lacks a line `task: NAME`.")
         names.append(match[1])
         folders.append(str(path.resolve().parent))
     return names, list(dict.fromkeys(folders)), theirs

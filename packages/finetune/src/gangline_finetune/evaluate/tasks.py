@@ -35,8 +35,8 @@ class Questions:
         # With include_defaults, lm-eval reads its 14,000 task files to find their names.
         self._manager = TaskManager(include_path=folders or None, include_defaults=theirs)
         if unknown := [name for name in self.names if name not in self._manager.all_tasks]:
-            what = f"lm-eval has no task {unknown[0]}."
-            raise UserError(what, "lm-eval ls tasks  lists them; a YAML file is one, too.")
+            what = f"the lm-eval task {unknown[0]} is unknown."
+            raise UserError(what, "lm-eval ls tasks  lists the tasks by name; a task may also be a YAML file.")
 
     @cached_property
     def _tasks(self) -> dict[str, Any]:

@@ -19,7 +19,7 @@ class AskedRow(NamedTuple):
     """Row of tokens to score.
 
     answer_length  number of tokens to score, at the end of the row
-    greedy         true if the caller needs to know whether they are the likeliest; otherwise that result is arbitrary
+    greedy         true if the caller needs to know whether these tokens are the likeliest; otherwise arbitrary
     """
 
     tokens: list[int]
@@ -46,7 +46,7 @@ class TextModel(ABC):
         self.writer, self.batch, self.likelihoods_alone = writer, batch, likelihoods_alone
         self.codec: Any = writer.codec
         if self.codec.encode("a") is None:
-            raise UserError(f"the data of {writer.run.job.dir} is not text.", "Its model cannot be asked in words.")
+            raise UserError(f"the data of {writer.run.job.dir} is not text.", "lm-eval tasks require a model of text.")
         self.max_length = writer.context
         self.path: str | None = getattr(self.codec, "path", None)
         self._special = {} if self.path is None else read_special_tokens(Path(self.path).expanduser().parent)
@@ -54,7 +54,7 @@ class TextModel(ABC):
 
     @abstractmethod
     def score_rows(self, rows: list[AskedRow]) -> list[tuple[float, bool]]:
-        """Return (log-likelihood, whether they are the likeliest) of each row's last `answer_length` tokens."""
+        """Return (log-likelihood, whether the tokens are the likeliest) of each row's last `answer_length` tokens."""
 
     # --- tokens ------------------------------------------------------------------------------------------------------
 
@@ -118,9 +118,9 @@ class TextModel(ABC):
         for (_, text), _, continuation in requests:
             if len(continuation) > self.max_length:
                 raise UserError(
-                    f"the task asks how likely an answer of {len(continuation)} tokens is: {text!r:.60}.",
-                    f"The model sees {self.max_length} tokens at a time.",
-                    "Ask a task with shorter answers, or of a run with a longer batch.sequence_length.",
+                    f"the task scores an answer of {len(continuation)} tokens, which is too long: {text!r:.60}.",
+                    f"The context length of the model is {self.max_length} tokens.",
+                    "Choose a task with shorter answers, or a run with a longer batch.sequence_length.",
                 )
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
@@ -142,16 +142,18 @@ class TextModel(ABC):
     def get_max_answer_tokens(self, options: Mapping[str, Any]) -> int:
         """Return the maximum number of tokens of an answer.
 
-        options: a task's `generation_kwargs`. Raises UserError for sampled answers, and if they fill the context.
+        options: a task's `generation_kwargs`. Raises UserError for sampled or too long answers.
         """
         if options.get("do_sample") and options.get("temperature", 1.0) > 0:
-            raise UserError("the task wants answers that are drawn.", "gangline eval writes the likeliest.")
+            raise UserError(
+                "the task requires sampled answers (do_sample).", "gangline eval supports only greedy answers."
+            )
         most = int(options.get("max_gen_toks", 256))  # lm-eval's default
         if most >= self.max_length:  # refused by lm-eval's own models too: no token would be left for the question
             raise UserError(
-                f"the task wants answers of up to {most} tokens from a model of {self.max_length}.",
-                "No token is left for the question.",
-                "Train with a longer batch.sequence_length, or give the task a smaller max_gen_toks.",
+                f"the task requires answers of up to {most} tokens from a model with context length {self.max_length}.",
+                "Such an answer leaves no room for the question.",
+                "Train with a longer batch.sequence_length, or set a smaller max_gen_toks in the task.",
             )
         return most
 

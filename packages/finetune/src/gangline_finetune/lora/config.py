@@ -62,15 +62,17 @@ class LoraConfig(EditConfig):
     def _find_base_problems(self, run: Run) -> list[Problem]:
         what, products = f"lora.base={self.base}", run.precision.get_product_format()
         if self.base != "full" and products == "fp16":
-            why = "bfloat16 reaches further than float16, and its largest numbers would be infinite."
-            return [Problem(f"{what} is not had with a run that computes in float16.", why, "precision=bf16")]
+            why = "bfloat16 has a larger range than float16, so large weights would overflow to infinity."
+            return [Problem(f"{what} is not supported with matmuls in float16.", why, "precision=bf16")]
         if self.base == "8bit" and products not in ("bf16", "fp32", "fp64"):
-            why = "Its products would be rounded to other 8 bits first."
+            why = "The weights would be rounded a second time, to the format of the matmuls."
             fix = "precision=bf16, or lora.base=bf16"
-            return [Problem(f"{what} is not had with products in {products}.", why, fix)]
+            return [Problem(f"{what} is not supported with matmuls in {products}.", why, fix)]
         if self.base == "8bit" and run.job.compile:
-            why = "The compiler does not know matrices that are kept as codes."
-            return [Problem(f"{what} is not had with run.compile=true.", why, "run.compile=false, or lora.base=bf16")]
+            why = "torch.compile does not support weights that are stored as 8-bit codes."
+            return [
+                Problem(f"{what} is not supported with run.compile=true.", why, "run.compile=false, or lora.base=bf16")
+            ]
         return []
 
     def list_notices(self, run: Run) -> list[str]:
@@ -84,9 +86,11 @@ class LoraConfig(EditConfig):
         if not other:
             return []
         names = ", ".join(other)
-        what = f"gangline export --adapter-only lora will refuse this run: peft has no adapter like those of {names}"
-        advice = f"lora.targets=[{','.join(same)}] leaves them out; " if same else ""
-        return [f"{what}, which its files cut in another way. {advice}--merge adds them to the weights."]
+        what = f"gangline export --adapter-only lora will refuse this run: peft does not support adapters of {names}"
+        advice = f"lora.targets=[{','.join(same)}] excludes these linears; " if same else ""
+        return [
+            f"{what}, because Hugging Face files join or split the weights. {advice}--merge exports merged weights."
+        ]
 
     def fill_init_weights(self, run: Run, shards: Sequence[Shard], plan: Plan) -> None:
         if self.adapter is None:

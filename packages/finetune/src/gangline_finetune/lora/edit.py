@@ -17,7 +17,7 @@ from gangline_finetune.lora.nodes import DoraNode, DroppedLoraNode, LengthsNode,
 
 
 def edit(tree: Node, plan: Plan, options: LoraConfig) -> tuple[Node, Plan, list[str]]:
-    """Wrap the target linears. Raises UserError if a target matches no linear, or for options that a stack lacks."""
+    """Wrap the target linears. Raises UserError for an unmatched target, or for options unsupported by stacks."""
     plan, coded = plan.extend(frozen=("*",)), list[str]()
     if options.base == "bf16":
         plan = keep_in_bf16(tree, plan)
@@ -41,7 +41,9 @@ def edit(tree: Node, plan: Plan, options: LoraConfig) -> tuple[Node, Plan, list[
             Init(a, "uniform", linear.in_features**-0.5),
             *(Init(part, "constant", 0.0) for part in parts[1:]),
         )
-        theirs[place] = tuple(HFName(f"{part}.weight", "") for part in parts)  # base directories have none
+        theirs[place] = tuple(
+            HFName(f"{part}.weight", "") for part in parts
+        )  # base directories have no adapter tensors
         trained_parts[place] = parts
     every = {"cuts": cuts, "inits": inits, "names": theirs, "trained": trained_parts}
     rules: dict[str, tuple] = {kind: sum(of_places.values(), ()) for kind, of_places in every.items()}
@@ -60,12 +62,12 @@ def choose_linears(linears: Mapping[str, LinearNode], targets: Iterable[str]) ->
         if not own:
             last = sorted({path.rpartition(".")[2] for path in linears})
             raise UserError(
-                f"lora.targets: no linear of this model is called {target}.",
-                f"Its linears: {', '.join(last)}; * for all, or a path such as {next(iter(linears), '-')}.",
+                f"lora.targets: {target} matches no linear of this model.",
+                f"Linears of the model: {', '.join(last)}. Also valid: * or a path such as {next(iter(linears), '-')}.",
             )
         paths |= own
     if not paths:
-        raise UserError("lora.targets=[] leaves nothing to train.", "lora.targets=['*'] wraps every linear.")
+        raise UserError("lora.targets=[] selects no linear to train.", "lora.targets=['*'] wraps every linear.")
     return {path: node for path, node in linears.items() if path in paths}
 
 
@@ -78,9 +80,9 @@ def _check_stacks(found: Mapping[str, LinearNode], options: LoraConfig) -> None:
     settings = [f"lora.{name}" for name in ("dropout", "dora") if getattr(options, name)]
     if stack and settings:
         raise UserError(
-            f"{' and '.join(settings)} cannot be had around {stack}.",
-            "It is a stack of matrices, whose rows come sorted by matrix: no draw and no length is known for them.",
-            f"Leave it out of lora.targets, or switch {settings[0]} off.",
+            f"{' and '.join(settings)} cannot be used with the stack of matrices {stack}.",
+            "A stack sorts its input rows by matrix, so dropout cannot find positions; DoRA needs a single matrix.",
+            f"Exclude {stack} from lora.targets, or disable {settings[0]}.",
         )
 
 

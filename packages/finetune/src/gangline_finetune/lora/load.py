@@ -37,7 +37,7 @@ def load(
                 continue
             part = file.get_slice(names[name])[shard.box.slices].to(shard.local.dtype)
             if name.endswith(LENGTHS):
-                assert base is not None, "the check asks for it"
+                assert base is not None, "checked before the start"
                 weight = f"{name.removesuffix(LENGTHS)}.weight"
                 part = part - _compute_base_lengths(base, weight, shapes[weight], shard, plan)
             shard.local.copy_(part)

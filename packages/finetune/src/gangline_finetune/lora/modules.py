@@ -32,7 +32,7 @@ class LowRank(Wrapper, ABC):
         self.lora_a, self.lora_b, self.scale = construct(node.lora_a), construct(node.lora_b), node.scale
 
     def forward(self, x: Tensor, *where: Tensor) -> Tensor:
-        beside = self.lora_a(self.drop_inputs(x), *where) * self.scale  # scaled here, where it has only `rank` features
+        beside = self.lora_a(self.drop_inputs(x), *where) * self.scale  # scaled here, with only `rank` features
         return super().forward(x, *where) + self.lora_b(beside, *where)
 
     def drop_inputs(self, x: Tensor) -> Tensor:

@@ -72,15 +72,15 @@ def find_unknown_key(config: Mapping[str, Any]) -> str | None:
 def find_module(plan: Plan, path: str, shape: Shape) -> str:
     """Return the Hugging Face module of the linear at `path`, whose weight has this shape.
 
-    Raises UserError unless the parameter is exactly one Hugging Face matrix, since their adapters would differ too.
+    Raises UserError unless the parameter is exactly one Hugging Face matrix, since peft adapts Hugging Face matrices.
     """
     matrices = find_theirs(plan, f"{path}.weight", shape)
     if len(matrices) != 1 or matrices[0].index is not None or matrices[0].first is not None:
-        cut = f"In its files that is {', '.join(one.name for one in matrices[:2])}, cut in another way."
+        cut = f"Hugging Face files store this weight in {', '.join(one.name for one in matrices[:2])}, joined or split."
         raise UserError(
-            f"peft has no adapter like the one of {path}.",
-            cut if matrices else "Files of this model have no such matrix.",
-            "gangline export --merge writes the weights with the adapter added.",
+            f"peft does not support the adapter of {path}.",
+            cut if matrices else "Hugging Face files of this model have no such matrix.",
+            "gangline export --merge  exports the weights with the adapter merged.",
         )
     return matrices[0].name.removesuffix(".weight")
 
@@ -154,18 +154,20 @@ def read_config(directory: str) -> dict[str, Any]:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise UserError(f"lora.adapter={directory} holds no adapter.", f"It has no {CONFIG}.") from None
+        raise UserError(f"lora.adapter={directory} is not a peft adapter.", f"The directory lacks {CONFIG}.") from None
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read.", str(error)) from error
     if not isinstance(config, dict):
-        raise UserError(f"{path} cannot be read.", "It is no object with names and values.")
+        raise UserError(f"{path} cannot be read.", "The content must be a JSON object.")
     if config.get("peft_type") != "LORA":
-        raise UserError(f"{path} is of an adapter of type {config.get('peft_type')}.", "lora=on reads LORA.")
+        raise UserError(
+            f"{path} describes an adapter of type {config.get('peft_type')}.", "lora=on supports only LORA."
+        )
     if name := find_unknown_key(config):
         raise UserError(
-            f"{path} has {name}={config[name]!r:.60}.",
-            "It may change what is computed, or the base beside it, and lora=on knows no way to do the same.",
-            "Merge it into its base with peft (merge_and_unload), and begin with the weights of that.",
+            f"{path} has the unsupported setting {name}={config[name]!r:.60}.",
+            "The setting may change the outputs or the base weights, and lora=on does not implement it.",
+            "Merge the adapter into its base with peft (merge_and_unload), and set model.weights to the result.",
         )
     return config
 
@@ -183,11 +185,11 @@ def read_shapes(directory: str) -> dict[str, Shape]:
 def check_files(directory: str, names: Mapping[str, str], shapes: Mapping[str, Shape]) -> None:
     """Raise UserError, naming the tensor and the shapes, unless the files hold exactly the tensors in `names`."""
     there = read_shapes(directory)
-    what = f"lora.adapter={directory} is an adapter for another base, or of other targets."
+    what = f"lora.adapter={directory} does not fit: its base model or its targets differ from the run's."
     for ours, theirs in names.items():
         if theirs not in there:
-            raise UserError(what, f"It has no tensor {theirs}, for {ours}.")
+            raise UserError(what, f"The tensor {theirs} for {ours} is missing.")
         if there[theirs] != shapes[ours]:
-            raise UserError(what, f"{theirs} has shape {there[theirs]}; for {ours} it must have {shapes[ours]}.")
+            raise UserError(what, f"{theirs} has shape {there[theirs]}; for {ours} the shape must be {shapes[ours]}.")
     if beyond := sorted(set(there) - set(names.values())):
-        raise UserError(what, f"{beyond[0]} has no place in this model, nor have {len(beyond) - 1} more.")
+        raise UserError(what, f"{beyond[0]} and {len(beyond) - 1} more tensors match no parameter of this model.")

@@ -32,10 +32,12 @@ def find_adapter_problems(options: LoraConfig, run: Run) -> list[Problem]:
         if other:
             has = ", ".join(f"{SAME[name]}={value}" for name, value in other.items())
             fix = " ".join(f"lora.{name}={str(value).lower()}" for name, value in other.items())
-            return [Problem(f"lora.adapter={directory} has {has}.", f"So says its {CONFIG}.", fix)]
+            return [
+                Problem(f"lora.adapter={directory} has {has}, unlike the run.", f"The values are in {CONFIG}.", fix)
+            ]
         if options.dora and run.model.get_weights_directory() is None:
-            why = "Its lengths of rows are those of the base, which a run without model.weights draws."
-            return [Problem(f"lora.adapter={directory} needs its base.", why, "model.weights=DIR")]
+            why = "DoRA magnitudes depend on the base weights, and without model.weights the weights are random."
+            return [Problem(f"lora.adapter={directory} needs its base weights.", why, "model.weights=DIR")]
         names, shapes, _ = compose_names_and_shapes(run)
         check_files(directory, names, shapes)
     except UserError as error:

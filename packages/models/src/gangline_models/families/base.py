@@ -59,9 +59,9 @@ class FamilyConfig(ModelConfig):
     def check(self, run: Run) -> list[Problem]:
         if self.dim % self.heads == 0 or self.head_width != self.dim // self.heads:
             return []
-        what = f"model.dim={self.dim} does not divide into model.heads={self.heads}"
+        what = f"model.dim={self.dim} is not divisible by model.heads={self.heads}"
         fix = f"Choose model.heads among {list_divisors(self.dim)}."
-        return [Problem(what, "Where nothing else is said a head is dim / heads wide.", fix)]
+        return [Problem(what, "The head width is model.dim / model.heads.", fix)]
 
 
 @dataclass
@@ -94,8 +94,8 @@ class RotaryConfig(FamilyConfig):
     def check(self, run: Run) -> list[Problem]:
         problems = super().check(run)
         if not problems and self.rotated % 2:
-            what = f"of each head {self.rotated} features are rotated"
-            problems.append(Problem(what, "Rotary positions turn features in pairs.", "Take an even model.head_dim."))
+            what = f"RoPE would rotate {self.rotated} features per head, an odd number"
+            problems.append(Problem(what, "RoPE rotates features in pairs.", "Set an even model.head_dim."))
         if self.heads % self.key_heads:
             problems.append(
                 Problem(

@@ -71,7 +71,8 @@ def read_decoder_config(directory: str | Path, theirs: dict[str, Any]) -> Decode
     for key, value in ABSENT.items():
         if theirs.get(key, value) != value:
             raise UserError(
-                f"{directory} holds a model with {key}={theirs[key]}.", f"gangline's decoder has only {key}={value}."
+                f"{directory} holds a model with unsupported {key}={theirs[key]}.",
+                f"gangline's decoder supports only {key}={value}.",
             )
     ours = {
         option: check_value(key, theirs[key], ranges[option], holder)
@@ -80,7 +81,7 @@ def read_decoder_config(directory: str | Path, theirs: dict[str, Any]) -> Decode
     }
     missing = [SAME[name] for name in NEEDED if name not in ours]
     if missing:
-        raise UserError(f"{directory}/config.json does not give {', '.join(missing)}.")
+        raise UserError(f"{directory}/config.json lacks {', '.join(missing)}.")
     ours.setdefault("norm_eps", 1e-6)  # default of transformers
     refuse_unknown(directory, theirs, KNOWN)
     if ARCHITECTURES[architecture]:
@@ -99,8 +100,8 @@ def choose_architecture(config: DecoderConfig) -> str:
     other = {"attention_scale": config.attention_scale, "soft_cap": config.soft_cap, "sinks": config.sinks or None}
     if extras := [f"model.{name}" for name, value in other.items() if value is not None]:
         raise UserError(
-            f"a model with {', '.join(extras)} has no Hugging Face architecture.",
-            f"{', '.join(ARCHITECTURES)} would leave it out and compute something else.",
+            f"the model cannot be exported: no Hugging Face architecture supports {', '.join(extras)}.",
+            f"{', '.join(ARCHITECTURES)} would ignore these options and compute different outputs.",
         )
     if config.qk_norm:
         return "Qwen3ForCausalLM"

@@ -28,22 +28,22 @@ def read_rope(directory: str | Path, theirs: Mapping[str, Any], ranges: Mapping[
     """
     parameters, old = theirs.get("rope_parameters") or {}, theirs.get("rope_scaling") or {}
     if parameters and old and parameters != old:
-        what = f"{directory} holds a model with rope_scaling={old}."
-        raise UserError(what, f"It also has rope_parameters={parameters}.")
+        what = f"{directory} holds a model with rope_scaling={old} and different rope_parameters."
+        raise UserError(what, f"rope_parameters={parameters}; remove one of the two fields from config.json.")
     rope = old or parameters
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in ("default", "llama3"):
         raise UserError(
-            f"{directory} holds a model with rotary positions of rope_type={kind}.",
-            "gangline's decoder computes: default, llama3.",
+            f"{directory} holds a model with unsupported rope_type={kind}.",
+            "gangline's decoder supports rope_type default and llama3.",
         )
     known_names = PLAIN | (set(SCALING.values()) if kind == "llama3" else set())
     unknown_fields = {name: value for name, value in rope.items() if name not in known_names and value is not None}
     if (share := rope.get(SHARE, theirs.get(SHARE, 1.0))) != 1.0:
         unknown_fields[SHARE] = share
     if unknown_fields:
-        what = f"{directory} holds a model with rope_parameters={unknown_fields}, whose rope_type is {kind}."
-        raise UserError(what, "gangline's decoder computes nothing of that.")
+        what = f"{directory} holds a model with unsupported rope_parameters={unknown_fields} of rope_type={kind}."
+        raise UserError(what, "gangline's decoder does not implement these parameters.")
     theta = rope.get("rope_theta", theirs.get("rope_theta", 10_000.0))
     if kind == "default":
         scaled = {}
@@ -55,7 +55,7 @@ def read_rope(directory: str | Path, theirs: Mapping[str, Any], ranges: Mapping[
     missing = [SCALING[name] for name, value in scaled.items() if value is None]
     missing += ["rope_theta"] if theta is None else []
     if missing:
-        raise UserError(f"{directory}/config.json does not give {', '.join(missing)} of its rotary positions.")
+        raise UserError(f"{directory}/config.json lacks {', '.join(missing)} of the RoPE parameters.")
     holder = f"{directory} holds a model"
     for option, value in scaled.items():
         check_value(SCALING[option], value, ranges[option], holder)

@@ -31,16 +31,19 @@ def read_window(directory: str | Path, theirs: Mapping[str, Any], layers: int) -
         check_value(name, theirs.get(name), hint, f"{directory} holds a model")
     if architecture == "LlamaForCausalLM":
         if theirs.get("use_sliding_window") or SLIDING in (theirs.get("layer_types") or ()):
-            raise UserError(f"{directory} holds a Llama with sliding windows.", "transformers computes none there.")
+            raise UserError(
+                f"{directory} holds a Llama model with unsupported sliding windows.",
+                "transformers ignores the windows of a Llama model.",
+            )
         return {}
     if architecture == "MistralForCausalLM":
         window = theirs.get("sliding_window", WINDOW)
         types = theirs.get("layer_types")
         if types is not None and set(types) != {FULL if window is None else SLIDING}:
             raise UserError(
-                f"{directory} holds a Mistral with layer_types={types}.",
-                f"A Mistral has sliding_window={window} in every block; transformers mixes the two.",
-                "The architecture MinistralForCausalLM has layer_types.",
+                f"{directory} holds a Mistral model with unsupported layer_types={types}.",
+                f"MistralForCausalLM has sliding_window={window} in every block, and transformers mixes both settings.",
+                "The architecture MinistralForCausalLM supports layer_types.",
             )
         return {"window": window}
     window = theirs.get("sliding_window", WINDOW) if theirs.get("use_sliding_window") else None
@@ -49,14 +52,19 @@ def read_window(directory: str | Path, theirs: Mapping[str, Any], layers: int) -
     else:
         first = theirs.get("max_window_layers", FIRST)
     if first is None:
-        raise UserError(f"{directory}/config.json does not give max_window_layers, and it has windows.")
+        raise UserError(f"{directory}/config.json has sliding windows, but lacks max_window_layers.")
     types = theirs.get("layer_types") or [SLIDING if i >= first else FULL for i in range(layers)]
     if len(types) != layers:
-        raise UserError(f"{directory} holds a model with layer_types={types}.", f"It has {layers} layers.")
+        raise UserError(
+            f"{directory} holds a model with invalid layer_types={types}.", f"The list must have {layers} entries."
+        )
     slides = [kind == SLIDING for kind in types]
     if window is None or not any(slides):
         if any(slides) or set(types) - {SLIDING, FULL}:
-            raise UserError(f"{directory} holds a model with layer_types={types}.", "Its sliding_window is not in use.")
+            raise UserError(
+                f"{directory} holds a model with unsupported layer_types={types}.",
+                "Without a sliding window in use, every layer must be full_attention.",
+            )
         return {}
     return {"window": window, "full_every": _find_full_every(directory, slides)}
 
@@ -67,8 +75,8 @@ def _find_full_every(directory: str | Path, slides: Sequence[bool]) -> int | Non
     every = slides.index(False) + 1
     if list(slides) != [(index + 1) % every != 0 for index in range(len(slides))]:
         raise UserError(
-            f"{directory} holds a model whose blocks with sliding windows are not evenly spaced.",
-            "gangline's decoder has a window in all blocks, or in all but every so many (model.full_every).",
+            f"{directory} holds a model with an unsupported pattern of sliding windows.",
+            "gangline's decoder supports a window in all blocks, or in all but every n-th (model.full_every).",
         )
     return every
 
@@ -80,8 +88,8 @@ def make_window_json(config: DecoderConfig, architecture: str) -> dict[str, Any]
     if architecture == "MistralForCausalLM":
         if config.full_every is not None:
             raise UserError(
-                f"a model with model.full_every={config.full_every} has no Hugging Face architecture.",
-                "Mistral has the window in every block; Qwen3 says it of each, and has model.qk_norm.",
+                f"the model cannot be exported: no Hugging Face architecture has model.full_every={config.full_every}.",
+                "Mistral has the window in every block. Qwen3 has one per block, but requires model.qk_norm=true.",
             )
         return {"sliding_window": config.window}
     windows = [config.get_window(index) for index in range(config.layers)]

@@ -96,7 +96,7 @@ class DeepSeek(FamilyConfig):
         if self.rope_dim % 2 == 0:
             return []
         what = f"model.rope_dim={self.rope_dim} is odd"
-        return [Problem(what, "Rotary positions turn features in pairs.", f"Take {self.rope_dim + 1}.")]
+        return [Problem(what, "RoPE rotates features in pairs.", f"Set model.rope_dim={self.rope_dim + 1}.")]
 
     def list_notices(self, run: Run) -> list[str]:
         """Return a notice if the directory has layers after the last block that mtp=on does not load."""
@@ -137,7 +137,9 @@ class DeepSeekFormat(FamilyFormat[DeepSeek]):
             reader.expect(name, value)
         reader.expect("head_dim", None, options["rope_dim"])  # transformers uses head_dim as the rotated width
         if (key_heads := reader.take("num_key_value_heads", 128)) not in (options["heads"], None):
-            raise reader.explain("num_key_value_heads", key_heads, "Every head has a key of its own here.")
+            raise reader.explain(
+                "num_key_value_heads", key_heads, "The value must equal num_attention_heads: each head has its own key."
+            )
         return read_rope(reader, 10_000.0)
 
     def write_more(self, options: DeepSeek, max_position: int) -> dict[str, Any]:

@@ -133,8 +133,8 @@ class TwoRopesFormat(PatternFormat[TwoRopes], ABC):
         config_fields = super().write_more(options, max_position)
         if config_fields["rope_parameters"].get("truncate", True) is not True:
             raise UserError(
-                "a model with model.rope.truncate=false and layers of two kinds has no Hugging Face architecture.",
-                "transformers passes over truncate where layers differ, and would compute something else.",
+                "the model cannot be exported: model.rope.truncate=false requires layers of one type.",
+                "With two types of layers transformers ignores truncate and would compute different outputs.",
             )
         local = {"rope_type": "default", "rope_theta": options.local_rope_theta}
         return config_fields | {

@@ -60,7 +60,7 @@ class Gpt2(FamilyConfig):
         problems = super().check(run)
         if (length := run.batch.sequence_length) > self.positions:
             what = f"batch.sequence_length={length} is more than model.positions={self.positions}"
-            problems.append(Problem(what, "Each position has a vector of its own.", "Take shorter rows."))
+            problems.append(Problem(what, "Each position needs a learned embedding.", "Reduce batch.sequence_length."))
         return problems
 
 

@@ -67,15 +67,17 @@ class Phi3Format(RotaryFormat[Phi3]):
         if share is None or rope_options["rope"].kind not in KINDS:
             what = SHARE if share is None else "rope_type"
             raise reader.explain(
-                what, share or rope_options["rope"].kind, f"transformers has {' and '.join(KINDS)} there."
+                what,
+                "null" if share is None else rope_options["rope"].kind,
+                f"Phi 3 in transformers supports rope_type {' and '.join(KINDS)}.",
             )
         return rope_options | {"rotary_share": share}
 
     def write_more(self, options: Phi3, max_position: int) -> dict[str, Any]:
         if options.rope.kind not in KINDS:
             raise UserError(
-                f"a Phi 3 with rotary positions of type {options.rope.kind} has no Hugging Face architecture.",
-                f"transformers has {' and '.join(KINDS)} there.",
+                f"the model cannot be exported: Phi3ForCausalLM does not support rope_type={options.rope.kind}.",
+                f"Phi 3 in transformers supports rope_type {' and '.join(KINDS)}.",
             )
         config_fields = super().write_more(options, max_position)
         config_fields["rope_parameters"]["partial_rotary_factor"] = options.rotary_share

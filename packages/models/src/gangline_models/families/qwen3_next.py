@@ -135,7 +135,11 @@ class Qwen3NextFormat(RotaryFormat[Qwen3Next]):
         rope_options = read_rope(reader, self.silent_theta, share=True)
         if share is None or rope_options["rope"].kind not in KINDS:
             what = SHARE if share is None else "rope_type"
-            raise reader.explain(what, share or rope_options["rope"].kind, f"gangline has {' and '.join(KINDS)} there.")
+            raise reader.explain(
+                what,
+                "null" if share is None else rope_options["rope"].kind,
+                f"gangline's Qwen3-Next supports rope_type {' and '.join(KINDS)}.",
+            )
         every = reader.read_given("full_attention_interval", 4, PositiveInt)
         absent = [LINEAR_LAYER if (index + 1) % every else FULL for index in range(options["layers"])]
         types = read_types(reader, absent)
@@ -144,8 +148,8 @@ class Qwen3NextFormat(RotaryFormat[Qwen3Next]):
     def write_more(self, options: Qwen3Next, max_position: int) -> dict[str, Any]:
         if options.rope.kind not in KINDS:
             raise UserError(
-                f"a Qwen3-Next with rotary positions of type {options.rope.kind} is not written.",
-                f"gangline has compared {' and '.join(KINDS)} with transformers.",
+                f"a Qwen3-Next model with rope_type={options.rope.kind} cannot be exported.",
+                f"Supported are {' and '.join(KINDS)}, which were compared with transformers.",
             )
         config_fields = super().write_more(options, max_position)
         config_fields["rope_parameters"]["partial_rotary_factor"] = options.rotary_share

@@ -58,15 +58,19 @@ class SmolLM3Format(RotaryFormat[SmolLM3]):
             reader.take(name)
         layers, every = options["layers"], reader.read_given("no_rope_layer_interval", 4, PositiveInt)
         if (types := read_types(reader, [FULL] * layers)) != [FULL] * layers:
-            raise reader.explain("layer_types", types, f"Here all layers are {FULL}.")
+            raise reader.explain("layer_types", types, f"All layers of SmolLM 3 must be {FULL}.")
         rotated = [bool((index + 1) % every) for index in range(layers)]
         if (flags := reader.take("no_rope_layers", hint=list[int])) is not None:
             rotated = [bool(each) for each in flags]
         nope_every = None if all(rotated) else rotated.index(False) + 1
         if rotated != [nope_every is None or bool((index + 1) % nope_every) for index in range(layers)]:
-            raise reader.explain("no_rope_layers", rotated, "gangline leaves it out of every so many blocks.")
+            raise reader.explain(
+                "no_rope_layers", rotated, "gangline supports layers without RoPE only as every n-th layer."
+            )
         if reader.take("head_dim") not in (None, options["dim"] // options["heads"]):
-            raise reader.explain("head_dim", reader.take("head_dim"), "A head is hidden_size / heads wide there.")
+            raise reader.explain(
+                "head_dim", reader.take("head_dim"), "The head width of SmolLM 3 is hidden_size / num_attention_heads."
+            )
         return super().read_more(reader, options) | {"nope_every": nope_every}
 
     def write_more(self, options: SmolLM3, max_position: int) -> dict[str, Any]:

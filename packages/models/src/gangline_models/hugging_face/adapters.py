@@ -71,7 +71,9 @@ def merge_edits(read: Read, shapes: Shapes, edits: Mapping[str, EditConfig]) -> 
             for group, options in edits.items():
                 merged_tensor = options.merge(name, tensor, parameters)
                 if merged_tensor is None:
-                    raise UserError(f"{group} cannot be merged into the weights that it wraps: it says nothing of how.")
+                    raise UserError(
+                        f"{group} cannot be merged into the weights: the edit does not implement `EditConfig.merge`."
+                    )
                 tensor = merged_tensor
             yield name, tensor
 
@@ -113,7 +115,7 @@ def write_apart(
 
     target = Path(directory).expanduser()
     if target.exists():
-        raise UserError(f"{target} exists.", "An export overwrites nothing.", "Name another directory.")
+        raise UserError(f"{target} already exists.", "gangline export does not overwrite.", "Name another directory.")
     adapter_shapes = {name: shapes[name] for name in adapter.names}
     partial = target.with_name(f".{target.name}.partial")
     try:

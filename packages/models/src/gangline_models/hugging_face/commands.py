@@ -33,11 +33,13 @@ if TYPE_CHECKING:
 def export_run(argv: Sequence[str]) -> int:
     """Run `gangline export RUN_DIR OUT`: write config.json and safetensors by array, without building the model."""
     parser = argparse.ArgumentParser(
-        prog="gangline export", description="Write a run's model as a Hugging Face directory."
+        prog="gangline export", description="Export the model of a run as a Hugging Face directory."
     )
-    parser.add_argument("run_dir", metavar="RUN_DIR", help="the run's directory")
+    parser.add_argument("run_dir", metavar="RUN_DIR", help="run directory")
     add_output(parser)
-    parser.add_argument("--checkpoint", metavar="ID", help="such as step-00000100; by default the newest")
+    parser.add_argument(
+        "--checkpoint", metavar="ID", help="checkpoint to export, such as step-00000100 (default: the newest)"
+    )
     options = parser.parse_args(list(argv))
 
     from gangline.checkpoint.base_weights import BaseWeights
@@ -60,23 +62,26 @@ def export_run(argv: Sequence[str]) -> int:
 
 def add_output(parser: argparse.ArgumentParser) -> None:
     """Add the command-line arguments of `write_model`: choice of weights, output path and format."""
-    parser.add_argument("out", metavar="OUT", help="the directory to write; it must not exist")
+    parser.add_argument("out", metavar="OUT", help="directory to write; it must not exist")
     add_weights(parser)
-    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of the weights (%(default)s)")
-    how = parser.add_mutually_exclusive_group()
-    how.add_argument("--merge", action="store_true", help="add what model edits wrap around the weights to them")
-    how.add_argument(
-        "--adapter-only", metavar="EDIT", help="write what this model edit wraps around the weights, alone"
-    )
     parser.add_argument(
-        "--shard-gb", type=_parse_size, default=MAX_SHARD_BYTES / 1e9, help="size of a file (%(default)g)"
+        "--dtype", choices=DTYPES, default="float32", help="dtype of the exported weights (default: %(default)s)"
+    )
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--merge", action="store_true", help="merge the adapters of model edits into the weights")
+    how.add_argument("--adapter-only", metavar="EDIT", help="export only the adapter of this model edit")
+    parser.add_argument(
+        "--shard-gb",
+        type=_parse_size,
+        default=MAX_SHARD_BYTES / 1e9,
+        help="maximum size of a weights file in GB (default: %(default)g)",
     )
 
 
 def _parse_size(text: str) -> float:
     value = float(text)
     if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is not a finite number of more than 0")
+        raise argparse.ArgumentTypeError(f"must be a finite number above 0, not {text}")
     return value
 
 
@@ -109,24 +114,24 @@ def write_model(
         if adapter is None:
             raise UserError(
                 f"{group} of {where} cannot be exported as an adapter.",
-                f"Model edits of this run that wrap: {', '.join(wrapping) or 'none'}.",
+                f"Model edits of this run with adapters: {', '.join(wrapping) or 'none'}.",
             )
         check()
         base = run.model.get_weights_directory()
         write_apart(options.out, adapter, read, model_shapes, options.dtype, base)
         if (bits := find_frozen_bits(model_shapes, plan, base)) is not None:
-            text = f"the weights of {base}" if base else "its first weights"
+            text = f"the weights of {base}" if base else "its initial weights"
             note = (
-                f"{group} of {where} was trained beside {text} rounded to {bits} bits, and computes something "
-                "else beside the unrounded ones. --merge in place of --adapter-only writes the model that was trained."
+                f"{group} of {where} was trained on {text} rounded to {bits} bits, and its outputs differ on the "
+                "unrounded weights. --merge instead of --adapter-only exports the model as it was trained."
             )
             print(f"gangline export: note: {note}", file=sys.stderr, flush=True)
         return len(adapter.names)
     if wrapping and not options.merge:
         raise UserError(
-            f"{' and '.join(wrapping)} stands beside the weights of {where}.",
-            "Others know no such model.",
-            f"--merge adds it to the weights, --adapter-only {next(iter(wrapping))} writes it alone.",
+            f"{where} has adapters that are not merged into its weights: {', '.join(wrapping)}.",
+            "Hugging Face model files cannot store adapters.",
+            f"--merge merges the adapters; --adapter-only {next(iter(wrapping))} exports one adapter alone.",
         )
     read = merge_edits(read, model_shapes, wrapping)
     config = make_run_config_json(run, where, options.dtype)
@@ -159,7 +164,7 @@ def _collect_files(run: Run) -> dict[str, bytes]:
         return run.data.export_files(run)
     except UserError as error:
         missing = " ".join((error.what, *error.details))
-        print(f"gangline export: note: the weights go without a tokenizer: {missing}", file=sys.stderr, flush=True)
+        print(f"gangline export: note: the export has no tokenizer: {missing}", file=sys.stderr, flush=True)
         return {}
 
 
@@ -179,7 +184,7 @@ def _choose(kept: Checkpointer, run_dir: str, wanted: str | None) -> CheckpointI
     checkpoint_id = kept.find_latest() if wanted is None else CheckpointId.parse(wanted)
     if checkpoint_id is None or checkpoint_id not in ids:
         what = "checkpoint" if wanted is None else f"checkpoint {wanted}"
-        raise UserError(f"{run_dir} has no {what}.", f"It has {', '.join(map(str, ids)) or 'none'}.")
+        raise UserError(f"{run_dir} has no {what}.", f"Checkpoints of the run: {', '.join(map(str, ids)) or 'none'}.")
     return checkpoint_id
 
 
@@ -209,9 +214,9 @@ def _read_arrays(
 def import_model(argv: Sequence[str]) -> int:
     """Run `gangline import DIR`: check a Hugging Face directory and print the `train` command that starts from it."""
     parser = argparse.ArgumentParser(
-        prog="gangline import", description="Show how to train on from a Hugging Face directory."
+        prog="gangline import", description="Print the train command that starts from a Hugging Face directory."
     )
-    parser.add_argument("directory", metavar="DIR", help="config.json and safetensors")
+    parser.add_argument("directory", metavar="DIR", help="directory with config.json and safetensors files")
     options = parser.parse_args(list(argv))
 
     directory = Path(options.directory).expanduser().resolve()

@@ -43,21 +43,21 @@ def read_config(directory: str | Path) -> dict[str, Any]:
         if _HUB.fullmatch(str(directory)) and not Path(directory).exists():
             own = str(directory).partition("/")[2]
             raise UserError(
-                f"there is no directory {directory}, and nothing is downloaded here.",
-                f"If it is a model of the hub:  hf download {directory} --local-dir {own}",
-                f"Then  gangline import {shlex.quote(str(own))}  prints the command that trains on from it.",
+                f"the directory {directory} does not exist, and gangline downloads no models.",
+                f"To download a model of the Hugging Face hub:  hf download {directory} --local-dir {own}",
+                f"Then  gangline import {shlex.quote(str(own))}  prints the train command.",
             ) from None
         raise UserError(
             f"{directory} is not a Hugging Face model directory.",
-            "It has no config.json.",
-            "hf download OWNER/MODEL --local-dir DIR makes one.",
+            "The directory lacks config.json.",
+            "hf download OWNER/MODEL --local-dir DIR  downloads such a directory.",
         ) from None
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read.", str(error)) from error
     except RecursionError:
-        raise UserError(f"{path} cannot be read.", "It is nested too deeply.") from None
+        raise UserError(f"{path} cannot be read.", "The JSON is nested too deeply.") from None
     if not isinstance(content, dict):
-        raise UserError(f"{path} cannot be read.", "It is not a JSON object.")
+        raise UserError(f"{path} cannot be read.", "The content must be a JSON object.")
     for name, hint in SHAPES.items():
         check_value(name, content.get(name), hint, f"{directory} holds a model")
     _refuse_counts(directory, content)
@@ -70,8 +70,8 @@ def _refuse_counts(directory: str | Path, content: dict[str, Any]) -> None:
         count = content.get(name)
         if isinstance(count, int) and count > FEW and count > (tensor_count := len(list_tensor_names(directory))):
             raise UserError(
-                f"{directory} holds a model with {name}={count}.",
-                f"Its weights have {tensor_count} tensors, and each layer has tensors of its own.",
+                f"{directory} holds a model with too large {name}={count}.",
+                f"The weights have {tensor_count} tensors, fewer than one per layer.",
             )
 
 
@@ -118,7 +118,7 @@ def make_run_config_json(run: Run, where: str, dtype: str) -> dict[str, Any]:
     if config is None:
         raise UserError(
             f"{where} cannot be exported: no Hugging Face architecture is known for it.",
-            f"{what} names none.",
+            f"{what} has no conversion to config.json (capability hugging_face).",
         )
     return config
 
@@ -136,18 +136,20 @@ def check_weights(run: Run) -> list[Problem]:
         stored_config, _ = read_edited_config(directory, [type(options) for options in run.edits.values()])
     except UserError as error:
         return [Problem(f"model.weights: {error.what}", *error.details[:2])]
-    fix = f"gangline import {shlex.quote(str(directory))} prints the configuration that fits it."
+    fix = f"gangline import {shlex.quote(str(directory))} prints the options that fit the directory."
     there = get_model_format(stored_config)
     assert there is not None, "the part that read it"
     if not isinstance(config, type(stored_config)):
-        other = [f"it is a {', '.join(there.architectures[:1])}, which {type(config).__name__} does not compute"]
+        other = [
+            f"the directory has a {', '.join(there.architectures[:1])}, which {type(config).__name__} does not support"
+        ]
     else:
         description = there.describe(stored_config)
         other = [
-            f"{n} is {description.get(n)} there and {v} here"
+            f"{n} is {description.get(n)} in the directory and {v} in the run"
             for n, v in here.describe(config).items()
             if v != description.get(n)
         ]
     if not other:
         return []
-    return [Problem(f"model.weights={directory} holds another model.", "; ".join(other) + ".", fix)]
+    return [Problem(f"model.weights={directory} does not match the model of the run.", "; ".join(other) + ".", fix)]

@@ -34,7 +34,7 @@ class ConfigReader:
     def read_given(self, name: str, absent: Any, hint: Any = Any) -> Any:
         """Return a field that must not be null, or `absent` if the file lacks it. Raises UserError for null."""
         if (value := self._get(name, absent)) is None:
-            raise self.explain(name, "null", "transformers has no meaning for that.")
+            raise self.explain(name, "null", "The field must not be null.")
         return self.check(name, value, hint)
 
     def require(self, name: str, hint: Any = Any) -> Any:
@@ -56,15 +56,15 @@ class ConfigReader:
         value = self.take(name, values[0])
         off = (value is None or value is False) and (values[0] is None or values[0] is False)
         if value not in values and not off:
-            raise self.explain(name, value, f"gangline's model has only {name}={values[0]}.")
+            raise self.explain(name, value, f"gangline's model supports only {name}={values[0]}.")
 
     def explain_missing(self, name: str) -> UserError:
         """Return the error for a missing required field."""
-        return UserError(f"{self.directory}/config.json does not give {name}.")
+        return UserError(f"{self.directory}/config.json lacks {name}.")
 
     def explain(self, name: str, value: Any, why: str) -> UserError:
         """Return the error for an unsupported value of a field."""
-        return UserError(f"{self.holder} with {name}={value}.", why)
+        return UserError(f"{self.holder} with unsupported {name}={value}.", why)
 
     def finish(self) -> None:
         """Raise UserError if a field that was not read may change the model."""

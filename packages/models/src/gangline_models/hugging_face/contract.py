@@ -81,7 +81,7 @@ class SameModel(EditFormat):
 
 
 def find_model_format(architecture: str, directory: str | Path) -> ModelFormat:
-    """Return the format of the installed part that supports an architecture. Raises UserError if none or two do."""
+    """Return the format of the installed part that supports an architecture. Raises UserError unless one does."""
     offers, failures = dict[str, dict[str, ModelFormat]](), list[str]()
     for name, offer in sorted(installed().get_offers("model").items()):
         if spec := offer.part.capabilities.get(CAPABILITY):
@@ -89,18 +89,20 @@ def find_model_format(architecture: str, directory: str | Path) -> ModelFormat:
                 own: ModelFormat = load(spec)()
             except RAISED as error:
                 failures.append(
-                    f"What model={name} ({offer.distribution}) knows is missing: {type(error).__name__}: {error}"
+                    f"The format of model={name} ({offer.distribution}) is missing: {type(error).__name__}: {error}"
                 )
                 continue
             for each in own.architectures:
                 offers.setdefault(each, {})[f"model={name} ({offer.distribution})"] = own
-    what = f"{directory} holds a model of architecture {architecture}."
+    what = f"{directory} holds a model of architecture {architecture}, which cannot be loaded."
     claims = offers.get(architecture, {})
     if len(claims) > 1:
-        raise UserError(what, f"{' and '.join(claims)} both read it.", "Uninstall one of the two.")
+        raise UserError(
+            what, f"{' and '.join(claims)} both support this architecture.", "Uninstall one of the two packages."
+        )
     if not claims:
-        hint = f"{suggest_near(architecture, list(offers))} Known here: {', '.join(offers)}.".strip()
-        more = f"More come with {', '.join(find_suppliers('model'))}, where that is not installed."
+        hint = f"{suggest_near(architecture, list(offers))} Supported here: {', '.join(offers)}.".strip()
+        more = f"Packages that support more architectures, if not installed: {', '.join(find_suppliers('model'))}."
         raise UserError(what, hint, *failures, more)
     return next(iter(claims.values()))
 
@@ -129,5 +131,5 @@ def _load_format(cls: type[PartConfig]) -> Any:
     try:
         return load(spec)()
     except RAISED as error:
-        what = f"What {cls.__module__}.{cls.__name__} knows of config.json cannot be loaded: {spec}."
-        raise UserError(what, f"{type(error).__name__}: {error}", "Fix or uninstall its package.") from error
+        what = f"the Hugging Face format of {cls.__module__}.{cls.__name__} cannot be loaded: {spec}."
+        raise UserError(what, f"{type(error).__name__}: {error}", "Fix or uninstall the package.") from error

@@ -13,9 +13,9 @@ def refuse_experts(reader: ConfigReader, name: str, absent: int) -> None:
     """Raise UserError if the field `name`, the number of experts, is not 0. absent: its value in a file without it."""
     if experts := reader.take(name, absent):
         raise UserError(
-            f"{reader.directory} holds a model with {name}={experts}, which this model does not have.",
-            "Experts are a model edit, supplied by gangline-moe:  pip install gangline-moe",
-            f"gangline import {reader.directory} then prints the settings of both.",
+            f"{reader.directory} holds a model with {name}={experts}, and gangline-models does not support experts.",
+            "gangline-moe adds experts by a model edit:  pip install gangline-moe",
+            f"gangline import {reader.directory} then prints the options of model and experts.",
         )
 
 
@@ -23,7 +23,7 @@ def refuse_packed(reader: ConfigReader, name: str) -> None:
     """Raise UserError if the field `name` is set: the weights are then quantised."""
     if packed := reader.take(name):
         raise UserError(
-            f"{reader.directory} holds weights with {name}={packed}.",
-            "gangline reads weights as numbers of 16 bits and more.",
-            "transformers unpacks them (dequantize=True of its quantization_config) and saves them.",
+            f"{reader.directory} holds quantised weights: {name}={packed}.",
+            "gangline reads weights only in floating-point dtypes of 16 bits or more.",
+            "Dequantise and save the model with transformers (dequantize=True in its quantization_config).",
         )

@@ -40,9 +40,9 @@ def refuse_unknown(directory: str | Path, theirs: Mapping[str, Any], read_names:
     }
     if unknown_fields:
         raise UserError(
-            f"{directory} holds a model with {', '.join(f'{n}={v}' for n, v in unknown_fields.items())}.",
-            "gangline does not know what that changes in what the model computes.",
-            "Where it changes nothing, take it out of config.json.",
+            f"{directory} holds a model with unknown {', '.join(f'{n}={v}' for n, v in unknown_fields.items())}.",
+            "gangline does not know whether such a field changes the outputs of the model.",
+            "Remove the field from config.json if the outputs do not depend on it.",
         )
 
 
@@ -54,7 +54,7 @@ def check_value(name: str, value: Any, hint: Any, holder: str = "a model") -> An
     if complaint := _explain_mismatch(hint, value):
         text = json.dumps(value, default=str)
         text = text if len(text) <= 80 else f"{text[:80]}..."
-        raise UserError(f"{holder} with {name}={text}.", f"{name} of config.json {complaint}.")
+        raise UserError(f"{holder} with invalid {name}={text}.", f"{name} of config.json {complaint}.")
     return value
 
 

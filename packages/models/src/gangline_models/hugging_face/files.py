@@ -9,4 +9,4 @@ def report_skipped(weights: str | None, beginning: str) -> list[str]:
 
     if weights is None or not any(name.startswith(beginning) for name in list_tensor_names(weights)):
         return []
-    return [f"model.weights={weights}: its weights that predict further tokens ({beginning}*) are passed over."]
+    return [f"model.weights={weights}: skipping the weights for multi-token prediction ({beginning}*)."]

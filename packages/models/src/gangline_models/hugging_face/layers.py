@@ -18,7 +18,7 @@ def read_types(reader: ConfigReader, absent: Sequence[str]) -> Sequence[str]:
     if (types := reader.take("layer_types", hint=list[str])) is None:
         return absent
     if len(types) != len(absent):
-        raise reader.explain("layer_types", types, f"It has {len(absent)} layers.")
+        raise reader.explain("layer_types", types, f"The list must have {len(absent)} entries, one per layer.")
     return list(types)
 
 
@@ -26,17 +26,19 @@ def read_windows(reader: ConfigReader, window: int | None, types: Sequence[str])
     """Return options `window`, `full_first`, `full_every`. Raises UserError if they cannot describe `types`."""
     slides = [kind == SLIDING for kind in types]
     if unknown := set(types) - {SLIDING, FULL}:
-        raise reader.explain("layer_types", ", ".join(sorted(unknown)), f"gangline has {SLIDING} and {FULL}.")
+        raise reader.explain("layer_types", ", ".join(sorted(unknown)), f"gangline supports {SLIDING} and {FULL}.")
     if window is None or not any(slides):
         if any(slides):
-            raise reader.explain("layer_types", SLIDING, "Its sliding_window is null.")
+            raise reader.explain("layer_types", SLIDING, "The sliding window of the model is null or off.")
         return {"window": None, "full_first": 0, "full_every": None}
     first = slides.index(True)
     if all(slides[first:]):
         return {"window": window, "full_first": first, "full_every": None}
     every = slides.index(False) + 1
     if slides != [(index + 1) % every != 0 for index in range(len(slides))]:
-        raise reader.explain("layer_types", list(types), "gangline has every so many layers without a window.")
+        raise reader.explain(
+            "layer_types", list(types), "Full attention must be in the first n layers, or in every n-th."
+        )
     return {"window": window, "full_first": 0, "full_every": every}
 
 
@@ -47,7 +49,9 @@ def read_every(reader: ConfigReader, types: Sequence[str], other: str) -> int | 
     """
     every = list(types).index(FULL) + 1 if FULL in types else None
     if list(types) != [FULL if every and (index + 1) % every == 0 else other for index in range(len(types))]:
-        raise reader.explain("layer_types", list(types), f"gangline has {FULL} in every so many layers, else {other}.")
+        raise reader.explain(
+            "layer_types", list(types), f"gangline supports {FULL} only in every n-th layer, else {other}."
+        )
     return every
 
 

@@ -59,7 +59,7 @@ def find_theirs(plan: Plan, name: str, shape: tuple[int, ...]) -> list[Theirs]:
         return [Theirs(theirs, shape, None, turned, first, rule.every, dim, rule.optional)]
     raise UserError(
         f"the model's plan has no Hugging Face name for parameter {name!r}.",
-        "Its author says in `Plan.names` what others call each parameter; without that it cannot be read or written.",
+        "Add the name to `Plan.names` in the code of the model: loading and exporting weights require the name.",
     )
 
 

@@ -28,7 +28,7 @@ def load_pretrained(directory: str | Path, shards: Iterable[Shard], plan: Plan, 
     """Fill this rank's `model/...` shards in place from a Hugging Face directory, reading only the rows of their boxes.
 
     Parameters without a Hugging Face tensor, or with missing optional tensors, are initialised by `seed`, as without a
-    directory. Shards of a list are filled concurrently. Of another iterable, the next shard is requested when the
+    directory. Shards of a list are filled concurrently. Other iterables are asked for the next shard when the
     previous shard is full.
     Raises UserError if a tensor is missing, has another shape, or does not belong to this model.
     """
@@ -73,8 +73,8 @@ def refuse_larger(directory: str | Path, tree: Node) -> None:
     parameter_count = sum(map(prod, get_parameter_shapes(tree).values()))
     if parameter_count > LARGER * max(weight_count, 1):
         raise UserError(
-            f"{directory}/config.json describes a model of {parameter_count:,} parameters.",
-            f"The weights beside it have {weight_count:,} numbers.",
+            f"{directory}/config.json describes a model of {parameter_count:,} parameters, far more than its weights.",
+            f"The weights in the directory have {weight_count:,} numbers.",
             "Check the sizes in config.json: hidden_size, vocab_size and the numbers of heads and layers.",
         )
 
@@ -97,8 +97,8 @@ def _refuse_strangers(tensors: Tensors, plan: Plan, shapes: Shapes | None = None
     if behind := [layer for layer in find_layers(plan, left_over) if layer >= plan.layers]:
         layers = f"{plan.layers} layers (num_hidden_layers or n_layer)"
         why += f" config.json gives the model {layers}; the files hold layer {max(behind)}, counted from 0."
-        fix = f"Set that to {max(behind) + 1} in config.json, or remove the tensors from the files."
-    raise UserError(f"{tensors.directory} holds weights that this model has no place for.", why, fix)
+        fix = f"Set the number of layers in config.json to {max(behind) + 1}, or remove the tensors from the files."
+    raise UserError(f"{tensors.directory} holds weights that match no parameter of this model.", why, fix)
 
 
 def _refuse_untied(tensors: Tensors, plan: Plan) -> None:
@@ -113,9 +113,9 @@ def _refuse_untied(tensors: Tensors, plan: Plan) -> None:
         both = head in tensors.files and embedding in tensors.files
         if both and not _is_same_tensor(tensors, head, embedding):
             raise UserError(
-                f"{tensors.directory}: {head} differs from {embedding}, and config.json ties the two.",
-                "transformers computes with both tensors, a tied model with the embedding alone.",
-                "Set tie_word_embeddings to false in config.json (model.tied=false), or remove the tensor.",
+                f"{tensors.directory}: {head} differs from {embedding}, although config.json ties both tensors.",
+                "transformers uses both tensors, but a tied model here uses only the embedding.",
+                "Set tie_word_embeddings to false in config.json (model.tied=false), or remove the tensor of the head.",
             )
 
 
@@ -145,19 +145,19 @@ def _check(tensors: Tensors, theirs: Theirs, shard: Shard, plan: Plan) -> None:
     if shape != theirs.shape:
         raise UserError(
             f"{tensors.directory}: {theirs.name} has shape {shape}.",
-            f"For {_get_owner(plan, shard)} it must have shape {theirs.shape}.",
+            f"For {_get_owner(plan, shard)} the shape must be {theirs.shape}.",
         )
     dtype = tensors.get_dtype(theirs.name)
     if "float" not in dtype and shard.dtype.is_floating_point:
         raise UserError(
             f"{tensors.directory}: {theirs.name} holds values of dtype {dtype}.",
-            f"{_get_owner(plan, shard)} is a floating-point weight; whole numbers are codes of a quantised model.",
-            "Fetch or export the model in float32, float16 or bfloat16.",
+            f"{_get_owner(plan, shard)} is a floating-point weight; integers are codes of a quantised model.",
+            "Download or export the model in float32, float16 or bfloat16.",
         )
 
 
 def fill_each(fill: Callable[[Shard], None], shards: Iterable[Shard]) -> None:
-    """Fill shards: of a list in `LANES` threads, each of which takes the next shard when one is filled.
+    """Fill shards. Shards of a list are filled by `LANES` threads; each takes the next shard when one is full.
 
     Shards of other iterables are filled one after another, since the producer may read a shard when the next is
     requested. Errors of `fill` are raised; the other threads then take no more shards.

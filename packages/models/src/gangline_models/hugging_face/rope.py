@@ -38,7 +38,9 @@ def take_fields(reader: ConfigReader) -> Mapping[str, Any]:
     """Return `rope_parameters`, or its older name `rope_scaling`. Raises UserError if both exist and differ."""
     parameters, old = reader.take("rope_parameters") or {}, reader.take("rope_scaling") or {}
     if parameters and old and parameters != old:
-        raise reader.explain("rope_scaling", old, f"It also has rope_parameters={parameters}.")
+        raise reader.explain(
+            "rope_scaling", old, f"rope_parameters={parameters} differs; remove one of the two fields."
+        )
     fields: Mapping[str, Any] = old or parameters
     return fields
 
@@ -53,20 +55,28 @@ def read_layered_rope(reader: ConfigReader, theta: float, local: str | None, loc
     silent = reader.read_given("rope_theta", theta, PositiveFloat)
     near = reader.read_given(local, local_theta, PositiveFloat) if local else local_theta
     if unknown_kinds := set(parameters) - {"full_attention", "sliding_attention"}:
-        raise reader.explain("rope_parameters", ", ".join(sorted(unknown_kinds)), "Its layers have a window or none.")
+        raise reader.explain(
+            "rope_parameters",
+            ", ".join(sorted(unknown_kinds)),
+            "This model has only full_attention and sliding_attention layers.",
+        )
     for kind, inner in parameters.items():
         reader.check(f"rope_parameters.{kind}", inner, dict | None)
     full = {**(parameters.get("full_attention") or {}), **old}
     sliding = parameters.get("sliding_attention") or {}
     if old and "rope_type" not in old and old.get("type", "default") != "default":
-        why = "Where layers differ, transformers takes rope_type alone and passes over type."
-        raise reader.explain("rope_scaling", old, f"{why} Write rope_type.")
+        why = "If layer types differ, transformers reads only rope_type and ignores type."
+        raise reader.explain("rope_scaling", old, f"{why} Rename type to rope_type.")
     if not isinstance(read_choice(reader, sliding), BY_KIND["default"]):
-        raise reader.explain("rope_parameters.sliding_attention", sliding, "gangline scales layers without window.")
+        raise reader.explain(
+            "rope_parameters.sliding_attention",
+            sliding,
+            "gangline supports RoPE scaling only in full-attention layers.",
+        )
     if full.get("truncate", True) is not True:
-        raise reader.explain("truncate", full["truncate"], "transformers passes over it where layers differ.")
+        raise reader.explain("truncate", full["truncate"], "transformers ignores truncate if layer types differ.")
     if not local and "rope_theta" not in sliding and silent != near:
-        why = f"It says nothing of layers with a window, where transformers takes {near}: name it in rope_parameters."
+        why = f"Layers with a window then use {near} in transformers: set their rope_theta in rope_parameters."
         raise reader.explain("rope_theta", silent, why)
     return {
         "rope_theta": _read_theta(reader, full, silent),
@@ -77,7 +87,7 @@ def read_layered_rope(reader: ConfigReader, theta: float, local: str | None, loc
 
 def _read_theta(reader: ConfigReader, said: Mapping[str, Any], silent: float) -> float:
     if (theta := said.get("rope_theta", silent)) is None:
-        raise reader.explain("rope_theta", "null", "Rotary positions need a base.")
+        raise reader.explain("rope_theta", "null", "RoPE requires a base.")
     return float(reader.check("rope_theta", theta, PositiveFloat))
 
 
@@ -92,21 +102,21 @@ def read_choice(
     kind = reader.check("rope_type", fields.get("rope_type", fields.get("type", "default")), str | None)
     kind = "longrope" if kind == "su" else kind
     if kind not in BY_KIND:
-        raise reader.explain("rope_type", kind, f"gangline has {', '.join(BY_KIND)}.")
+        raise reader.explain("rope_type", kind, f"gangline supports {', '.join(BY_KIND)}.")
     config = BY_KIND[kind]
     words = set(config.words.values()) - {LONGEST}  # max_position_embeddings is outside rope_parameters
     if unknown_fields := {
         name: value for name, value in fields.items() if name not in words | PLAIN_WORDS and value is not None
     }:
-        has = ", ".join(sorted(words)) or "none of them"
-        raise reader.explain("rope_parameters", unknown_fields, f"Its rope_type is {kind}, and gangline's has {has}.")
+        has = ", ".join(sorted(words)) or "no further fields"
+        raise reader.explain("rope_parameters", unknown_fields, f"For rope_type={kind} gangline supports {has}.")
     if not share and fields.get(SHARE, 1.0) != 1.0:
-        raise reader.explain(SHARE, fields[SHARE], "gangline's model rotates whole heads.")
+        raise reader.explain(SHARE, fields[SHARE], "gangline's model rotates all features of a head.")
     for name in sorted(words):
         if name in config.needed and name not in fields:
-            raise reader.explain_missing(f"{name} of its rope_parameters, whose type is {kind}")
+            raise reader.explain_missing(f"{name} in rope_parameters with rope_type={kind}")
         if name in fields and fields[name] is None and name not in config.nullable:
-            raise reader.explain(f"rope_parameters.{name}", "null", "transformers has no meaning for that.")
+            raise reader.explain(f"rope_parameters.{name}", "null", "The field must not be null.")
     ranges = {name: resolve_hints_with_ranges(config)[ours] for ours, name in config.words.items()}
     checked_fields = {
         name: reader.check(name, fields[name], ranges[name]) for name in words if fields.get(name) is not None

@@ -60,7 +60,7 @@ class TensorFile:
         from safetensors import SafetensorError, safe_open
 
         if path.exists() and not path.is_file():  # opening a named pipe would block
-            raise OSError("It is not a regular file.")
+            raise OSError("The path is not a regular file.")
         try:
             with safe_open(path, framework="np"):  # checks the header against the size of the file
                 pass
@@ -92,7 +92,7 @@ class TensorFile:
         """Return the torch name of a tensor's dtype. Raises UserError for an unsupported dtype."""
         theirs = self._entries[name]["dtype"]
         if theirs not in DTYPES:
-            raise UserError(f"{self.path}: {name} has numbers of dtype {theirs}, which are not read.")
+            raise UserError(f"{self.path}: {name} has dtype {theirs}, which is not supported.")
         return DTYPES[theirs]
 
     def fill(self, name: str, box: tuple[slice, ...], local: torch.Tensor) -> bool:
@@ -151,5 +151,5 @@ class TensorFile:
         while view:
             count = os.preadv(self._file.fileno(), [view], offset)
             if not count:
-                raise UserError(f"{self.path} cannot be read.", "It became shorter while it was read.")
+                raise UserError(f"{self.path} cannot be read.", "The file was truncated during the read.")
             view, offset = view[count:], offset + count

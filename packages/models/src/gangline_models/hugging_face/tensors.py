@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 ONE_FILE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-FETCH = "hf download OWNER/MODEL --local-dir DIR fetches what lacks of a model of the hub."
+FETCH = "hf download OWNER/MODEL --local-dir DIR  downloads the missing files of a model of the Hugging Face hub."
 POINTER = b"version https://git-lfs"  # first bytes of a file that Git LFS has not fetched
-PULL = "git lfs pull, in that directory, fetches them."
+PULL = "Run git lfs pull in that directory."
 
 
 class Tensors:
@@ -52,20 +52,22 @@ class Tensors:
             try:
                 weight_map = dict(json.loads(read_regular(index))["weight_map"])
                 if other := [name for name in weight_map.values() if not isinstance(name, str)]:
-                    raise TypeError(f"{other[0]} is no name of a file")
+                    raise TypeError(f"{other[0]} is not a file name")
             except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-                raise UserError(f"{index} is damaged.", f"It has no readable weight_map ({error!r}).") from error
+                raise UserError(
+                    f"{index} is damaged.", f"The weight_map of the index cannot be read ({error!r})."
+                ) from error
             if outside := [name for name in weight_map.values() if name in ("", ".", "..") or set(name) & set("/\\\0")]:
                 raise UserError(
-                    f"{index} names {outside[0]!r}.",
-                    "Weights lie in the directory of the index.",
-                    "Use file names alone.",
+                    f"{index} names a file outside its directory: {outside[0]!r}.",
+                    "Weights must be in the directory of the index.",
+                    "Use file names without a directory.",
                 )
             if one.exists() and ONE_FILE not in weight_map.values():
                 raise UserError(
                     f"{self.directory} has weights twice: in {ONE_FILE}, and in the files that {INDEX} names.",
-                    "transformers would take the first; which of them are meant is not known here.",
-                    "Remove the others.",
+                    "transformers would load the single file; gangline does not guess which weights are correct.",
+                    "Remove one of the two sets.",
                 )
             self._index = weight_map
             return weight_map
@@ -73,7 +75,7 @@ class Tensors:
             return dict.fromkeys(self._open_file(ONE_FILE).list_names(), ONE_FILE)
         others = [path.name for kind in ("safetensors", "bin", "pth") for path in self.directory.glob(f"*.{kind}")]
         beside = f" {', '.join(sorted(others)[:3])} {'is' if len(others) == 1 else 'are'} not read." if others else ""
-        raise UserError(f"{self.directory} has no weights.", f"Neither {ONE_FILE} nor {INDEX} is in it.{beside}", FETCH)
+        raise UserError(f"{self.directory} has no weights.", f"{ONE_FILE} and {INDEX} are missing.{beside}", FETCH)
 
     def _open_file(self, name: str) -> TensorFile:
         with self._opening:
@@ -83,11 +85,13 @@ class Tensors:
                     self._files[name] = TensorFile(path)
                     self._open.callback(self._files[name].close)
                 except FileNotFoundError:
-                    raise UserError(f"{path} is missing.", f"{INDEX} says that weights lie there.", FETCH) from None
+                    raise UserError(f"{path} is missing.", f"{INDEX} names this file.", FETCH) from None
                 except OSError as error:
                     if _is_pointer(path):
                         raise UserError(
-                            f"{path} holds a pointer in place of weights.", "Git LFS has not fetched them.", PULL
+                            f"{path} is a Git LFS pointer instead of weights.",
+                            "Git LFS has not downloaded the file.",
+                            PULL,
                         ) from error
                     raise UserError(f"{path} cannot be read.", str(error), FETCH) from error
                 self._refuse_copies(name)
@@ -99,17 +103,19 @@ class Tensors:
             if (other := self._index.get(tensor, name)) != name:
                 raise UserError(
                     f"{self.directory} has the tensor {tensor} twice: in {other}, and in {name}.",
-                    f"{INDEX} names the first; transformers may take the second.",
+                    f"{INDEX} names the first file; transformers may load the second.",
                     "Remove the tensor from one of the files.",
                 )
 
     def get_shape(self, name: str) -> tuple[int, ...]:
         """Return the global shape of a tensor. Raises UserError if the tensor is missing."""
         if name not in self.files:
-            raise UserError(f"{self.directory} has no tensor {name}.")
+            raise UserError(f"the tensor {name} is missing in {self.directory}.")
         file = self._open_file(self.files[name])
         if name not in file.list_names():
-            raise UserError(f"{file.path} has no tensor {name}.", f"{INDEX} says that it lies there.")
+            raise UserError(
+                f"the tensor {name} is missing in {file.path}.", f"{INDEX} assigns the tensor to that file."
+            )
         return file.get_shape(name)
 
     def get_dtype(self, name: str) -> str:

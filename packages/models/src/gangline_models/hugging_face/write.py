@@ -57,12 +57,12 @@ def export(
             reuse the memory
     shapes  global shape of every parameter by name (`gangline.model.tree.get_parameter_shapes`)
     config  the content of config.json
-    beside  additional files, name -> content: those of the tokenizer
+    beside  additional files such as tokenizer.json: name -> content
     Raises UserError if the directory exists or cannot be written, ValueError if `arrays` do not match `shapes`.
     """
     target = Path(directory).expanduser()
     if target.exists():
-        raise UserError(f"{target} exists.", "An export overwrites nothing.", "Name another directory.")
+        raise UserError(f"{target} already exists.", "gangline export does not overwrite.", "Name another directory.")
     slots = {
         name: [_Slot(theirs, prod(theirs.shape) * get_itemsize(dtype)) for theirs in find_theirs(plan, name, shape)]
         for name, shape in shapes.items()
@@ -101,7 +101,7 @@ def _write(
         }
         for name, tensor in arrays:
             if name not in slots:
-                raise ValueError(f"array {name!r} is no parameter of the model, or came twice")
+                raise ValueError(f"array {name!r} is not a parameter of the model, or was passed twice")
             for slot in slots.pop(name):
                 part = tensor if slot.theirs.index is None else tensor[slot.theirs.index]
                 part = part.mT if slot.theirs.transpose else part
@@ -109,7 +109,9 @@ def _write(
                 if whole is None:
                     continue
                 if tuple(whole.shape) != slot.theirs.shape:
-                    raise ValueError(f"array {name!r} makes {tuple(whole.shape)}, not {slot.theirs.shape}")
+                    raise ValueError(
+                        f"array {name!r} results in shape {tuple(whole.shape)}, expected {slot.theirs.shape}"
+                    )
                 slot = place[slot.theirs.name]
                 file = handles[slot.file]
                 file.seek(slot.offset)
@@ -117,7 +119,7 @@ def _write(
                     raw = rows.to("cpu", getattr(torch, dtype)).contiguous().reshape(-1).view(torch.uint8)
                     file.write(raw.numpy().data)
         if slots:
-            raise ValueError(f"no array came for {', '.join(slots)}")
+            raise ValueError(f"arrays are missing for {', '.join(slots)}")
         for file in handles.values():
             file.flush()
             os.fsync(file.fileno())

@@ -153,7 +153,7 @@ def step_delta_rule(
     Raises ValueError for several tokens at a time, which `apply_delta_rule` handles.
     """
     if v_B1HC.shape[1] != 1:
-        raise ValueError(f"{v_B1HC.shape[1]} tokens at a time follow those that are kept; one is expected")
+        raise ValueError(f"expected one token per step of the generation, got {v_B1HC.shape[1]}")
     wide, each = state.dtype, v_B1HC.shape[2] // q_B1KC.shape[2]
     q, k = (normalise_length(x.to(wide)).repeat_interleave(each, dim=2).squeeze(1)[..., None] for x in (q_B1KC, k_B1KC))
     v = v_B1HC.to(wide).squeeze(1)[..., None]

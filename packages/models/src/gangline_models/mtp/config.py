@@ -36,7 +36,7 @@ class Mtp(EditConfig):
     def check(self, run: Run) -> list[Problem]:
         if self.depth < run.batch.sequence_length:
             return self._check_files(run) or self._check_frozen(run)
-        what = f"mtp.depth={self.depth}: rows of {run.batch.sequence_length} tokens have none so far ahead."
+        what = f"mtp.depth={self.depth}: too large for rows of {run.batch.sequence_length} tokens."
         return [Problem(what, "", f"mtp.depth={run.batch.sequence_length - 1} or less.")]
 
     def _check_files(self, run: Run) -> list[Problem]:
@@ -44,8 +44,11 @@ class Mtp(EditConfig):
         there, lacks = self._list_found(run)
         if not there or not lacks:
             return []
-        what = f"model.weights={run.model.get_weights_directory()} holds a part of what mtp.depth={self.depth} needs."
-        return [Problem(what, f"It lacks {', '.join(lacks[:3])}.", "Take another mtp.depth, or mtp=off.")]
+        what = (
+            f"model.weights={run.model.get_weights_directory()} holds only some of the weights "
+            f"that mtp.depth={self.depth} needs."
+        )
+        return [Problem(what, f"Missing tensors: {', '.join(lacks[:3])}.", "Set another mtp.depth, or mtp=off.")]
 
     def _check_frozen(self, run: Run) -> list[Problem]:
         """Return a problem if another edit, such as lora, freezes MTP weights that are only initialised, not loaded."""
@@ -61,20 +64,22 @@ class Mtp(EditConfig):
         if not names:
             return []
         off = " or ".join(f"{group}=off" for group in others)
-        what = (
-            f"mtp=on draws the weights of its modules, and beside {' and '.join(others)} they stay as they are drawn."
-        )
-        why = f"Frozen are {', '.join(names[:3])}{' and more' if names[3:] else ''}; no directory brings them."
-        return [Problem(what, why, f"mtp=off, or {off}; or model.weights=DIR of a DeepSeek-V3 that has them.")]
+        what = f"mtp=on with {' and '.join(others)} would freeze the weights of the MTP modules at random values."
+        why = f"Frozen parameters without pretrained weights: {', '.join(names[:3])}{' and more' if names[3:] else ''}."
+        return [Problem(what, why, f"mtp=off, or {off}; or model.weights=DIR of a DeepSeek-V3 with MTP weights.")]
 
     def list_notices(self, run: Run) -> list[str]:
         from gangline_models.mtp.edit import list_their_names
 
         if not list_their_names(run):
-            return ["mtp: files of this model have no place for the modules' weights: an export leaves them out."]
+            return [
+                "mtp: an export omits the MTP weights, because Hugging Face files of this model have no such tensors."
+            ]
         _, lacks = self._list_found(run)
         return (
-            [f"model.weights={run.model.get_weights_directory()} lacks mtp's weights: they are drawn."] if lacks else []
+            [f"model.weights={run.model.get_weights_directory()} has no MTP weights: they are initialised randomly."]
+            if lacks
+            else []
         )
 
     def _list_found(self, run: Run) -> tuple[list[str], list[str]]:
@@ -99,5 +104,5 @@ PART = Part(
     config=Mtp,
     build="gangline_models.mtp.edit:edit",
     capabilities={"hugging_face": "gangline_models.mtp.interop:MtpFormat"},
-    summary="Multi-token prediction: further tokens are predicted, and their loss joins the gradients",
+    summary="Multi-token prediction (MTP): modules predict further tokens and add their loss to the gradients",
 )

@@ -31,11 +31,11 @@ def edit(tree: Node, plan: Plan, options: Mtp) -> tuple[Node, Plan, list[str]]:
     nodes = dict(iterate_nodes(tree))
     head, last = nodes.get(plan.head), f"{plan.blocks}.{plan.layers - 1}"
     if not isinstance(tree, DecoderNode) or not isinstance(head, HeadNode):
-        raise UserError("mtp has no rule for the head of this model.", "", "mtp=off, or another model.")
+        raise UserError("mtp=on does not support the head of this model.", "", "mtp=off, or another model.")
     embedding = sorted(get_parameter_shapes(map_paths(tree)[plan.embed]))
     if embedding != ["weight"]:
-        why = f"It holds {', '.join(embedding)}; a module reads one table of tokens, without positions."
-        raise UserError("mtp has no rule for the embedding of this model.", why, "mtp=off, or another model.")
+        why = f"The embedding has {', '.join(embedding)}; MTP modules need a single token embedding without positions."
+        raise UserError("mtp=on does not support the embedding of this model.", why, "mtp=off, or another model.")
     modules = tuple(_make_module(tree, plan, head, index) for index in range(options.depth))
     node = MtpHeadNode(inner=map_paths(tree)[plan.head], mtp=modules, weight=options.weight)
     edited = replace_node(tree, plan.head, node)

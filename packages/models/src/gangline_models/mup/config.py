@@ -36,9 +36,11 @@ class Mup(EditConfig):
 
         optimizer = run.optimizer
         if not isinstance(optimizer, Adamw) or optimizer.maps_matrices():
-            what = "mup=on is worked out for optimizer=adamw, and this run has another."
+            what = "mup=on supports only optimizer=adamw, and this run has another optimizer."
             return [
-                Problem(what, "Each optimizer has rules of its own (arXiv 2203.03466, table 8).", "optimizer=adamw")
+                Problem(
+                    what, "Each optimizer needs its own scaling rules (arXiv 2203.03466, table 8).", "optimizer=adamw"
+                )
             ]
         tree, plan = compose_model(run)
         shapes = {name: shape for name, shape in get_parameter_shapes(tree).items() if not plan.is_frozen(name)}
@@ -51,10 +53,8 @@ class Mup(EditConfig):
         block = re.compile(rf"^{re.escape(plan.blocks)}\.\d+\.")
         patterns = {block.sub(f"{plan.blocks}.*.", name): rate for name, rate in factors.items()}
         words = ", ".join(f"{pattern}: {rate:.6g}" for pattern, rate in patterns.items())
-        what = f"mup=on at a width of {plan.facts['dim']} needs other rates for the matrices of the blocks."
-        why = (
-            f"Theirs are those of the narrow model times {self.base_dim}/{plan.facts['dim']}, all others are the same."
-        )
+        what = f"mup=on at a width of {plan.facts['dim']} requires other learning rates for the matrices of the blocks."
+        why = f"The multiplier of such a matrix must be {self.base_dim}/{plan.facts['dim']}, of all others 1."
         return [
             Problem(what, why, f"'optimizer.lr_multipliers={{{words}}}'" if words else "optimizer.lr_multipliers={}")
         ]
@@ -72,5 +72,5 @@ PART = Part(
     group="mup",
     config=Mup,
     build="gangline_models.mup.edit:edit",
-    summary="Maximal update parametrisation: rates found on a narrow model hold for a wide one",
+    summary="Maximal update parametrisation (muP): learning rates of a narrow model transfer to wide models",
 )

@@ -28,8 +28,8 @@ def edit(tree: Node, plan: Plan, options: Mup) -> tuple[Node, Plan, list[str]]:
     nodes = dict(iterate_nodes(tree))
     head = map_paths(tree).get(plan.head)
     if not isinstance(head, HeadNode):
-        why = "Another edit that changes it, such as mtp or dpo, cannot be had beside mup."
-        raise UserError("mup has no rule for the head of this model.", why, "mup=off, or another model.")
+        why = "mup does not support other edits of the head, such as mtp or dpo."
+        raise UserError("mup=on does not support the head of this model.", why, "mup=off, or another model.")
     tree = replace_node(tree, plan.head, replace(head, scale=head.scale / wider))
     claimed = [plan.head]
     for path, node in nodes.items():

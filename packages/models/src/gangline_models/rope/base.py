@@ -20,7 +20,7 @@ class RopeChoice(PartConfig):
 
     words     option -> field of `rope_parameters` in config.json
     needed    required fields of `rope_parameters`
-    nullable  fields that may be null, as if missing: `factor` is then max / original max_position_embeddings
+    nullable  fields that may be null, as if missing: `factor` is then max_position_embeddings / original
     """
 
     kind: ClassVar[str] = ""  # rope_type in config.json

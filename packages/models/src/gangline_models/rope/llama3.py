@@ -42,10 +42,10 @@ class Llama3Rope(RopeChoice):
             return []
         return [
             Problem(
-                f"model.rope.high_freq_factor={self.high_freq_factor} is not more than "
+                f"model.rope.high_freq_factor={self.high_freq_factor} must be more than "
                 f"model.rope.low_freq_factor={self.low_freq_factor}",
-                "Wavelengths between the two grow the less the shorter they are.",
-                f"Take model.rope.high_freq_factor={4 * self.low_freq_factor}.",
+                "Wavelengths between these two limits are scaled in part.",
+                f"Set model.rope.high_freq_factor={4 * self.low_freq_factor}.",
             )
         ]
 

@@ -71,7 +71,7 @@ class LongRope(RopeChoice):
         if not wrong:
             return []
         what = f"model.rope: {' and '.join(wrong)}, and {width // 2} pairs of features are rotated."
-        return [Problem(what, "Each pair has its own factor.", "gangline import DIR prints those of a model.")]
+        return [Problem(what, "Each pair needs its own factor.", "gangline import DIR prints the factors of a model.")]
 
     def make_scaling(self, length: int) -> RopeScaling:
         attention_factor = self.attention_factor

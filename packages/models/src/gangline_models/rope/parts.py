@@ -11,12 +11,12 @@ from gangline_models.rope.longrope import LongRope
 from gangline_models.rope.yarn import YarnRope
 
 CHOICES: dict[str, tuple[type[RopeChoice], str]] = {
-    "plain": (PlainRope, "the rates of model.rope_theta alone"),
+    "plain": (PlainRope, "RoPE with base model.rope_theta, without scaling"),
     "linear": (LinearRope, "all wavelengths grow by one factor (position interpolation)"),
-    "dynamic": (DynamicRope, "the base grows with the length of the rows (NTK-aware)"),
-    "yarn": (YarnRope, "long wavelengths grow, short ones stay, attention is sharpened"),
-    "longrope": (LongRope, "each wavelength grows by a factor of its own"),
-    "llama3": (Llama3Rope, "wavelengths beyond a band grow, as in Llama 3.1"),
+    "dynamic": (DynamicRope, "the base grows with the row length (NTK-aware)"),
+    "yarn": (YarnRope, "long wavelengths grow, short ones are unscaled, attention scores are scaled up"),
+    "longrope": (LongRope, "each wavelength grows by its own factor"),
+    "llama3": (Llama3Rope, "long wavelengths grow, short ones are unscaled, as in Llama 3.1"),
 }
 BY_KIND = {config.kind: config for config, _ in CHOICES.values()}
 

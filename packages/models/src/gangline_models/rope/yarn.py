@@ -85,8 +85,14 @@ class YarnRope(RopeChoice):
     def check(self, run: Run) -> list[Problem]:
         if getattr(run.model, "rope_theta", None) != 1:
             return []
-        what = "model.rope_theta=1 does not go with model/rope=yarn"
-        return [Problem(what, "All pairs have one wavelength, so there is none to blend from.", "model/rope=plain")]
+        what = "model/rope=yarn does not support model.rope_theta=1"
+        return [
+            Problem(
+                what,
+                "All feature pairs then have the same wavelength, so YaRN has no range to blend.",
+                "model/rope=plain",
+            )
+        ]
 
     def make_scaling(self, length: int) -> RopeScaling:
         attention_factor = self.attention_factor
