@@ -28,11 +28,18 @@ VERSION = 1
 def run(argv: Sequence[str]) -> int:
     """Print the samples of a step. Raises UserError for a step that the run does not have."""
     words = argparse.ArgumentParser(
-        prog="gangline data samples", description="Name the samples of a step and the documents that they hold."
+        prog="gangline data samples",
+        description="List the samples of a training step and the documents in each sample.",
     )
     words.add_argument("run_dir", metavar="RUN_DIR")
-    words.add_argument("--step", type=int, required=True, metavar="K", help="counted from 1, as in metrics.jsonl")
-    words.add_argument("--json", action="store_true", help="one JSON document")
+    words.add_argument(
+        "--step",
+        type=int,
+        required=True,
+        metavar="K",
+        help="number of the step; the first step is 1, as in metrics.jsonl",
+    )
+    words.add_argument("--json", action="store_true", help="print one JSON document")
     options = words.parse_args(list(argv))
     config, source = open_run_source(options.run_dir)
     if not 1 <= options.step <= config.steps:

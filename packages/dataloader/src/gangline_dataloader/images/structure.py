@@ -30,7 +30,7 @@ def describe_beginning(content: bytes) -> str:
     """Return a sentence about the first bytes of a file unless a JPEG or PNG begins with them, else ""."""
     if content.startswith((PNG, JPEG)):
         return ""
-    return f"It begins with {content[:16]!r}, which no JPEG or PNG does." if content else "It is empty."
+    return f"Not a JPEG or PNG: the content begins with {content[:16]!r}." if content else "The image has 0 bytes."
 
 
 def _find_png_damage(content: bytes) -> str:
@@ -44,7 +44,7 @@ def _find_png_damage(content: bytes) -> str:
         if kind == b"IEND":
             return ""
         at = end
-    return f"PNG: it ends at byte {len(content)}, within the chunk at byte {at} or before the last."
+    return f"PNG: the content ends at byte {len(content)}, within the chunk at byte {at} or before the last chunk."
 
 
 class _Jpeg:
@@ -75,7 +75,7 @@ class _Jpeg:
                 if wrong := wrong or self._find_zeros(segment, at, end):
                     return wrong
                 at = end
-        return f"JPEG: it ends at byte {len(content)} without its end marker."
+        return f"JPEG: the content ends at byte {len(content)} without an end marker."
 
     def _remember(self, code: int, segment: bytes) -> None:
         if code == _INTERVAL:

@@ -97,7 +97,7 @@ def normalise_weights(weights: Sequence[float]) -> tuple[Fraction, ...]:
     exact = []
     for weight in weights:
         if not np.isfinite(weight) or weight < 0:
-            raise ValueError(f"a weight is {weight}, and a share of the samples is at least 0")
+            raise ValueError(f"the weight {weight} must be a finite number of at least 0")
         exact.append(Fraction(str(float(weight))))
     total = sum(exact)
     if not total:
@@ -106,7 +106,7 @@ def normalise_weights(weights: Sequence[float]) -> tuple[Fraction, ...]:
     for weight, share in zip(weights, shares, strict=True):
         if 0 < share < LEAST:
             raise ValueError(
-                f"a weight is {weight}, {float(share):.3g} of all; the least share is 1/65536, or 0 for none"
+                f"the weight {weight} is a share of {float(share):.3g}; a share must be 0 or at least 1/65536"
             )
     return shares
 
@@ -118,12 +118,12 @@ class MixtureOrder:
         self.ingredients, self.stages, self.key = tuple(ingredients), tuple(stages), key
         self.rows = np.array([one.rows for one in self.ingredients], np.int64)
         if not self.ingredients or (self.rows < 1).any():
-            raise ValueError("a mixture of nothing, or with a source that has no rows")
+            raise ValueError("a mixture needs at least one source, and each source needs at least one row")
         starts = [stage.start for stage in stages]
         if not stages or starts[0] != 0 or sorted(set(starts)) != starts:
-            raise ValueError(f"stages begin at samples {starts}; the first begins at 0, each later than the one before")
+            raise ValueError(f"stages begin at samples {starts}; expected ascending samples from 0")
         if any(len(stage.weights) != len(self.ingredients) for stage in stages):
-            raise ValueError(f"a stage does not have {len(self.ingredients)} weights, one for each source")
+            raise ValueError(f"each stage needs {len(self.ingredients)} weights, one for each source")
         self.epochs = [SourceEpochs(one.rows, one.span, *key, one.name, sizes=one.sizes) for one in self.ingredients]
         self._most = [
             None if one.epochs is None else each.end(one.epochs)

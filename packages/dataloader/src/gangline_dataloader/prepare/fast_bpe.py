@@ -48,8 +48,8 @@ class FastBpe(TextCodec):
             tokens, self.slow.encode_file(content, name)
         ):
             raise UserError(
-                f"{name}: tiktoken and tokenizers differ about {self.slow.path}.",
-                "The fast way does not know this vocabulary well enough.",
+                f"tiktoken and tokenizers encode {name} to different tokens by {self.slow.path}.",
+                "tiktoken does not reproduce this tokenizer exactly.",
                 "--tokenise-with tokenizers",
             )
         return tokens

@@ -32,7 +32,7 @@ def check(languages: Sequence[str]) -> None:
     codes = sorted(_load_identifier().labels)
     if unknown := [code for code in languages if code not in codes]:
         raise UserError(
-            f"--language {','.join(languages)}: no language {unknown[0]}.", f"ISO 639 codes: {', '.join(codes)}."
+            f"--language {','.join(languages)}: unknown language {unknown[0]}.", f"ISO 639 codes: {', '.join(codes)}."
         )
 
 

@@ -162,7 +162,7 @@ def read(store: Path, identity: str) -> PreparePlan:
 @lru_cache(maxsize=1)
 def _read(store: Path, identity: str, modified: int) -> PreparePlan:
     content = json.loads((store / WORK / PLAN).read_bytes())
-    assert content["identity"] == identity, "another call has begun in its place"
+    assert content["identity"] == identity, "another call has replaced this plan"
     files = [Input(*file) for file in content["files"]]
     return PreparePlan(
         store, identity, Settings.from_record(content["settings"]), content["engine"], files, Base(**content["base"])
@@ -214,9 +214,9 @@ def _is_part(folder: Path, identity: str) -> bool:
 
 def _explain_occupied(folder: Path) -> UserError:
     return UserError(
-        f"{folder} is in the way: it is not a part of the store {folder.parent}.",
-        "The documents that are held out are written to a new folder of that name.",
-        "Move it elsewhere, and type the same command.",
+        f"{folder} exists, but is not the validation part of the store {folder.parent}.",
+        "The held-out documents are written to a new folder of that name.",
+        "Move the folder elsewhere, and type the same command.",
     )
 
 
