@@ -130,12 +130,12 @@ def test_run_longer_than_capped_sources_is_refused(stores):
         (("data.epochs={code: 1000000000000000000}",), "at most 1000000"),
         ((f"data.stages=[{{from: {10**30}, weights: {{web: 1, code: 1}}}}]",), "must be more than 0"),
         (("data.stages=[{from: 0, weights: {web: 1, code: 1}}]",), "must be more than 0"),
-        (("data.stages=[{from: 5, weight: {web: 1, code: 1}}]",), "is no stage"),
+        (("data.stages=[{from: 5, weight: {web: 1, code: 1}}]",), "must have the keys `from` and `weights`"),
         (("data.stages=[{from: 5, weights: {web: 1, code: -1}}]",), "at least 0"),
-        (("data.stages=[{from: 5, weights: {web: 1, code: lots}}]",), "a weight is a number"),
+        (("data.stages=[{from: 5, weights: {web: 1, code: lots}}]",), "each weight must be a number"),
         (("model.vocab_size=255",), "model.vocab_size=256"),
         (("batch.sequence_length=5000",), "too short"),
-        (("data.sources.code=nowhere",), "no token store"),
+        (("data.sources.code=nowhere",), "is not a complete token store"),
     ],
 )
 def test_invalid_mixture_is_refused_before_start(stores, settings, why):

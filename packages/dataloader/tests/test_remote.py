@@ -360,7 +360,7 @@ def test_cache_options_may_change_on_resume(data):
 def test_a_url_without_a_store_is_refused(server, tmp_path):
     cache = f"data.cache={tmp_path / 'cache'}"
     (problem,) = find_problems(build_small_run(*SIZES, f"data.path=http://127.0.0.1:{server.server_port}/none", cache))
-    assert "holds no token store" in problem.what
+    assert "is not a complete token store" in problem.what
     (problem,) = find_problems(build_small_run(*SIZES, "data.path=nothing://here", cache))
     assert "cannot be read" in problem.what
 
@@ -425,7 +425,7 @@ def test_remote_validation_part_matches_manifest_of_store(server, store, tmp_pat
         assert f"{place}/validation: {shards} shards, " in capsys.readouterr().out, "without what was appended"
     for changed, why in (
         ({"held_out": False, "validation": None}, f"{where}/validation does not belong to the store {where}\\."),
-        ({"validation": "0" * 32}, f"{where}/validation is not what was held out of the store {where}\\."),
+        ({"validation": "0" * 32}, f"{where}/validation is not the validation part of the store {where}\\."),
     ):
         (store / FILE).write_text(json.dumps(add_checksum({**json.loads(old), **changed})))
         with pytest.raises(UserError, match=why):

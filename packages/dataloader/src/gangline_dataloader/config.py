@@ -153,7 +153,7 @@ class TokensConfig(SequenceConfig):
             problems.append(
                 Problem(
                     f"data.path={self.path} is too short.",
-                    f"It has {manifest.tokens} tokens; one sequence needs {run.batch.sequence_length + 1}.",
+                    f"The store has {manifest.tokens} tokens; one sequence needs {run.batch.sequence_length + 1}.",
                     "Prepare a store of more text, or reduce batch.sequence_length.",
                 )
             )
@@ -173,7 +173,7 @@ class TokensConfig(SequenceConfig):
         from gangline.data.vocabulary import find_vocabulary_problems
 
         return find_vocabulary_problems(
-            run.model.vocab_size, needed, f"data.path={self.path}", f"Its tokenizer has {needed} tokens."
+            run.model.vocab_size, needed, f"data.path={self.path}", f"The tokenizer of the store has {needed} tokens."
         )
 
     def _check_remote(self, run: Run) -> list[Problem]:
@@ -197,7 +197,7 @@ class TokensConfig(SequenceConfig):
             return []
         if self.packing == "best_fit" and self.order == "text":
             what = "data.order=text requires data.packing=concatenate."
-            why = "data.order=text is the order of data=text, which has no packing."
+            why = "data.order=text is the order of data=text, which splits its text into consecutive sequences."
             return [Problem(what, why, "Set data.order=shuffled or data.packing=concatenate.")]
         try:
             open_run_parts(self, run)

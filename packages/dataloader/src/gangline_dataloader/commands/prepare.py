@@ -1,4 +1,4 @@
-"""`gangline data prepare INPUT... --out DIR`: make a token store of text, JSONL or Parquet; also plan packed rows."""
+"""`gangline data prepare INPUT... --out DIR`: prepare a token store from text, JSONL or Parquet; plan packed rows."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SPEED = 30 * MB  # bytes of text per second and core for byte tokens, with clean
 
 
 def make_parser(known: Settings | None = None) -> argparse.ArgumentParser:
-    """Return the parser of the options; `known`: defaults, the settings of the store that --append extends."""
+    """Return the parser of the options; `known`: settings of the store that --append extends, used as defaults."""
     default = known or Settings()
     words = argparse.ArgumentParser(
         prog="gangline data prepare",
@@ -110,7 +110,7 @@ def make_parser(known: Settings | None = None) -> argparse.ArgumentParser:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Prepare a token store, or plan packed rows of one, and print a report. Raises UserError for wrong options."""
+    """Prepare a token store, or plan packed rows of a store, and print a report. Raises UserError for wrong options."""
     arguments = make_parser().parse_args(list(argv))
     check_out(arguments.out)
     if arguments.inputs or not arguments.pack:
@@ -129,7 +129,7 @@ def run(argv: Sequence[str]) -> int:
     if wrong := [T for T in arguments.pack if not 0 < T < 1 << 24]:
         raise UserError(f"--pack {wrong[0]}: expected tokens per sequence, from 1 to {(1 << 24) - 1}.")
     if arguments.pack and not arguments.inputs:
-        read(arguments.out)  # refuses a mistyped --out: without INPUT, a store of the default input would be made
+        read(arguments.out)  # refuses a mistyped --out: without INPUT, a store of the default input would be prepared
         print("\n".join(plan_all(arguments.out, arguments.pack)))
         return 0
     settings = make_settings(arguments, defaults)
@@ -200,7 +200,7 @@ def _parse_list(option: str, text: str, nothing: str) -> tuple[str, ...]:
 
 
 def prepare_on_cluster(arguments: argparse.Namespace, settings: Settings) -> list[str]:
-    """Run the preparation with datatrove and return the ids of the Slurm jobs that will do it; [] if all is done."""
+    """Run the preparation with datatrove and return the ids of submitted Slurm jobs; [] if the store is complete."""
     options = dict(one.partition("=")[::2] for one in arguments.slurm)
     tasks = arguments.tasks or (100 if arguments.cluster == "slurm" else arguments.workers)
     jobs: list[str] = []

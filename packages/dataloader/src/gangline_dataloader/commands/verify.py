@@ -27,7 +27,7 @@ _OF_PLAN = re.compile(r"shard-\d+\.pack-(\d+)(?:\.rows)?\.npy")
 
 
 def run(argv: Sequence[str]) -> int:
-    """Print the damage of a store and of its validation part; return 1 if there is any, else 0."""
+    """Print the damage of a store and of its validation part; return 1 if a file is damaged, else 0."""
     words = argparse.ArgumentParser(
         prog="gangline data verify", description="Read every byte of a token store and list the damaged files."
     )

@@ -8,7 +8,7 @@ samples. So each count is within one sample of the exact share for a run of any 
 Inside a block the samples are shuffled by a hash of (key, phase, block, position in the block). The n-th sample of a
 source is row n of its endless sequence of epochs, so that each epoch has each row once, whatever the weights.
 
-Weights may change at any sample ("stages"), and a source may be used up after a number of epochs, from where on the
+Weights may change at any sample ("stages"), and a source may be used up after a number of epochs, after which the
 other sources share its weight. Either change begins a new phase, with its own blocks, at a sample number that is a
 function of the configuration.
 """
@@ -38,7 +38,7 @@ class Ingredient:
     rows    number of rows in an epoch
     span    number of rows that are shuffled together; None: all rows
     epochs  number of epochs after which the source is used up; None: never
-    sizes   history of a source that grew during a run: (sample number in the source, rows of each epoch from it on)
+    sizes   history of a source that grew during a run: (sample number in the source, rows of each epoch from then on)
     """
 
     name: str

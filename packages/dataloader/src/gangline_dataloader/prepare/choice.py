@@ -106,7 +106,7 @@ def load_tasks(plan: PreparePlan) -> list[Finished]:
 
 
 def plan_shards(lengths: np.ndarray, shard_tokens: int) -> list[tuple[int, int]]:
-    """Plan shards as [first, end) documents from the tokens of each document (0: left out).
+    """Plan shards as [first, end) documents from the number of tokens of each document (0: left out).
 
     A shard ends with the document that brings it to `shard_tokens`.
     """
@@ -136,7 +136,7 @@ def mark_unique(rows: Sequence[np.ndarray]) -> list[np.ndarray]:
 def sum_counts(tasks: Sequence[Finished], fallen: Mapping[str, Sequence[np.ndarray]]) -> dict[str, Count]:
     """Sum the counts of all tasks by source, and subtract the documents that deduplication drops.
 
-    fallen  reason -> for each task the mask of the documents dropped for it; a document has at most one reason
+    fallen  reason -> for each task the mask of the documents dropped for it; each document has at most one reason
     """
     total: dict[str, Count] = {}
     for number, task in enumerate(tasks):

@@ -2,8 +2,8 @@
 
 tiktoken merges by the rank of the merged token, tokenizers by the rank of the pair. If every token of a vocabulary is
 made by one pair, and is encoded to itself, both libraries agree if training was greedy, as in every known trainer. This
-is no proof, so one document in `SAMPLED` is encoded by both libraries, and a difference ends the preparation. Any other
-vocabulary is encoded by tokenizers.
+is not proven, so one document in `SAMPLED` is encoded by both libraries, and a difference ends the preparation. Any
+other vocabulary is encoded by tokenizers.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ PLAN = "plan.json"
 SUBMITTED = "submitted.json"  # ids of the cluster jobs that carry the plan out
 FILES_OF_TOKENIZER = ("tokenizer.json", *BESIDE)
 _FILE_OF_PART = re.compile(r"shard-\d+(\.ends|\.loss)?\.npy|\..*\.part")  # files of a part without a manifest
-MADE = "validation"  # in PLAN: identity of the folder `validation` that the call makes; null until it begins to
+MADE = "validation"  # in PLAN: identity of the folder `validation` that the call makes; null before its first write
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ def begin_plan(
 
 
 def forget(store: Path, identities: Sequence[str]) -> None:
-    """Remove the working folder that a call killed at its end left, if its identity is given or its plan unreadable."""
+    """Remove the working folder of a killed call, if the call has one of `identities` or an unreadable plan."""
     try:
         other = json.loads((store / WORK / PLAN).read_bytes())["identity"] not in identities
     except (OSError, ValueError, KeyError, TypeError):

@@ -6,7 +6,8 @@
     store   move shards into the store, write the manifest      one
 
 Each stage writes its result below the store, so another process on another machine may run the next stage
-(`prepare.cluster`). No work is done twice, and the bytes do not depend on the process that did it.
+(`prepare.cluster`). No work item is repeated, and the bytes do not depend on the process that did the
+work.
 """
 
 from __future__ import annotations
@@ -78,7 +79,10 @@ def plan_and_carry_out(
     append: bool,
     carry: Callable[[PreparePlan], None],
 ) -> None:
-    """Plan a call and pass the plan to `carry`, unless done. Raises UserError like `prepare`, and for a full disk."""
+    """Plan a call and pass the plan to `carry`, unless the store is complete.
+
+    Raises UserError like `prepare`, and for a full disk.
+    """
     folder = Path(out).expanduser()
     check_not_a_part(folder)
     settings.check()
@@ -109,7 +113,7 @@ def remove_unused(folder: Path, made: Sequence[Path]) -> None:
     parts = any(path.name != PLAN for path in work.rglob("*"))
     if (folder / FILE).exists():  # the plan identifies the validation part of a killed call
         marks = (folder / VALIDATION).exists() and not read(folder).held_out
-    else:  # next to other files, the plan marks the folder as one of prepare's
+    else:  # next to other files, the plan marks the folder as a folder of prepare
         marks = any(path != work for path in folder.iterdir())
     if not parts and not marks:
         shutil.rmtree(work, ignore_errors=True)
@@ -206,7 +210,7 @@ def open_pool(workers: int) -> Iterator[ProcessPoolExecutor | None]:
 
 @contextmanager
 def lock_store(folder: Path) -> Iterator[None]:
-    """Lock the folder of a store, if its file system has locks. Raises UserError if another call works on it."""
+    """Lock the folder of a store, if its file system has locks. Raises UserError if another call writes to it."""
     with ExitStack() as stack:
         try:
             stack.enter_context(lock_folder(folder.resolve(), seconds=0, required=False))

@@ -29,7 +29,7 @@ from gangline_dataloader.store.write import SHARD_TOKENS
 BYTES = "bytes"
 BESIDE = ("tokenizer_config.json", "special_tokens_map.json", TEMPLATE)  # files next to a tokenizer.json
 # Version of --clean, --language and --replace, raised when a rule changes its result. Plans and stores record it: with
-# another version a killed call restarts and --append is refused. 1: no record. 2: characters are composed last.
+# another version a killed call restarts and --append is refused. 1: not recorded. 2: characters are composed last.
 RULES_VERSION = 2
 CODEC_OPTIONS = ("--tokenizer ", "--end-of-text ")  # names of the codec's options in messages
 TIKTOKEN, TOKENIZERS = ENGINES = ("tiktoken", "tokenizers")

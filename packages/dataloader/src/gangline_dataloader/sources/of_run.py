@@ -55,7 +55,7 @@ def open_run_source(run_dir: str | Path) -> tuple[Run, WindowSource]:
 
 
 def find_first_sample(lines: Iterable[Attempt], step: int, batch: BatchSection) -> int:
-    """Find the first sample of step `step`, counted from 1, on the branch that the run is on.
+    """Find the first sample of step `step`, counted from 1, on the current branch of the run.
 
     lines  attempts of attempts.jsonl. Samples that a rollback skipped are left out of every step. Steps before the
            rollback keep their samples, which have lower numbers than the skipped samples.

@@ -37,7 +37,7 @@ class WatchedFiles:
 
         xxh3    checksum of the file; None: unknown, so that any change of size or mtime is an error
         before  status of the file before its checksum was verified; a change since then is checked now
-        Raises UserError if its bytes have changed.
+        Raises UserError if the bytes of the file have changed.
         """
         if (about := before or find_status(path)) is None and self._cached:
             return

@@ -24,7 +24,7 @@ def open_tokens(file: Path, vocab_size: int, column: str | None) -> Vector:
         raise UserError(
             f"data.column={column}: {file} has no columns.",
             "For a .bin file, data.column is the dtype of the tokens.",
-            f"One of {', '.join(f'data.column={one}' for one in DTYPES)}.",
+            f"Choices: {', '.join(f'data.column={one}' for one in DTYPES)}.",
         )
     size = get_file_size(file)
     with file.open("rb") as stream:

@@ -94,7 +94,7 @@ def _train_first(kinds: dict[tuple[str, str], list[str]]) -> list[list[str]]:
 
 
 def _find_pattern(names: list[str], kinds: dict[tuple[str, str], list[str]]) -> str | None:
-    """Find a short glob pattern that matches all `names` and no other name of `kinds`; None if there is none."""
+    """Find a short glob pattern that matches all `names` and no other name of `kinds`; None if no pattern does."""
     if len(names) == 1:
         return names[0]
     others = [one for group in kinds.values() for one in group if one not in names]
