@@ -59,7 +59,7 @@ def test_tokens_are_read_exactly(write, tmp_path):
         assert np.array_equal(store.find_document_ends(0, store.total), ends)
         assert [store.find_document(t) for t in (0, 4, 5, 95, 96)] == [0, 0, 1, 2, 3]
     assert store.identity == open_tokens(path, 200).identity
-    with pytest.raises(UserError, match=r"train\.bin has token"):
+    with pytest.raises(UserError, match=r"train\.bin contains token"):
         open_tokens(path, 150).copy_windows(np.array([0]), len(TOKENS), np.empty((1, len(TOKENS)), store.dtype))
 
 
@@ -143,7 +143,7 @@ def test_inconsistent_header_is_refused(tmp_path):
     path = tmp_path / "train.bin"
     llm_c(path)
     path.write_bytes(path.read_bytes()[:-2])
-    with pytest.raises(UserError, match=f"says {len(TOKENS)} tokens"):
+    with pytest.raises(UserError, match=f"records {len(TOKENS)} tokens"):
         open_tokens(path, 200)
     llm_c(path, version=3)
     with pytest.raises(UserError, match="version 3"):
@@ -181,7 +181,7 @@ def test_raw_tokens_of_a_named_dtype_are_read(column, tmp_path):
     assert np.array_equal(store.shard(0), tokens)
     (-tokens).astype(column[1:]).tofile(path)
     store, out = open_tokens(path, 100_000, column), np.empty((1, 5000), column[1:])
-    with pytest.raises(UserError, match=r"has token (-|4294)"):
+    with pytest.raises(UserError, match=r"contains token (-|4294)"):
         store.copy_windows(np.array([0]), 5000, out)
 
 
@@ -235,7 +235,7 @@ def test_an_npy_file_with_another_name_is_refused(tmp_path):
 def test_dtype_conflicting_with_file_header_is_refused(write, tmp_path):
     path = tmp_path / "train.bin"
     write(path)
-    with pytest.raises(UserError, match="says"):
+    with pytest.raises(UserError, match="records"):
         open_tokens(path, 200, ":uint16" if write is llama else ":uint32")
 
 

@@ -72,4 +72,4 @@ def test_table_read_as_plain_text_is_reported(name, tmp_path):
     (tmp_path / name).write_bytes(b"x")
     list_inputs([str(tmp_path)], say=told.append)
     (line,) = told
-    assert line.startswith(f"{tmp_path}: {name}: read as plain text")
+    assert line.startswith(f"{tmp_path}: reading {name} as plain text")

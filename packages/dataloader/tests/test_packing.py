@@ -120,7 +120,7 @@ def test_missing_plan_error_gives_prepare_command(store, texts, make_store):
     run = build_small_run(*SIZES, f"data.path={store}", "batch.sequence_length=64")
     (problem,) = find_problems(run)
     assert "no pack plan for sequences of 64" in problem.what
-    assert "Planned: 48." in problem.why
+    assert "Sequence lengths with a pack plan: 48." in problem.why
     command = problem.why.splitlines()[-1].split()
     assert command[:3] == ["gangline", "data", "prepare"]
     assert commands.main(command[2:]) == 0
@@ -131,7 +131,7 @@ def test_missing_plan_error_gives_prepare_command(store, texts, make_store):
 def test_repeated_prepare_writes_identical_plans(texts, tmp_path, capsys):
     command = ["prepare", str(texts), "--out", str(tmp_path / "one"), "--pack", "48", "--pack", "96"]
     assert commands.main(command) == 0
-    assert "sequences of 96 tokens packed" in capsys.readouterr().out
+    assert "sequences of 96 tokens, " in capsys.readouterr().out
     first = {path.name: path.read_bytes() for path in (tmp_path / "one").glob("*pack*")}
     assert len(first) == 2 * (1 + 2 * len(read(tmp_path / "one").shards))
     for name in first:

@@ -287,7 +287,7 @@ def test_prepare_leaves_unrelated_out_folder_unchanged(texts, make_store, tmp_pa
     other = tmp_path / "other"
     other.mkdir()
     (other / "mine.txt").write_text("precious")
-    with pytest.raises(UserError, match="something else"):
+    with pytest.raises(UserError, match="or a directory with other files"):
         commands.main(["prepare", str(texts), "--out", str(other)])
     assert [path.name for path in other.iterdir()] == ["mine.txt"]
     store = make_store(texts)
@@ -355,8 +355,8 @@ def test_store_inside_input_folder_is_not_read(texts, capsys):
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["nowhere"], "not there"),
-        (["{texts}", "--clean", "magic"], "no rule magic"),
+        (["nowhere"], "does not exist"),
+        (["{texts}", "--clean", "magic"], "unknown rule magic"),
         (["{texts}", "--workers", "0"], "expected 1"),
         (["{texts}", "--validation", "1"], "fraction"),
         (["{texts}", "--tokenizer", "nothing.json"], "nothing.json"),
@@ -378,9 +378,9 @@ WRONG = {
     "--language en --confidence 1.5": "--confidence 1.5 must be between 0 and 1.",
     "--near-duplicates 2": "--near-duplicates 2.0 must be greater than 0 and at most 1.",
     "--validation 1": "--validation 1.0 must be at least 0 and less than 1.",
-    "--clean magic": "--clean magic: no rule magic.",
+    "--clean magic": "--clean magic: unknown rule magic.",
     "--clean ''": "--clean '' contains an empty name.",
-    "--replace name": "--replace name: no kind name.",
+    "--replace name": "--replace name: unknown kind name.",
     "--replace ''": "--replace '' contains an empty name.",
     "--tokenizer nosuch.json": "--tokenizer nosuch.json cannot be read.",
     "--field ''": "--field must be the name of a field, and is empty.",
@@ -502,10 +502,12 @@ ODD = {
     "words", [["prepare", "{texts}"], ["prepare", "--pack", "32"], ["tokenizer", "--vocab-size", "300"]]
 )
 def test_url_as_out_is_refused(words, texts, tmp_path, monkeypatch):
-    """And not in a directory whose name is a URL."""
+    """And not in a directory whose name must be a path on a local or shared file system, not a URL."""
     monkeypatch.chdir(tmp_path)
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(UserError, match=r"--out s3://bucket/store is a URL"):
+    with pytest.raises(
+        UserError, match=r"--out s3://bucket/store must be a path on a local or shared file system, not a URL"
+    ):
         commands.main([*(word.format(texts=texts) for word in words), "--out", "s3://bucket/store"])
     assert sorted(tmp_path.rglob("*")) == before
 

@@ -112,7 +112,7 @@ def test_show_prints_sample_text_with_document_boundaries(run_dir, capsys):
 def test_data_that_changed_since_the_run_is_refused(run_dir):
     directory, _ = run_dir
     directory.add_provenance("data", {"fingerprint": "another", "is": ""})
-    with pytest.raises(UserError, match="not what it was"):
+    with pytest.raises(UserError, match="has changed since the run read it"):
         commands.main(["samples", str(directory.path), "--step", "1"])
 
 

@@ -63,8 +63,8 @@ def join(path: Path) -> None:
 DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
     "flipped bit": (lambda path: overwrite(path, HEADER + 1, b"1"), f"damaged at byte {HEADER}"),
     "flipped size": (lambda path: overwrite(path, HEADER + 134, b"2"), f"damaged at byte {HEADER}"),
-    "zeroed header": (lambda path: overwrite(path, HEADER, bytes(BLOCK)), f"content at byte {HEADER + BLOCK} behind"),
-    "zeroed first header": (lambda path: overwrite(path, 0, bytes(BLOCK)), f"content at byte {BLOCK} behind"),
+    "zeroed header": (lambda path: overwrite(path, HEADER, bytes(BLOCK)), f"content at byte {HEADER + BLOCK}, after"),
+    "zeroed first header": (lambda path: overwrite(path, 0, bytes(BLOCK)), f"content at byte {BLOCK}, after"),
     "truncated between samples": (lambda path: os.truncate(path, HEADER), f"ends at byte {HEADER} without"),
     "truncated in a header": (lambda path: os.truncate(path, HEADER + 9), f"ends at byte {HEADER + 9} without"),
     "truncated in the padding": (lambda path: os.truncate(path, HEADER - 9), "cannot be read after byte"),

@@ -160,7 +160,7 @@ def check_without_validation(manifest: Manifest, name: str) -> None:
     """Raise UserError if a store without a complete validation part should have one. name: path or URL for messages."""
     if manifest.held_out:
         raise UserError(
-            f"the validation part {name}/{VALIDATION} is missing or incomplete: it has no {FILE}.",
+            f"{name}/{VALIDATION} is missing or incomplete: it has no {FILE}.",
             "The store was prepared with held-out documents, which are stored in that folder.",
             f"Copy the folder {VALIDATION} again, or prepare the store again.",
         )
