@@ -91,7 +91,7 @@ class ImageSource(DataSource):
 
         try:
             return decoder(images, self.choose_crops(np.asarray(numbers, np.int64)))
-        except RuntimeError as error:  # DALI does not say which image is broken: decode each image by itself
+        except RuntimeError as error:  # DALI does not say which image is broken: decode the images one by one
             for number, image in zip(numbers, images, strict=True):
                 try:
                     type(decoder)(self.config.side, 1)([image], self.choose_crops(np.array([number])))

@@ -1,6 +1,6 @@
 """Language identification of documents, by a classifier whose model comes with its package (py3langid).
 
-A naive Bayes classifier over byte n-grams (Lui and Baldwin, "langid.py", ACL 2012). Nothing is downloaded.
+A naive Bayes classifier over byte n-grams (Lui and Baldwin, "langid.py", ACL 2012). No file is downloaded.
 """
 
 from __future__ import annotations

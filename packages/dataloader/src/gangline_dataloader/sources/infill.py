@@ -2,8 +2,8 @@
 
 Bavarian et al., arXiv 2207.14255, section 3: a document is split at two random offsets into prefix, middle and suffix,
 and becomes PRE prefix SUF suffix MID middle (PSM), or, for a fraction of the documents, PRE SUF suffix MID prefix
-middle (SPM). The three marks (sentinel tokens) replace the last three tokens of the document, so that its length stays
-the same. All its tokens contribute to the loss.
+middle (SPM). The three marks (sentinel tokens) replace the last three tokens of the document, which keeps its
+length. All tokens of the document contribute to the loss.
 """
 
 from __future__ import annotations

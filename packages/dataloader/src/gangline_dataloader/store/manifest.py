@@ -101,7 +101,7 @@ class Tokenizer:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The content of manifest.json. The constructor checks nothing; `read` checks a file."""
+    """The content of manifest.json. The constructor does no checks; `read` checks a file."""
 
     dtype: str
     vocab_size: int
@@ -167,7 +167,7 @@ def check_without_validation(manifest: Manifest, name: str) -> None:
 
 
 def explain_stray_validation(name: str) -> UserError:
-    """Return the error for a folder `validation` in the store `name`, whose manifest says that nothing was held out."""
+    """Return the error for a folder `validation` in the store `name`, whose manifest records no held-out documents."""
     return UserError(
         f"{name}/{VALIDATION} does not belong to the store {name}.",
         f"The manifest of {name} records no held-out documents. An interrupted --append left the folder, or the folder "
