@@ -23,9 +23,7 @@ class ImagesConfig(DataConfig):
 
     file_options: ClassVar[tuple[str, ...]] = ("path",)
 
-    path: str | None = (
-        None  # required: WebDataset tar file, or folder of tar files, with KEY.jpg (.jpeg, .png), KEY.txt
-    )
+    path: str | None = None  # required: WebDataset tar file or folder of tar files: KEY.jpg (.jpeg, .png), KEY.txt
     side: PositiveInt = 224  # image size: width and height in pixels, after crop and resize
     places: PositiveInt = 16  # number of image tokens: placeholder tokens at the start of each sequence
     least_area: Share = 0.5  # minimum area of the random crop in training, as a fraction of the image area; 1: no crop
