@@ -72,7 +72,5 @@ def test_resume_refuses_a_store_with_replaced_shard(runs):
     np.save(runs.directory / "other.npy", np.full_like(tokens, ord("Z")))
     os.utime(runs.directory / "other.npy", ns=(before.st_atime_ns, before.st_mtime_ns))
     (runs.directory / "other.npy").replace(shard)
-    assert "shard-00000.npy is not the file that the manifest says" in runs.expect_refusal(
-        "resume=exchanged", "run.steps=4"
-    )
+    assert "shard-00000.npy is damaged or was replaced" in runs.expect_refusal("resume=exchanged", "run.steps=4")
     assert len(runs.read_records("exchanged")) == 2

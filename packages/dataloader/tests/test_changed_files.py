@@ -152,7 +152,7 @@ def test_shard_changed_before_first_read_is_named(store):
     overwritten(store / SHARD)
     later = (store / SHARD).stat().st_mtime + 60
     os.utime(store / SHARD, (later, later))
-    with pytest.raises(UserError, match=rf"{SHARD} is not the file that the manifest says"):
+    with pytest.raises(UserError, match=rf"{SHARD} is damaged or was replaced"):
         samples(now)
 
 
@@ -165,7 +165,7 @@ def test_shard_replaced_before_start_is_named(store, monkeypatch, whole):
     os.utime(store / "other.npy", (1e9, 1e9))
     (store / "other.npy").replace(store / SHARD)
     monkeypatch.setattr(npy, "WHOLE", whole)
-    with pytest.raises(UserError, match=rf"{SHARD} is not the file that the manifest says"):
+    with pytest.raises(UserError, match=rf"{SHARD} is damaged or was replaced"):
         samples(source(store))
 
 
@@ -181,7 +181,7 @@ def exchanged(path: Path) -> None:
 @pytest.mark.parametrize("name", ["shard-00001.ends.npy", "shard-00001.pack-32.npy", "shard-00001.pack-32.rows.npy"])
 def test_ends_and_plan_replaced_before_start_are_named(store, name):
     exchanged(store / name)
-    with pytest.raises(UserError, match=rf"{name} is not the file that the manifest says"):
+    with pytest.raises(UserError, match=rf"{name} is damaged or was replaced"):
         samples(source(store, "data.packing=best_fit" if "pack" in name else "data.document_masking=true"))
 
 
@@ -189,13 +189,13 @@ def test_ends_and_plan_replaced_before_start_are_named(store, name):
 def test_append_refuses_replaced_shard(store, name, tmp_path):
     (tmp_path / "more.txt").write_text("What is appended. " * 9)
     exchanged(store / name)
-    with pytest.raises(UserError, match=rf"{name} is not the file that the manifest says"):
+    with pytest.raises(UserError, match=rf"{name} is damaged or was replaced"):
         commands.main(["prepare", str(tmp_path / "more.txt"), "--out", str(store), "--append", "--workers", "1"])
 
 
 def test_plan_refuses_replaced_ends(store):
     exchanged(store / "shard-00001.ends.npy")
-    with pytest.raises(UserError, match=r"shard-00001.ends.npy is not the file that the manifest says"):
+    with pytest.raises(UserError, match=r"shard-00001.ends.npy is damaged or was replaced"):
         commands.main(["prepare", "--out", str(store), "--pack", "16"])
 
 
@@ -244,7 +244,7 @@ def test_large_shards_without_sampled_checksums_are_read_completely(store, texts
     now = source(store)
     assert len(samples(now)) == now.count_samples()
     overwritten(store / SHARD)
-    with pytest.raises(UserError, match=rf"{SHARD} is not the file that the manifest says"):
+    with pytest.raises(UserError, match=rf"{SHARD} is damaged or was replaced"):
         samples(source(store))
 
 
@@ -262,5 +262,5 @@ def test_token_beyond_vocabulary_is_named_when_read(store, packing):
     for plan in store.glob("pack-*.json"):
         plan.unlink()
     assert commands.main(["prepare", "--out", str(store), "--pack", "32"]) == 0
-    with pytest.raises(UserError, match="has token 255, and its vocabulary has 255"):
+    with pytest.raises(UserError, match="contains token 255, outside its vocabulary of 255"):
         samples(source(store, f"data.packing={packing}"))

@@ -298,7 +298,7 @@ def test_invalid_conversations_and_templates_are_refused(chats, tokenizer, tmp_p
     assert "has no chat template" in refused(chats, "--chat")
     (tmp_path / "bad.jinja").write_text("{% for")
     assert "is no chat template" in refused(chats, "--chat", "--chat-template", str(tmp_path / "bad.jinja"))
-    assert "without --chat" in refused(chats, "--chat-template", str(tmp_path / "bad.jinja"))
+    assert "--chat-template requires --chat" in refused(chats, "--chat-template", str(tmp_path / "bad.jinja"))
     there = ("--chat", "--tokenizer", str(tokenizer))
     for row, why in (
         ({"messages": "hello"}, "line 1, is no conversation"),
@@ -309,14 +309,14 @@ def test_invalid_conversations_and_templates_are_refused(chats, tokenizer, tmp_p
         (tmp_path / "one.jsonl").write_text(json.dumps(row))
         assert why in refused(tmp_path / "one.jsonl", *there)
     (tmp_path / "some.txt").write_text("x")
-    assert "no conversations" in refused(tmp_path / "some.txt", *there)
+    assert "must be JSONL or Parquet" in refused(tmp_path / "some.txt", *there)
 
 
 def test_fill_in_the_middle_refuses_conversations(chats, tokenizer):
     folder = prepared(chats, "--tokenizer", str(tokenizer), "--validation", "0")
     asked = ("model.vocab_size=330", "batch.sequence_length=64", "data=tokens", f"data.path={folder}")
     (problem,) = find_problems(build_small_run(*asked, "data.fim_rate=0.5"))
-    assert "not rearranged" in problem.what
+    assert "does not support stores of conversations" in problem.what
 
 
 def test_fill_in_the_middle_refuses_mixture_with_chat(chats, tokenizer, make_store):
@@ -331,9 +331,9 @@ def test_fill_in_the_middle_refuses_mixture_with_chat(chats, tokenizer, make_sto
         sizes = ("model.vocab_size=330", "batch.sequence_length=64", "data=mix", "data.fim_rate=0.5", marks)
         run = build_small_run(*sizes, *sources)
         (problem,) = find_problems(run)
-        assert "not rearranged" in problem.what
+        assert "does not support stores of conversations" in problem.what
         assert str(talks) in problem.why
-        with pytest.raises(UserError, match="not rearranged"):
+        with pytest.raises(UserError, match="does not support stores of conversations"):
             build.build_mix(run.data, run, "train")
 
 
@@ -351,7 +351,7 @@ def test_verify_detects_changed_loss_mask(chats, tokenizer, capsys):
     content[-1] ^= 1
     path.write_bytes(content)
     assert commands.main(["verify", str(folder)]) == 1
-    assert "loss.npy: its bytes" in capsys.readouterr().out
+    assert "loss.npy: the checksum differs from the manifest" in capsys.readouterr().out
 
 
 def test_begin_of_text_precedes_each_document(texts, make_store):
@@ -413,7 +413,7 @@ def test_store_of_older_loss_rule_refuses_append(chats, tokenizer):
     assert f"{folder} was prepared by an older rule" in notice
     with pytest.raises(UserError, match=r"has no chat template") as error:
         run.data.build_chat_template(run)
-    assert "before stores kept theirs" in str(error.value)
+    assert "by an older version, which did not store the chat template" in str(error.value)
     more = chats.parent / "more.jsonl"
     more.write_text(json.dumps({"messages": talk(99)}))
     with pytest.raises(UserError, match="older rule"):
@@ -442,7 +442,7 @@ def test_append_uses_chat_template_of_store(chats, tokenizer, tmp_path):
     (tmp_path / "mine.jinja").write_text(LINES)
     (tmp_path / "more.jsonl").write_text(json.dumps({"messages": talk(99)}))
     append = ["prepare", str(tmp_path / "more.jsonl"), "--out", str(folder), "--append", "--workers", "1"]
-    with pytest.raises(UserError, match="another chat template"):
+    with pytest.raises(UserError, match="the chat template of the store differs"):
         commands.main([*append, "--chat-template", str(tmp_path / "mine.jinja")])
     before = read(folder).documents
     assert commands.main(append) == 0
@@ -457,9 +457,9 @@ def test_append_refuses_different_special_tokens(chats, tokenizer, tmp_path):
     (tokenizer.parent / "tokenizer_config.json").write_text(json.dumps({**config, "bos_token": "<|endoftext|>"}))
     (tmp_path / "more.jsonl").write_text(json.dumps({"messages": talk(99)}))
     append = ["prepare", str(tmp_path / "more.jsonl"), "--out", str(folder), "--append", "--workers", "1"]
-    with pytest.raises(UserError, match="other special tokens") as error:
+    with pytest.raises(UserError, match=r"the special tokens next to .* differ from the store's") as error:
         commands.main([*append, "--tokenizer", str(tokenizer)])
-    assert "There: eos_token <|im_end|>. Here: bos_token <|endoftext|>, eos_token <|im_end|>." in str(error.value)
+    assert "Store: eos_token <|im_end|>. This call: bos_token <|endoftext|>, eos_token <|im_end|>." in str(error.value)
     assert (folder / "tokenizer_config.json").read_bytes() == kept
     assert commands.main(append) == 0
 

@@ -92,7 +92,7 @@ def test_slurm_jobs_prepare_the_store(texts, tmp_path, make_store, slurm, capsys
         commands.main(command)
     options = [f"--slurm={one}" for one in ("partition=cpu", "time=1:00:00", "account=me", "mem_per_cpu_gb=3")]
     assert commands.main([*command, *options]) == 0
-    assert "jobs 1, 2, 3, 4: when the last has ended" in capsys.readouterr().out
+    assert "submitted jobs 1, 2, 3, 4; when all have ended" in capsys.readouterr().out
     assert contents(out) == contents(make_store(texts))
     scripts = [(slurm / str(number)).read_text() for number in range(4)]
     for script, last in zip(scripts, (1, 0, 1, 0), strict=True):
@@ -124,10 +124,10 @@ def test_prepare_refuses_if_slurm_does_not_answer(tmp_path, slurm, said, refused
     (tmp_path / "bin" / "squeue").write_text(f"#!/bin/bash\necho 'error: {said}' >&2; exit 1\n")
     if not refused:
         return refuse_if_submitted(work)
-    with pytest.raises(UserError, match=f"Nobody knows whether jobs 41, 42 .*\n.*{said}"):
+    with pytest.raises(UserError, match=f"cannot determine whether jobs 41, 42 .*\n.*{said}"):
         refuse_if_submitted(work)
     (tmp_path / "bin" / "squeue").unlink()
-    with pytest.raises(UserError, match="Nobody knows"):
+    with pytest.raises(UserError, match="cannot determine"):
         refuse_if_submitted(work)
 
 
@@ -143,10 +143,10 @@ touch "$JOBS/$count"; echo "Submitted batch job $((count + 1))"
     sbatch.write_text(idle)
     options = [f"--slurm={one}" for one in ("partition=cpu", "time=1:00:00")]
     command = ["prepare", str(texts), "--out", str(out), "--cluster", "slurm", "--tasks", "2", *options]
-    with pytest.raises(UserError, match="Slurm took jobs 1, 2 and not the next one"):
+    with pytest.raises(UserError, match="Slurm accepted jobs 1, 2 of the preparation and rejected the next job"):
         commands.main(command)
     (tmp_path / "queue").write_text("1_[0-1]\n2_0\n")
-    with pytest.raises(UserError, match="jobs 1, 2 of an earlier call are at work"):
+    with pytest.raises(UserError, match="jobs 1, 2 of an earlier call are still writing"):
         commands.main(command)
 
 

@@ -56,7 +56,10 @@ def test_tokenizer_without_an_end_of_text_is_reported(texts, tmp_path, capsys):
     path, out = tokenizer(tmp_path / "vocabulary", DEEP), tmp_path / "out"
     words = ["prepare", str(texts), "--tokenizer", path, "--workers", "1", "--out"]
     assert commands.main([*words, str(out)]) == 0
-    assert "no end of text: no token between documents; --end-of-text TOKEN" in capsys.readouterr().out
+    assert (
+        "no end-of-text token: documents follow each other without separator; see --end-of-text TOKEN"
+        in capsys.readouterr().out
+    )
     assert commands.main(["show", str(out)]) == 0
     assert "end of text: none" in capsys.readouterr().out
     run = build_small_run("data=tokens", f"data.path={out}")

@@ -59,7 +59,7 @@ def test_tokens_are_read_exactly(write, tmp_path):
         assert np.array_equal(store.find_document_ends(0, store.total), ends)
         assert [store.find_document(t) for t in (0, 4, 5, 95, 96)] == [0, 0, 1, 2, 3]
     assert store.identity == open_tokens(path, 200).identity
-    with pytest.raises(UserError, match=r"train\.bin has token"):
+    with pytest.raises(UserError, match=r"train\.bin contains token"):
         open_tokens(path, 150).copy_windows(np.array([0]), len(TOKENS), np.empty((1, len(TOKENS)), store.dtype))
 
 
@@ -83,7 +83,7 @@ def test_run_reads_external_files(write, tmp_path):
         "data.document_masking=true",
     )
     said = [problem.what for problem in find_problems(apart)]
-    assert said == [] if write is megatron else "where documents end" in said[0]
+    assert said == [] if write is megatron else "needs the ends of documents" in said[0]
 
 
 def test_megatron_documents_after_empty_ones_keep_their_numbers(tmp_path):
@@ -113,14 +113,14 @@ LIES = {
     "magic": (lie(0, "<B", 1), "does not begin"),
     "version": (lie(9, "<Q", 2), "Version 2"),
     "dtype": (lie(17, "<B", 7), "dtype 7"),
-    "wider": (lie(17, "<B", 5), "one behind another"),
+    "wider": (lie(17, "<B", 5), "one after another"),
     "sequences": (lie(18, "<Q", 7), "bytes"),
     "many": (lie(18, "<Q", 1 << 60), "bytes"),
     "boundaries": (lie(26, "<Q", 5), "bytes"),
-    "length": (lie(34, "<i", 3), "one behind another"),
-    "negative": (lie(34, "<i", -2), "fewer than 0"),
+    "length": (lie(34, "<i", 3), "one after another"),
+    "negative": (lie(34, "<i", -2), "a negative number of tokens"),
     "last length": (lie(34 + 20, "<i", 45), "bytes"),
-    "pointer": (lie(34 + 24 + 8, "<q", 4), "one behind another"),
+    "pointer": (lie(34 + 24 + 8, "<q", 4), "one after another"),
     "document": (lie(34 + 72 + 8, "<q", 9), "do not ascend"),
     "torn": (lambda path: path.write_bytes(path.read_bytes()[:-4]), "train.bin has"),
     "empty index": (lambda path: path.with_suffix(".idx").write_bytes(b""), "does not begin"),
@@ -143,7 +143,7 @@ def test_inconsistent_header_is_refused(tmp_path):
     path = tmp_path / "train.bin"
     llm_c(path)
     path.write_bytes(path.read_bytes()[:-2])
-    with pytest.raises(UserError, match=f"says {len(TOKENS)} tokens"):
+    with pytest.raises(UserError, match=f"records {len(TOKENS)} tokens"):
         open_tokens(path, 200)
     llm_c(path, version=3)
     with pytest.raises(UserError, match="version 3"):
@@ -159,7 +159,10 @@ def test_inconsistent_header_is_refused(tmp_path):
 def test_raw_uint32_tokens_require_named_dtype(tmp_path):
     path, tokens = tmp_path / "u32.bin", RNG.integers(0, 100_000, 5000)
     tokens.astype("<u4").tofile(path)
-    for vocab_size, why in ((100_000, "model.vocab_size=100000"), (50_304, "Every second uint16 is almost 0")):
+    for vocab_size, why in (
+        (100_000, "model.vocab_size=100000"),
+        (50_304, "Read as uint16, every second value is almost 0"),
+    ):
         with pytest.raises(UserError, match="uint16 or uint32") as error:
             open_tokens(path, vocab_size)
         assert why in str(error.value)
@@ -178,7 +181,7 @@ def test_raw_tokens_of_a_named_dtype_are_read(column, tmp_path):
     assert np.array_equal(store.shard(0), tokens)
     (-tokens).astype(column[1:]).tofile(path)
     store, out = open_tokens(path, 100_000, column), np.empty((1, 5000), column[1:])
-    with pytest.raises(UserError, match=r"has token (-|4294)"):
+    with pytest.raises(UserError, match=r"contains token (-|4294)"):
         store.copy_windows(np.array([0]), 5000, out)
 
 
@@ -232,7 +235,7 @@ def test_an_npy_file_with_another_name_is_refused(tmp_path):
 def test_dtype_conflicting_with_file_header_is_refused(write, tmp_path):
     path = tmp_path / "train.bin"
     write(path)
-    with pytest.raises(UserError, match="says"):
+    with pytest.raises(UserError, match="records"):
         open_tokens(path, 200, ":uint16" if write is llama else ":uint32")
 
 

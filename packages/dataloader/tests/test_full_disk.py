@@ -59,7 +59,7 @@ def test_full_disk_is_named_and_repeated_call_continues(small_disk, numbers, tmp
             prepare(numbers, disk / "store")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert "What was prepared so far stays." in str(full.value)
+    assert "Finished tasks of the preparation remain on disk." in str(full.value)
     assert "type the same command" in str(full.value)
     work = disk / "store" / run.WORK
     kept = (work / "task-000000.json").stat().st_ino if limit is None else None

@@ -147,7 +147,10 @@ def test_undecodable_image_error_names_sample_and_byte(shards):
     content[at : at + 200] = bytes(200)
     path.write_bytes(content)
     one = source(shards)
-    said = rf"00001\.tar: 000034\.jpg \(sample \d+, at byte {at}\) cannot be decoded.\n.* It begins with b'\\x00"
+    said = (
+        rf"00001\.tar: 000034\.jpg \(sample \d+, at byte {at}\)"
+        rf" cannot be decoded.\n.* Not a JPEG or PNG: the content begins with b'\\x00"
+    )
     with pytest.raises(UserError, match=said):
         [one.sample(i) for i in range(one.count_samples())]
     reader = one.open_reader(ReadPlace(0, 1, 12, 3, torch.device("cpu")))
@@ -234,9 +237,12 @@ def huge() -> bytes:
 
 
 UNDECODABLE = {
-    "page": (b"<html>404</html>", r"nvImageCodec failure 4 \(unsupported code stream\)\. It begins with b'<html>404"),
-    "empty": (b"", r"nvImageCodec failure 2 \(invalid parameter\)\. It is empty\."),
-    "huge": (huge(), "DALI gives no reason; the lines that its decoders wrote to stderr may"),
+    "page": (
+        b"<html>404</html>",
+        r"nvImageCodec failure 4 \(unsupported code stream\)\. Not a JPEG or PNG: the content begins with b'<html>404",
+    ),
+    "empty": (b"", r"nvImageCodec failure 2 \(invalid parameter\)\. The image has 0 bytes\."),
+    "huge": (huge(), "DALI reported no reason; stderr may have messages of its decoders"),
     "no frame": (b"\xff\xd8\xff\xd9", r"nvImageCodec failure 3 \(bad code stream\)\.\n"),
 }
 
@@ -260,7 +266,7 @@ def test_invalid_tar_files_are_refused_by_name(shards, tmp_path):
         return f"{problem.what} {problem.why}"
 
     (tmp_path / "empty").mkdir()
-    assert "holds no tar files" in said(tmp_path / "empty")
+    assert "contains no tar files" in said(tmp_path / "empty")
     path = tmp_path / "one.tar"
     with tarfile.open(path, "w") as tar:
         tar.addfile(tarfile.TarInfo("000001.jpg"))

@@ -36,7 +36,7 @@ def test_prepare_skips_test_split_and_holds_out_validation(layout, tmp_path, cap
     (folder / "README.md").write_text("It is about rows.")
     assert commands.main(["prepare", str(folder), "--out", str(out), "--workers", "1"]) == 0
     said = capsys.readouterr().out
-    assert "validation is held out, test (1 files), texts about it (1 files) left out" in said
+    assert "validation is held out, test (1 files), plain text files (1 files) skipped" in said
     stored, held = ((out / place / "shard-00000.npy").read_bytes() for place in ("", VALIDATION))
     assert (read(out).documents, read(out / VALIDATION).documents) == (20, 10)
     assert stored.count(b"first") == stored.count(b"second") == held.count(b"held") == 10
@@ -72,4 +72,4 @@ def test_table_read_as_plain_text_is_reported(name, tmp_path):
     (tmp_path / name).write_bytes(b"x")
     list_inputs([str(tmp_path)], say=told.append)
     (line,) = told
-    assert line.startswith(f"{tmp_path}: {name}: read as plain text")
+    assert line.startswith(f"{tmp_path}: reading {name} as plain text")

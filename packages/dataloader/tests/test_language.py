@@ -43,9 +43,9 @@ def test_confidence_option_sets_language_threshold(make_store, tmp_path):
 
 
 def test_unknown_language_is_refused():
-    with pytest.raises(UserError, match=r"no language english.*\n.*ISO 639 codes: .*de, .*en"):
+    with pytest.raises(UserError, match=r"unknown language english.*\n.*ISO 639 codes: .*de, .*en"):
         Settings(languages=("english",)).check()
-    with pytest.raises(UserError, match=r"--confidence 1.5 is no probability"):
+    with pytest.raises(UserError, match=r"--confidence 1.5 must be between 0 and 1"):
         Settings(languages=("en",), confidence=1.5).check()
 
 

@@ -119,8 +119,8 @@ def test_an_epoch_shows_every_document_once(store, split, apart):
 def test_missing_plan_error_gives_prepare_command(store, texts, make_store):
     run = build_small_run(*SIZES, f"data.path={store}", "batch.sequence_length=64")
     (problem,) = find_problems(run)
-    assert "no plan to pack sequences of 64" in problem.what
-    assert "Planned: 48." in problem.why
+    assert "no pack plan for sequences of 64" in problem.what
+    assert "Sequence lengths with a pack plan: 48." in problem.why
     command = problem.why.splitlines()[-1].split()
     assert command[:3] == ["gangline", "data", "prepare"]
     assert commands.main(command[2:]) == 0
@@ -131,7 +131,7 @@ def test_missing_plan_error_gives_prepare_command(store, texts, make_store):
 def test_repeated_prepare_writes_identical_plans(texts, tmp_path, capsys):
     command = ["prepare", str(texts), "--out", str(tmp_path / "one"), "--pack", "48", "--pack", "96"]
     assert commands.main(command) == 0
-    assert "sequences of 96 tokens packed" in capsys.readouterr().out
+    assert "sequences of 96 tokens, " in capsys.readouterr().out
     first = {path.name: path.read_bytes() for path in (tmp_path / "one").glob("*pack*")}
     assert len(first) == 2 * (1 + 2 * len(read(tmp_path / "one").shards))
     for name in first:
@@ -145,13 +145,13 @@ def test_plan_of_another_store_or_damaged_is_named(store, texts, make_store, cap
     for name in (pack_plan.name_plan_file(48), *(f.name for f in store.glob("shard-00000.pack-48*"))):
         (other / name).write_bytes((store / name).read_bytes())
     (problem,) = find_problems(build_small_run(*SIZES, f"data.path={other}"))
-    assert "a plan of another store" in problem.what
+    assert "is the pack plan of another store" in problem.what
     path = store / pack_plan.name_pack_file(0, 48)
     content = bytearray(path.read_bytes())
     content[128 + 4] ^= 1
     path.write_bytes(content)
     assert commands.main(["verify", str(store)]) == 1
-    assert f"{path}: its bytes" in capsys.readouterr().out
+    assert f"{path}: the checksum differs" in capsys.readouterr().out
     path.write_bytes(path.read_bytes()[:-1])
     run = build_small_run(*SIZES, f"data.path={store}")
     source = build.build_tokens(run.data, run, "train")
@@ -162,12 +162,12 @@ def test_plan_of_another_store_or_damaged_is_named(store, texts, make_store, cap
 def test_unpackable_data_and_options_are_refused(store, tmp_path):
     (tmp_path / "train.bin").write_bytes(np.zeros(400, "<u2").tobytes())
     (problem,) = find_problems(build_small_run(*SIZES, f"data.path={tmp_path / 'train.bin'}"))
-    assert "cannot be packed" in problem.what
+    assert "does not support data.packing=best_fit" in problem.what
     (problem,) = find_problems(build_small_run(*SIZES, f"data.path={store}", "data.order=text"))
     assert "data.order=text" in problem.what
     with pytest.raises(UserError, match="--pack 0"):
         commands.main(["prepare", "--out", str(store), "--pack", "0"])
-    with pytest.raises(UserError, match="holds no token store"):  # and no other store is made instead
+    with pytest.raises(UserError, match="is not a complete token store"):  # and no other store is made instead
         commands.main(["prepare", "--out", str(tmp_path / "slip"), "--pack", "48"])
     assert not (tmp_path / "slip").exists()
 

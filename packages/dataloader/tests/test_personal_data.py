@@ -51,5 +51,5 @@ def test_prepare_replaces_private_data_and_counts_replacements(tmp_path, make_st
     assert read(store).report["by_source"][str(tmp_path / "a.txt")]["replaced"] == {"email": 2, "ip": 1, "phone": 1}
     text = (store / "shard-00000.npy").read_bytes()[128:-1].decode()
     assert text == "Write to EMAIL_ADDRESS or call PHONE_NUMBER from IP_ADDRESS or EMAIL_ADDRESS."
-    with pytest.raises(UserError, match="no kind name"):
+    with pytest.raises(UserError, match="unknown kind name"):
         commands.main(["prepare", str(tmp_path / "a.txt"), "--out", str(tmp_path / "out"), "--replace", "email,name"])

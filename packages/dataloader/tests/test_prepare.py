@@ -135,9 +135,11 @@ def test_killed_worker_is_reported_in_one_message(texts, make_store, tmp_path, m
     settings, out = Settings(task_bytes=20_000), tmp_path / "out"
     with monkeypatch.context() as patched:
         patched.setattr(run, "run_stage_item", end_second_task)
-        with pytest.raises(UserError, match=r"a worker of 2 ended .* \(out of memory\?\)") as error:
+        with pytest.raises(
+            UserError, match=r"a worker process of 2 was killed or crashed, probably for lack of memory"
+        ) as error:
             run.prepare([str(texts)], out, settings, 2, lambda *words: None)
-    assert "fewer --workers" in str(error.value)
+    assert "Fewer --workers" in str(error.value)
     assert error.value.exit_code == 1
     run.prepare([str(texts)], out, settings, 1, lambda *words: None)
     assert contents(out) == contents(make_store(texts, task_bytes=20_000))
@@ -198,7 +200,7 @@ def test_parquet_with_duplicate_column_is_refused(tmp_path, make_store):
 
 def test_empty_name_of_a_field_is_refused(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": "one"}\n')
-    with pytest.raises(UserError, match="--field '' must be the name of a field"):
+    with pytest.raises(UserError, match="--field must be the name of a field, and is empty"):
         commands.main(["prepare", str(tmp_path / "a.jsonl"), "--out", str(tmp_path / "s"), "--field="])
 
 
@@ -256,9 +258,9 @@ def test_report_counts_bytes_of_kept_documents(tmp_path, make_store, near):
 def test_store_with_all_documents_held_out_is_refused(tmp_path, make_store):
     path = tmp_path / "a.txt"
     path.write_text("a text")
-    with pytest.raises(UserError, match="nothing is left to train on") as error:
+    with pytest.raises(UserError, match="no documents are left for training") as error:
         make_store(path, validation=1 - 1e-9)
-    assert "All 1 documents that were kept are held out for validation (--validation 1)" in str(error.value)
+    assert "All 1 kept documents are held out for validation (--validation 1)" in str(error.value)
     assert "--validation 0" in str(error.value)
 
 
@@ -285,13 +287,13 @@ def test_prepare_leaves_unrelated_out_folder_unchanged(texts, make_store, tmp_pa
     other = tmp_path / "other"
     other.mkdir()
     (other / "mine.txt").write_text("precious")
-    with pytest.raises(UserError, match="something else"):
+    with pytest.raises(UserError, match="or a directory with other files"):
         commands.main(["prepare", str(texts), "--out", str(other)])
     assert [path.name for path in other.iterdir()] == ["mine.txt"]
     store = make_store(texts)
     before = contents(store)
     assert commands.main(["prepare", str(texts), "--out", str(store)]) == 0  # the same once more: nothing to do
-    with pytest.raises(UserError, match="another token store"):
+    with pytest.raises(UserError, match="holds a token store of other inputs or options"):
         commands.main(["prepare", str(texts), "--out", str(store), "--keep-duplicates"])
     assert contents(store) == before
 
@@ -304,9 +306,9 @@ def test_differently_named_inputs_are_refused_as_another_store(texts, tmp_path):
     assert commands.main(["prepare", str(folder.parent), "--out", str(out), *words]) == 0
     before = contents(out)
     for named in (str(folder), str(folder.parent) + os.sep):
-        with pytest.raises(UserError, match="another token store") as error:
+        with pytest.raises(UserError, match="holds a token store of other inputs or options") as error:
             commands.main(["prepare", named, "--out", str(out), *words])
-        assert "named differently" in str(error.value)
+        assert "was renamed" in str(error.value)
     assert contents(out) == before
 
 
@@ -333,7 +335,7 @@ def test_store_of_older_identity_is_recognized_by_arguments(append, texts, tmp_p
         assert commands.main(["prepare", str(texts / "deep" / "*.txt"), *words]) == 0
         assert len(read(out).report["appended"]) == 2
     else:
-        with pytest.raises(UserError, match="another token store"):
+        with pytest.raises(UserError, match="holds a token store of other inputs or options"):
             commands.main(["prepare", str(texts / "deep" / "*.txt"), *words])
 
 
@@ -353,12 +355,12 @@ def test_store_inside_input_folder_is_not_read(texts, capsys):
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["nowhere"], "not there"),
-        (["{texts}", "--clean", "magic"], "no rule magic"),
+        (["nowhere"], "does not exist"),
+        (["{texts}", "--clean", "magic"], "unknown rule magic"),
         (["{texts}", "--workers", "0"], "expected 1"),
         (["{texts}", "--validation", "1"], "fraction"),
         (["{texts}", "--tokenizer", "nothing.json"], "nothing.json"),
-        (["{texts}", "{texts}"], "named twice"),
+        (["{texts}", "{texts}"], "matched twice"),
     ],
 )
 def test_invalid_arguments_are_refused_before_any_write(words, why, texts, tmp_path):
@@ -369,21 +371,21 @@ def test_invalid_arguments_are_refused_before_any_write(words, why, texts, tmp_p
 
 
 WRONG = {
-    "--confidence 0.9": "--confidence 0.9 has no meaning without --language.",
-    "--language ''": "--language '' has an empty name.",
-    "--language en,": "--language 'en,' has an empty name.",
-    "--language EN": "--language EN: no language EN.",
-    "--language en --confidence 1.5": "--confidence 1.5 is no probability.",
-    "--near-duplicates 2": "--near-duplicates 2.0 is no resemblance.",
-    "--validation 1": "--validation 1.0 is not a fraction.",
-    "--clean magic": "--clean magic: no rule magic.",
-    "--clean ''": "--clean '' has an empty name.",
-    "--replace name": "--replace name: no kind name.",
-    "--replace ''": "--replace '' has an empty name.",
+    "--confidence 0.9": "--confidence 0.9 requires --language.",
+    "--language ''": "--language '' contains an empty name.",
+    "--language en,": "--language 'en,' contains an empty name.",
+    "--language EN": "--language EN: unknown language EN.",
+    "--language en --confidence 1.5": "--confidence 1.5 must be between 0 and 1.",
+    "--near-duplicates 2": "--near-duplicates 2.0 must be greater than 0 and at most 1.",
+    "--validation 1": "--validation 1.0 must be at least 0 and less than 1.",
+    "--clean magic": "--clean magic: unknown rule magic.",
+    "--clean ''": "--clean '' contains an empty name.",
+    "--replace name": "--replace name: unknown kind name.",
+    "--replace ''": "--replace '' contains an empty name.",
     "--tokenizer nosuch.json": "--tokenizer nosuch.json cannot be read.",
-    "--field ''": "--field '' must be the name of a field.",
+    "--field ''": "--field must be the name of a field, and is empty.",
     "--field nope": "{texts}/rows.jsonl, line 1, has no field 'nope'.",
-    "--chat --chat-template t.jinja": "{texts}/a.csv holds no conversations.",
+    "--chat --chat-template t.jinja": "{texts}/a.csv must be JSONL or Parquet.",
     "--cluster local --slurm partition": "--slurm partition: expected KEY=VALUE.",
 }
 
@@ -433,7 +435,7 @@ def test_concurrent_prepare_keeps_plan_of_running_call(texts, tmp_path):
     (out / WORK).mkdir(parents=True)
     with run.lock_store(out):
         (out / WORK / "plan.json").write_text("{}")  # it has just begun
-        with pytest.raises(UserError, match="is at work"):
+        with pytest.raises(UserError, match="is writing to"):
             commands.main(["prepare", str(texts), "--out", str(out)])
     assert (out / WORK / "plan.json").exists()
 
@@ -500,10 +502,12 @@ ODD = {
     "words", [["prepare", "{texts}"], ["prepare", "--pack", "32"], ["tokenizer", "--vocab-size", "300"]]
 )
 def test_url_as_out_is_refused(words, texts, tmp_path, monkeypatch):
-    """And not in a directory whose name is a URL."""
+    """And not in a directory whose name must be a path on a local or shared file system, not a URL."""
     monkeypatch.chdir(tmp_path)
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(UserError, match=r"--out s3://bucket/store is a URL"):
+    with pytest.raises(
+        UserError, match=r"--out s3://bucket/store must be a path on a local or shared file system, not a URL"
+    ):
         commands.main([*(word.format(texts=texts) for word in words), "--out", "s3://bucket/store"])
     assert sorted(tmp_path.rglob("*")) == before
 
@@ -515,7 +519,7 @@ def test_url_as_out_is_refused(words, texts, tmp_path, monkeypatch):
 def test_empty_out_is_named(words, texts, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(UserError, match=r"^--out '' must be a path"):
+    with pytest.raises(UserError, match=r"^--out must be a path, and is empty"):
         commands.main([*(word.format(texts=texts) for word in words), "--out", ""])
     assert sorted(tmp_path.rglob("*")) == before
 

@@ -118,7 +118,10 @@ def test_cached_file_changed_during_run_is_named(texts, make_store, tmp_path, mo
     if evicted:
         assert [read.sample(number)["tokens"].tobytes() for number in range(read.count_samples())] == whole
         return
-    with pytest.raises(UserError, match=r"shard-00000.npy has changed since the run began(.|\n)*is fetched again"):
+    with pytest.raises(
+        UserError,
+        match=r"shard-00000.npy has changed since the run began(.|\n)*fetches damaged files of the shard cache again",
+    ):
         read.sample(0)
 
 

@@ -219,7 +219,7 @@ def test_resume_with_grown_store_requires_explicit_weights(stores, tmp_path, mak
     grown(two["web"], stores["more"])
     with pytest.raises(UserError, match=r"data\.weights.* would change samples that the run has read") as caught:
         mixed(two).continues(fingerprint, 100, state)
-    (named,) = re.findall(r"'(data\.weights=.*)'  keeps them", str(caught.value))
+    (named,) = re.findall(r"'(data\.weights=.*)'  restores the old weights", str(caught.value))
     now = mixed(two, named)
     assert now.continues(fingerprint, 100, state), "it goes on as the message says"
     for i in range(100):

@@ -94,7 +94,7 @@ def test_appended_shards_keep_earlier_held_out_rows(shards, share):
 def test_resume_refuses_different_validation_fraction(store, data, other):
     was = source(store, "train", "data.validation_fraction=0.1", data=data)
     now = source(store, "train", f"data.validation_fraction={other}", data=data)
-    with pytest.raises(UserError, match=r"other rows .* held out(.|\n)*data\.validation_fraction=0\.1"):
+    with pytest.raises(UserError, match=r"the validation split of .* has changed(.|\n)*data\.validation_fraction=0\.1"):
         now.continues(was.compute_fingerprint(), 5, json.loads(json.dumps(was.state(5))))
 
 
@@ -103,7 +103,7 @@ def test_resume_refuses_store_with_new_validation_part(store, tmp_path):
     was = source(store, "train", "data.validation_fraction=0.1")
     prepared(letters(tmp_path / "b", "b"), "--out", store, "--append", "--validation", "0.2")
     assert (store / VALIDATION).exists()
-    with pytest.raises(UserError, match=f"other rows .* held out(.|\n)*{VALIDATION}"):
+    with pytest.raises(UserError, match=f"the validation split of .* has changed(.|\n)*{VALIDATION}"):
         source(store, "train", "data.validation_fraction=0.1").continues(was.compute_fingerprint(), 5, was.state(5))
 
 

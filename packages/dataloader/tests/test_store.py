@@ -129,7 +129,7 @@ def test_manifest_with_too_few_optional_checksums_is_refused(column, tmp_path):
     content = json.loads((tmp_path / FILE).read_text())
     content["shards"][column] = ["0" * 32]
     (tmp_path / FILE).write_text(json.dumps(add_checksum(content)))
-    with pytest.raises(UserError, match=f"{column} is .*\n.*Expected one for each shard, or none"):
+    with pytest.raises(UserError, match=f"{column} is .*\n.*Expected one checksum for each shard, or an empty list"):
         read(tmp_path)
 
 

@@ -59,13 +59,13 @@ def longer(path: Path) -> None:
 
 
 DAMAGE: dict[str, tuple[str, Callable[[Path], object], str]] = {
-    "another tokenizer": ("tokenizer.json", swapped, "its bytes are not those"),
-    "no tokenizer": ("tokenizer.json", Path.unlink, "it is missing"),
-    "another config": ("tokenizer_config.json", longer, "its bytes are not those"),
-    "another template": (f"{VALIDATION}/chat_template.jinja", longer, "its bytes are not those"),
-    "no template": ("chat_template.jinja", Path.unlink, "it is missing"),
-    "another plan": ("pack-32.json", of_another, "a plan of another store"),
-    "no plan": ("pack-32.json", Path.unlink, "it is missing, and other files of the plan are there"),
+    "another tokenizer": ("tokenizer.json", swapped, "the checksum differs from the manifest"),
+    "no tokenizer": ("tokenizer.json", Path.unlink, "the file is missing"),
+    "another config": ("tokenizer_config.json", longer, "the checksum differs from the manifest"),
+    "another template": (f"{VALIDATION}/chat_template.jinja", longer, "the checksum differs from the manifest"),
+    "no template": ("chat_template.jinja", Path.unlink, "the file is missing"),
+    "another plan": ("pack-32.json", of_another, "the pack plan belongs to another store"),
+    "no plan": ("pack-32.json", Path.unlink, "the file is missing, but other files of the pack plan exist"),
     "no validation manifest": (f"{VALIDATION}/{FILE}", Path.unlink, "missing or incomplete"),
     "no validation": (VALIDATION, shutil.rmtree, "missing or incomplete"),
 }
@@ -80,7 +80,7 @@ def test_verify_names_damaged_or_missing_part(kind, distant, store, capsys):
     change(store / name)
     capsys.readouterr()
     assert commands.main(["verify", where]) == 1
-    (line,) = [one for one in capsys.readouterr().out.splitlines() if "all as written" not in one]
+    (line,) = [one for one in capsys.readouterr().out.splitlines() if "no damage" not in one]
     assert line.startswith(f"{where}/{name.removesuffix(f'/{FILE}')}")
     assert why in line
 
@@ -102,10 +102,10 @@ def test_verify_names_a_plan_with_a_flipped_bit(store, capsys):
     content = json.loads(plan.read_text())
     plan.write_text(json.dumps({**content, "padding": content["padding"] ^ 1}))
     assert commands.main(["verify", str(store)]) == 1
-    assert "pack-32.json is damaged. Its checksum does not match" in capsys.readouterr().out
+    assert "pack-32.json is damaged. The field checksum does not match" in capsys.readouterr().out
     plan.write_text(json.dumps(content).replace(f'"{CHECKSUM}"', '"chebksum"'))
     assert commands.main(["verify", str(store)]) == 1
-    assert "pack-32.json is damaged, or of an older version. It has no checksum" in capsys.readouterr().out
+    assert "pack-32.json is damaged, or of an older version. The field checksum is missing" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("lost", [True, False])
@@ -121,10 +121,8 @@ def test_suggested_command_restores_plan_of_remote_store(lost, store, tmp_path, 
         (store / name).write_bytes(kept)
     capsys.readouterr()
     assert commands.main(["verify", where]) == 1
-    advice = (
-        "gangline data prepare --out DIR --pack 32  in a copy DIR of the store on a disk; then upload DIR/*pack-32.*"
-    )
-    (line,) = [one for one in capsys.readouterr().out.splitlines() if "all as written" not in one]
+    advice = "gangline data prepare --out DIR --pack 32  for a local copy DIR of the store; then upload DIR/*pack-32.*"
+    (line,) = [one for one in capsys.readouterr().out.splitlines() if "no damage" not in one]
     assert line.endswith(f"{advice} to {where}")
     sizes = ("model.vocab_size=257", "batch.sequence_length=32", "data=tokens", f"data.cache={tmp_path / 'cache'}")
     (problem, *_) = find_problems(build_small_run(*sizes, f"data.path={where}", "data.packing=best_fit"))
@@ -140,7 +138,7 @@ def test_suggested_command_restores_plan_of_remote_store(lost, store, tmp_path, 
 def test_a_run_refuses_a_store_with_another_tokenizer(store):
     assert opened(store).count_samples() > 0
     swapped(store / "tokenizer.json")
-    with pytest.raises(UserError, match="is not the tokenizer that made the tokens"):
+    with pytest.raises(UserError, match="is not the tokenizer of the tokens"):
         opened(store)
 
 

@@ -63,12 +63,12 @@ def join(path: Path) -> None:
 DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
     "flipped bit": (lambda path: overwrite(path, HEADER + 1, b"1"), f"damaged at byte {HEADER}"),
     "flipped size": (lambda path: overwrite(path, HEADER + 134, b"2"), f"damaged at byte {HEADER}"),
-    "zeroed header": (lambda path: overwrite(path, HEADER, bytes(BLOCK)), f"content at byte {HEADER + BLOCK} behind"),
-    "zeroed first header": (lambda path: overwrite(path, 0, bytes(BLOCK)), f"content at byte {BLOCK} behind"),
+    "zeroed header": (lambda path: overwrite(path, HEADER, bytes(BLOCK)), f"content at byte {HEADER + BLOCK}, after"),
+    "zeroed first header": (lambda path: overwrite(path, 0, bytes(BLOCK)), f"content at byte {BLOCK}, after"),
     "truncated between samples": (lambda path: os.truncate(path, HEADER), f"ends at byte {HEADER} without"),
     "truncated in a header": (lambda path: os.truncate(path, HEADER + 9), f"ends at byte {HEADER + 9} without"),
-    "truncated in the padding": (lambda path: os.truncate(path, HEADER - 9), "cannot be read behind byte"),
-    "joined by cat": (join, f"content at byte {BLOCK * 40} behind the end"),
+    "truncated in the padding": (lambda path: os.truncate(path, HEADER - 9), "cannot be read after byte"),
+    "joined by cat": (join, f"content at byte {BLOCK * 40}, after the end"),
     "no end": (lambda path: os.truncate(path, BLOCK * 24), f"ends at byte {BLOCK * 24} without the end"),
     "short end": (lambda path: os.truncate(path, BLOCK * 25 - 1), f"ends at byte {BLOCK * 25 - 1} without the end"),
 }
@@ -231,7 +231,7 @@ def test_nested_folders_with_tar_files_are_refused(tmp_path):
     write_folder(tmp_path / "with", "0.tar", "sub/3.tar", "deep/er/4.tar.gz", ".hidden/5.tar")
     write_folder(tmp_path / "alone", "train/0.tar", "val/1.tar")
     for folder, below in (("with", ("sub", "deep/er")), ("alone", ("train", "val"))):
-        with pytest.raises(UserError, match="in folders") as refused:
+        with pytest.raises(UserError, match="in subfolders") as refused:
             list_samples(str(tmp_path / folder))
         for name in below:
             assert f"data.path={tmp_path / folder / name}" in str(refused.value)

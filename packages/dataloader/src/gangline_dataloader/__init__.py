@@ -18,5 +18,9 @@ def gangline_data_sources() -> Iterable[Part]:
 @hookimpl
 def gangline_commands() -> Iterable[Command]:
     return [
-        Command(name="data", run="gangline_dataloader.commands:main", summary="Prepare a corpus, check it, look at it")
+        Command(
+            name="data",
+            run="gangline_dataloader.commands:main",
+            summary="Prepare a training corpus, verify or show a corpus",
+        )
     ]

@@ -98,7 +98,7 @@ class SequenceConfig(DataConfig, ABC):
         return [
             Problem(
                 "data.validation_fraction=1 leaves no sequences to train on.",
-                "It is the part of the store that is held out; all of it may be, of a validation set.",
+                "Only a store of validate.sets may be held out completely.",
                 "Choose 0 <= data.validation_fraction < 1.",
             )
         ]
@@ -133,8 +133,8 @@ class TokensConfig(SequenceConfig):
             return [
                 Problem(
                     "data=tokens needs data.path.",
-                    "It reads a token store, a directory.",
-                    "gangline data prepare INPUT --out DIR, then data.path=DIR",
+                    "data.path is the directory of a token store.",
+                    "Create a store: gangline data prepare INPUT --out DIR, then set data.path=DIR",
                 )
             ]
         if problems := self.check_fraction(run):
@@ -153,8 +153,8 @@ class TokensConfig(SequenceConfig):
             problems.append(
                 Problem(
                     f"data.path={self.path} is too short.",
-                    f"It has {manifest.tokens} tokens; one sequence needs {run.batch.sequence_length + 1}.",
-                    "Give it more text, or a smaller batch.sequence_length.",
+                    f"The store has {manifest.tokens} tokens; one sequence needs {run.batch.sequence_length + 1}.",
+                    "Prepare a store of more text, or reduce batch.sequence_length.",
                 )
             )
         return problems or self._check_files(run)
@@ -173,7 +173,7 @@ class TokensConfig(SequenceConfig):
         from gangline.data.vocabulary import find_vocabulary_problems
 
         return find_vocabulary_problems(
-            run.model.vocab_size, needed, f"data.path={self.path}", f"Its tokenizer has {needed} tokens."
+            run.model.vocab_size, needed, f"data.path={self.path}", f"The tokenizer of the store has {needed} tokens."
         )
 
     def _check_remote(self, run: Run) -> list[Problem]:
@@ -196,8 +196,9 @@ class TokensConfig(SequenceConfig):
         if self.packing == "concatenate" and not self.fim_rate:
             return []
         if self.packing == "best_fit" and self.order == "text":
-            why = "It is the order of data=text, which cuts its text into sequences."
-            return [Problem("data.order=text goes with data.packing=concatenate.", why, "data.order=shuffled")]
+            what = "data.order=text requires data.packing=concatenate."
+            why = "data.order=text is the order of data=text, which splits its text into consecutive sequences."
+            return [Problem(what, why, "Set data.order=shuffled or data.packing=concatenate.")]
         try:
             open_run_parts(self, run)
         except UserError as error:
@@ -212,8 +213,8 @@ class TokensConfig(SequenceConfig):
         except UserError as error:
             return [error.to_problem()]
         if self.document_masking and source.stores[0].documents is None:
-            what = f"data.document_masking=true: {self.path} does not say where documents end."
-            return [Problem(what, "nanoGPT and llm.c keep tokens alone.", "data.document_masking=false")]
+            what = f"data.document_masking=true needs the ends of documents, which {self.path} does not store."
+            return [Problem(what, "Files of nanoGPT and llm.c hold only tokens.", "data.document_masking=false")]
         return []
 
 
@@ -258,13 +259,13 @@ PARTS = (
         config=TokensConfig,
         build="gangline_dataloader.sources.build:build_tokens",
         capabilities={"sample": "gangline_basics.sampling.show:show_sample"},
-        summary="a corpus prepared by `gangline data prepare`, mapped from disk",
+        summary="token store of `gangline data prepare`, memory-mapped from disk or read from a URL",
     ),
     Part(
         name="mix",
         config=MixConfig,
         build="gangline_dataloader.sources.build:build_mix",
         capabilities={"sample": "gangline_basics.sampling.show:show_sample"},
-        summary="a weighted mixture of such corpora, with caps and stages",
+        summary="weighted mixture of token stores, with epoch limits and stages",
     ),
 )

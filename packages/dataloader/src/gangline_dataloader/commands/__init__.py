@@ -11,12 +11,12 @@ from gangline import UserError
 from gangline.cli.verbs import run_verb
 
 VERBS = {
-    "prepare": "text, JSONL or Parquet -> clean, without duplicates, as tokens",
-    "verify": "read every byte of a token store and name what is damaged",
-    "show": "what a token store holds, or a sample of a run as text",
-    "samples": "samples and documents of a step of a run",
-    "export": "a token store as Megatron-LM's .bin and .idx",
-    "tokenizer": "train a byte-level BPE on texts",
+    "prepare": "clean, deduplicate and tokenise text, JSONL or Parquet into a token store",
+    "verify": "read every byte of a token store and list the damaged files",
+    "show": "describe a token store, or print a sample of a run as text",
+    "samples": "list the samples and documents of a training step",
+    "export": "write a token store in Megatron-LM's format, .bin and .idx",
+    "tokenizer": "train a byte-level BPE tokenizer on texts",
 }
 
 
@@ -28,10 +28,10 @@ def main(argv: Sequence[str]) -> int:
 def check_out(out: str) -> None:
     """Raise UserError if `--out` is empty (which would mean the current directory) or a URL."""
     if not out:
-        raise UserError("--out '' must be a path.", "It is empty: a variable of the shell may be unset.")
+        raise UserError("--out must be a path, and is empty.", "A shell variable in the command may be unset.")
     if "://" in out:
         raise UserError(
-            f"--out {out} is a URL.",
-            "A store is made on a disk, where a file can be renamed once it is whole.",
-            "Name a directory here, and copy what is in it there: a run reads it from the URL as it is.",
+            f"--out {out} must be a path on a local or shared file system, not a URL.",
+            "Files are written under temporary names and renamed when complete, which object stores do not support.",
+            "Choose a directory for --out, then copy its files to the URL: a run reads a store from a URL.",
         )

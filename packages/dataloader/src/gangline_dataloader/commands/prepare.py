@@ -1,4 +1,4 @@
-"""`gangline data prepare INPUT... --out DIR`: make a token store of text, JSONL or Parquet; also plan packed rows."""
+"""`gangline data prepare INPUT... --out DIR`: prepare a token store from text, JSONL or Parquet; plan packed rows."""
 
 from __future__ import annotations
 
@@ -30,50 +30,55 @@ SPEED = 30 * MB  # bytes of text per second and core for byte tokens, with clean
 
 
 def make_parser(known: Settings | None = None) -> argparse.ArgumentParser:
-    """Return the parser of the options; `known`: defaults, the settings of the store that --append extends."""
+    """Return the parser of the options; `known`: settings of the store that --append extends, used as defaults."""
     default = known or Settings()
     words = argparse.ArgumentParser(
         prog="gangline data prepare",
-        description="Make a token store of files of text: cleaned, without duplicates, in shards that `train "
-        "data=tokens` reads. The same input and options give the same bytes with any number of workers; a call that "
-        "was killed continues where it was.",
+        description="Prepare a token store from files of text: clean, deduplicate and tokenise documents, and write "
+        "the shards that `train data=tokens` reads. Equal inputs and options give equal bytes with any number of "
+        "workers. To continue a killed call, type the same command.",
     )
-    what = "files, directories, globs or URLs: text, JSONL, Parquet (default: what `train` reads, Python's own source)"
+    what = "files, directories, globs or URLs: text, JSONL, Parquet (default: source of Python's standard library)"
     words.add_argument("inputs", nargs="*", metavar="INPUT", help=what)
-    words.add_argument("--out", required=True, metavar="DIR", help="the store; a directory of its own")
-    more = "put INPUT behind what DIR holds, in new shards; options that are not named are those of DIR"
+    words.add_argument(
+        "--out", required=True, metavar="DIR", help="directory of the store: new or empty, or a store with --append"
+    )
+    more = "append INPUT to the store in DIR, in new shards; an option that is not set has its value from DIR"
     words.add_argument("--append", action="store_true", help=more)
-    what = "a tokenizer.json (default: bytes)"
+    what = "path of a tokenizer.json, or bytes: one token for each byte (default: bytes)"
     words.add_argument("--tokenizer", default=default.tokenizer, metavar="bytes|FILE", help=what)
-    what = "behind each document (default: <|endoftext|>, else eos_token of tokenizer_config.json, else a usual name)"
+    what = (
+        "token after each document (default: <|endoftext|>, else eos_token of tokenizer_config.json, else a common "
+        "end-of-text name)"
+    )
     words.add_argument("--end-of-text", default=default.end_of_text, metavar="TOKEN", help=what)
-    what = "before each document (default: none)"
+    what = "token before each document (default: none)"
     words.add_argument("--begin-of-text", default=default.begin_of_text, metavar="TOKEN", help=what)
     field = known.field if known else None
-    words.add_argument("--field", default=field, help="of JSONL and Parquet (default: text, with --chat messages)")
-    what = "each row's field is a list of {role, content}; what the assistant says is learnt, the rest is read only"
-    words.add_argument("--chat", action="store_true", default=default.chat, help=what)
-    what = "how a conversation becomes text (default: chat_template.jinja or tokenizer_config.json by the tokenizer)"
-    words.add_argument("--chat-template", default=default.chat_template, metavar="FILE", help=what)
-    rules = f"rules, in order: {', '.join(RULES)}; or none (default: {','.join(DEFAULT)})"
-    words.add_argument("--clean", default=",".join(default.clean) or NONE, metavar="RULES", help=rules)
-    codes = "keep documents in these languages alone: ISO 639 codes, as en,de (default: all)"
-    words.add_argument("--language", default=",".join(default.languages) or ALL, metavar="CODES", help=codes)
-    sure = f"how sure of the language, from 0 to 1 (default: {default.confidence})"
-    words.add_argument("--confidence", type=float, metavar="P", help=sure)
-    kinds = f"put fixed words in the place of these: {', '.join(KINDS)} (default: none)"
-    words.add_argument("--replace", default=",".join(default.private) or NONE, metavar="KINDS", help=kinds)
-    what = "keep documents that were there before"
-    words.add_argument("--keep-duplicates", action="store_true", default=not default.exact, help=what)
-    near = (
-        "drop documents of which this much is in one before them (resemblance of word 5-shingles, by MinHash), as 0.8"
+    words.add_argument(
+        "--field", default=field, help="field of JSONL or Parquet rows (default: text; with --chat: messages)"
     )
+    what = "the field of each row is a list of {role, content}; only the assistant's messages contribute to the loss"
+    words.add_argument("--chat", action="store_true", default=default.chat, help=what)
+    what = "Jinja chat template (default: chat_template.jinja or tokenizer_config.json next to the tokenizer)"
+    words.add_argument("--chat-template", default=default.chat_template, metavar="FILE", help=what)
+    rules = f"cleaning rules, applied in this order: {', '.join(RULES)}; or none (default: {','.join(DEFAULT)})"
+    words.add_argument("--clean", default=",".join(default.clean) or NONE, metavar="RULES", help=rules)
+    codes = "keep only documents in these languages: ISO 639 codes, for example en,de (default: all)"
+    words.add_argument("--language", default=",".join(default.languages) or ALL, metavar="CODES", help=codes)
+    sure = f"minimum confidence of the language classifier, from 0 to 1 (default: {default.confidence})"
+    words.add_argument("--confidence", type=float, metavar="P", help=sure)
+    kinds = f"kinds of personal data to replace by fixed words: {', '.join(KINDS)} (default: none)"
+    words.add_argument("--replace", default=",".join(default.private) or NONE, metavar="KINDS", help=kinds)
+    what = "keep exact duplicates"
+    words.add_argument("--keep-duplicates", action="store_true", default=not default.exact, help=what)
+    near = "near-deduplication threshold: minimum Jaccard similarity of word 5-grams, by MinHash; 0.8 is usual"
     words.add_argument("--near-duplicates", type=float, default=default.near, metavar="J", help=near)
     words.add_argument(
         "--validation",
         type=float,
         default=default.validation,
-        help="held out of the documents (default: %(default)s)",
+        help="fraction of the documents to hold out for validation (default: %(default)s)",
     )
     words.add_argument(
         "--pack",
@@ -81,28 +86,31 @@ def make_parser(known: Settings | None = None) -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="T",
-        help="plan sequences of T tokens for data.packing=best_fit; again for each T. Without INPUT: of a store that "
-        "is there",
+        help="also write a pack plan of sequences of T tokens, for data.packing=best_fit; repeat for each T. Without "
+        "INPUT: only the plan, for an existing store",
     )
-    with_what = "tiktoken where it is installed and the tokenizer is a byte-level BPE, else tokenizers: the same tokens"
+    with_what = (
+        "tokeniser library (default: tiktoken if it is installed and the tokenizer is a byte-level BPE, else "
+        "tokenizers); both give the same tokens"
+    )
     words.add_argument("--tokenise-with", choices=ENGINES, default=TIKTOKEN, help=with_what)
-    words.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: all cores)")
-    engine = "carry the stages out by datatrove: here, or as jobs of Slurm that wait for each other"
+    words.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="worker processes (default: all cores)")
+    engine = "run the stages with datatrove: on this machine, or as dependent Slurm jobs"
     words.add_argument("--cluster", choices=("local", "slurm"), help=engine)
-    count = "into how many tasks datatrove cuts a stage (default: 100 under Slurm, else as many as workers)"
+    count = "datatrove tasks per stage (default: 100 under Slurm, else --workers)"
     words.add_argument("--tasks", type=int, metavar="N", help=count)
     words.add_argument(
         "--slurm",
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="partition, time, cpus_per_task, mem_per_cpu_gb, ...: of datatrove's SlurmPipelineExecutor, or of sbatch",
+        help="argument of datatrove's SlurmPipelineExecutor (partition, time, cpus_per_task, ...), or option of sbatch",
     )
     return words
 
 
 def run(argv: Sequence[str]) -> int:
-    """Prepare a token store, or plan packed rows of one, and print a report. Raises UserError for wrong options."""
+    """Prepare a token store, or plan packed rows of a store, and print a report. Raises UserError for wrong options."""
     arguments = make_parser().parse_args(list(argv))
     check_out(arguments.out)
     if arguments.inputs or not arguments.pack:
@@ -113,15 +121,15 @@ def run(argv: Sequence[str]) -> int:
     if arguments.workers < 1:
         raise UserError(f"--workers {arguments.workers}: expected 1 or more.")
     if arguments.cluster is None and (arguments.tasks is not None or arguments.slurm):
-        raise UserError("--tasks and --slurm have no meaning without --cluster.")
+        raise UserError("--tasks and --slurm require --cluster.", "", "--cluster local, or --cluster slurm")
     if arguments.tasks is not None and arguments.tasks < 1:
         raise UserError(f"--tasks {arguments.tasks}: expected 1 or more.")
     if bare := [one for one in arguments.slurm if "=" not in one]:
         raise UserError(f"--slurm {bare[0]}: expected KEY=VALUE.")
     if wrong := [T for T in arguments.pack if not 0 < T < 1 << 24]:
-        raise UserError(f"--pack {wrong[0]}: expected the tokens of a sequence.")
+        raise UserError(f"--pack {wrong[0]}: expected tokens per sequence, from 1 to {(1 << 24) - 1}.")
     if arguments.pack and not arguments.inputs:
-        read(arguments.out)  # refuses a mistyped --out: without INPUT, a store of the default input would be made
+        read(arguments.out)  # refuses a mistyped --out: without INPUT, a store of the default input would be prepared
         print("\n".join(plan_all(arguments.out, arguments.pack)))
         return 0
     settings = make_settings(arguments, defaults)
@@ -142,7 +150,7 @@ def run(argv: Sequence[str]) -> int:
         )
     elif jobs := prepare_on_cluster(arguments, settings):
         numbers = ", ".join(jobs)
-        print(f"jobs {numbers}: when the last has ended, {arguments.out} is whole; the same call says what is in it")
+        print(f"submitted jobs {numbers}; when all have ended, type the same command for the report of {arguments.out}")
         return 0
     manifest = read(arguments.out)
     lengths = sorted({*arguments.pack, *(list_lengths(Path(arguments.out).expanduser()) if arguments.append else ())})
@@ -158,8 +166,8 @@ def make_settings(arguments: argparse.Namespace, known: Settings) -> Settings:
     languages = _parse_list("--language", arguments.language, ALL)
     if arguments.confidence is not None and not languages:
         raise UserError(
-            f"--confidence {arguments.confidence:g} has no meaning without --language.",
-            "It says how sure the classifier must be that a document is in one of those languages.",
+            f"--confidence {arguments.confidence:g} requires --language.",
+            "--confidence is the minimum confidence that a document is in one of the languages of --language.",
             f"--language en --confidence {arguments.confidence:g}",
         )
     return Settings(
@@ -184,15 +192,15 @@ def _parse_list(option: str, text: str, nothing: str) -> tuple[str, ...]:
     names = () if text == nothing else tuple(text.split(","))
     if not all(names):
         raise UserError(
-            f"{option} {text!r} has an empty name.",
-            "Names are separated by commas, without spaces.",
-            f"For no names:  {option} {nothing}",
+            f"{option} {text!r} contains an empty name.",
+            "Separate the names by one comma, without spaces.",
+            f"For an empty list:  {option} {nothing}",
         )
     return names
 
 
 def prepare_on_cluster(arguments: argparse.Namespace, settings: Settings) -> list[str]:
-    """Run the preparation with datatrove and return the ids of the Slurm jobs that will do it; [] if all is done."""
+    """Run the preparation with datatrove and return the ids of submitted Slurm jobs; [] if the store is complete."""
     options = dict(one.partition("=")[::2] for one in arguments.slurm)
     tasks = arguments.tasks or (100 if arguments.cluster == "slurm" else arguments.workers)
     jobs: list[str] = []
@@ -230,8 +238,8 @@ def plan_all(out: str, lengths: Sequence[int]) -> list[str]:
 def _describe_plan(folder: Path, plan: PackPlan) -> str:
     share = plan.padding / (plan.rows * (plan.sequence_length + 1))
     return (
-        f"{folder}: {plan.rows} sequences of {plan.sequence_length} tokens packed, {share:.3%} padding, "
-        f"{plan.documents_cut} documents cut"
+        f"{folder}: packed {plan.rows} sequences of {plan.sequence_length} tokens, {share:.3%} padding, "
+        f"{plan.documents_cut} documents split"
     )
 
 
@@ -247,12 +255,13 @@ def estimate(files: Sequence[Input], settings: Settings, workers: int, out: str)
     free = shutil.disk_usage(there).free
     if peak_bytes > free:
         raise UserError(
-            f"{out}: the disk is too small.",
-            f"About {peak_bytes / MB:.0f} MB are needed at first, {free / MB:.0f} MB are free.",
+            f"--out {out}: the disk has too little free space.",
+            f"The call needs about {peak_bytes / MB:.0f} MB until its end, and {free / MB:.0f} MB are free.",
+            "Free space, or choose another --out.",
         )
     return (
-        f"{len(files)} files, {size / MB:.4g} MB of text: about {max(1, round(seconds))} s on {workers} workers, "
-        f"{peak_bytes / 2 / MB:.4g} MB in the end, twice that on the way"
+        f"{len(files)} files, {size / MB:.4g} MB of text: about {max(1, round(seconds))} s on {workers} workers; "
+        f"store of {peak_bytes / 2 / MB:.4g} MB, twice as much disk space during the call"
     )
 
 
@@ -263,12 +272,12 @@ def _report_progress(stage: str, done: int, total: int) -> None:
 
 def format_report(manifest: Manifest, out: str) -> str:
     """Return a report of the documents kept and dropped in each source, and the command that trains on the store."""
-    lines = [f"{manifest.documents} documents, {manifest.tokens / MB:.4g} M tokens to train on"]
+    lines = [f"{manifest.documents} documents, {manifest.tokens / MB:.4g} M tokens for training"]
     for source, count in manifest.report["by_source"].items():
         lines.append(f"  {source}: {count['files']} files, {count['documents']} documents, {count['kept']} kept")
         lines += [f"    {number} dropped: {why}" for why, number in count["dropped"].items()]
         lines += [f"    {number} replaced: {what}" for what, number in count["replaced"].items()]
     if manifest.tokenizer.end_of_text is None:
-        lines.append("  no end of text: no token between documents; --end-of-text TOKEN names one")
+        lines.append("  no end-of-text token: documents follow each other without separator; see --end-of-text TOKEN")
     size = "" if manifest.vocab_size == 256 else f" model.vocab_size={manifest.vocab_size}"
     return "\n".join([*lines, f"train data=tokens data.path={out}{size}"])

@@ -5,8 +5,8 @@
        {"sample": 32, "source": "web", "epoch": 0, "row": 17, "first_token": 2176, "documents": [3, 4]}, ...]}
 
 `sample` is the sample's number in the run, the number by which a rollback skips samples; `documents` are numbers in the
-source's store. Samples that a rollback skipped are left out, as in the run: the step is listed as the newest attempt
-took it or will take it.
+source's store. Samples that a rollback skipped are left out, as in the run: the list has the samples
+that the newest attempt reads at this step.
 """
 
 from __future__ import annotations
@@ -28,11 +28,18 @@ VERSION = 1
 def run(argv: Sequence[str]) -> int:
     """Print the samples of a step. Raises UserError for a step that the run does not have."""
     words = argparse.ArgumentParser(
-        prog="gangline data samples", description="Name the samples of a step and the documents that they hold."
+        prog="gangline data samples",
+        description="List the samples of a training step and the documents in each sample.",
     )
     words.add_argument("run_dir", metavar="RUN_DIR")
-    words.add_argument("--step", type=int, required=True, metavar="K", help="counted from 1, as in metrics.jsonl")
-    words.add_argument("--json", action="store_true", help="one JSON document")
+    words.add_argument(
+        "--step",
+        type=int,
+        required=True,
+        metavar="K",
+        help="number of the step; the first step is 1, as in metrics.jsonl",
+    )
+    words.add_argument("--json", action="store_true", help="print one JSON document")
     options = words.parse_args(list(argv))
     config, source = open_run_source(options.run_dir)
     if not 1 <= options.step <= config.steps:

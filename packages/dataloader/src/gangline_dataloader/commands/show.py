@@ -23,10 +23,14 @@ WIDTH = 40  # characters of the longest bar of the histogram
 
 def run(argv: Sequence[str]) -> int:
     """Print the description of a token store, or a sample of a run. Raises UserError for a run without --sample."""
-    words = argparse.ArgumentParser(prog="gangline data show", description="Look at a token store, or at a sample.")
-    words.add_argument("folder", metavar="DIR|URL", help="a token store; with --sample a run directory")
-    words.add_argument("--sample", type=int, metavar="I", help="sample I of the run, from 0, as text")
-    words.add_argument("--json", action="store_true", help="one JSON document")
+    words = argparse.ArgumentParser(
+        prog="gangline data show", description="Describe a token store, or print a sample of a run."
+    )
+    words.add_argument("folder", metavar="DIR|URL", help="token store; with --sample: run directory")
+    words.add_argument(
+        "--sample", type=int, metavar="I", help="print sample I of the run as text; the first sample is 0"
+    )
+    words.add_argument("--json", action="store_true", help="print one JSON document")
     options = words.parse_args(list(argv))
     if options.sample is not None:
         sample = describe_sample(options.folder, options.sample)
@@ -35,9 +39,9 @@ def run(argv: Sequence[str]) -> int:
     root = Path(options.folder).expanduser()
     if (root / "config.yaml").exists() and not (root / FILE).exists():
         raise UserError(
-            f"{options.folder} is a run directory.",
+            f"{options.folder} is a run directory, not a token store.",
             "",
-            f"gangline data show {options.folder} --sample 0  shows a sample.",
+            f"To print a sample of the run:  gangline data show {options.folder} --sample 0",
         )
     with open_store_files(options.folder) as files:
         about = summarise_corpus(files)
@@ -87,7 +91,7 @@ def format_corpus(about: dict[str, Any]) -> str:
     lines = [
         f"{about['path']}: {about['documents']} documents, {about['tokens'] / 1e6:.4g} M tokens in "
         f"{about['shards']} shards of {about['dtype']}",
-        f"  {about['tokenizer']}, a vocabulary of {about['vocab_size']}, identity {about['identity']}",
+        f"  tokenizer {about['tokenizer']}, vocabulary size {about['vocab_size']}, identity {about['identity']}",
         f"  end of text: {'none' if about['end_of_text'] is None else about['end_of_text']}",
     ]
     if other := about["validation"]:
@@ -99,7 +103,7 @@ def format_corpus(about: dict[str, Any]) -> str:
         )
         lines += [f"    {number} dropped: {why}" for why, number in count["dropped"].items()]
         lines += [f"    {number} replaced: {what}" for what, number in count.get("replaced", {}).items()]
-    lines.append("  tokens in a document")
+    lines.append("  tokens per document: number of documents")
     most = max(one["documents"] for one in about["lengths"])
     for one in about["lengths"]:
         bar = "█" * -(-one["documents"] * WIDTH // most)
@@ -113,7 +117,7 @@ def describe_sample(run_dir: str, number: int) -> dict[str, Any]:
     Raises UserError for a number below 0.
     """
     if number < 0:
-        raise UserError(f"--sample {number}: samples count from 0.")
+        raise UserError(f"--sample {number}: expected 0 or more; the first sample is 0.")
     _, source = open_run_source(run_dir)
     (one,) = locate_documents(source, np.array([number]))
     tokens = source.sample(number)["tokens"].tolist()
@@ -131,8 +135,8 @@ def describe_sample(run_dir: str, number: int) -> dict[str, Any]:
 def format_sample(found: dict[str, Any]) -> str:
     """Format a sample as text, with a heading for each document."""
     head = f"sample {found['sample']}: source {found['source']}, epoch {found['epoch']}, row {found['row']}"
-    lines = [f"{head}, from token {found['first_token']} on"]
+    lines = [f"{head}, first token {found['first_token']}"]
     for part in found["documents"]:
-        number = "of unknown number" if part["document"] is None else part["document"]
+        number = "(unknown number)" if part["document"] is None else part["document"]
         lines += [f"--- document {number} ---", part["text"]]
     return "\n".join(lines)

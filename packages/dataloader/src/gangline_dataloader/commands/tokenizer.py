@@ -26,29 +26,38 @@ def run(argv: Sequence[str]) -> int:
     """Train a tokenizer and write it. Raises UserError for a vocabulary below `LEAST`, or if `--out` exists."""
     words = argparse.ArgumentParser(
         prog="gangline data tokenizer",
-        description="Train a byte-level BPE. The same texts give the same file.",
+        description="Train a byte-level BPE tokenizer. Equal texts give an equal file.",
     )
-    what = "files, directories, globs or URLs: text, JSONL, Parquet (default: Python's own source)"
+    what = "files, directories, globs or URLs: text, JSONL, Parquet (default: source of Python's standard library)"
     words.add_argument("inputs", nargs="*", metavar="INPUT", help=what)
-    words.add_argument("--vocab-size", type=int, required=True, metavar="N", help=f"tokens, at least {LEAST}")
-    words.add_argument("--out", required=True, metavar="FILE", help="the tokenizer.json")
-    words.add_argument("--field", default="text", help="of JSONL and Parquet (default: %(default)s)")
+    words.add_argument(
+        "--vocab-size", type=int, required=True, metavar="N", help=f"vocabulary size in tokens, at least {LEAST}"
+    )
+    words.add_argument("--out", required=True, metavar="FILE", help="path of the tokenizer.json to write")
+    words.add_argument("--field", default="text", help="field of JSONL or Parquet rows (default: %(default)s)")
     options = words.parse_args(list(argv))
     check_out(options.out)
     out = Path(options.out).expanduser()
     if options.vocab_size < LEAST:
-        raise UserError(f"--vocab-size {options.vocab_size}: expected {LEAST} or more, one for each byte and the end.")
+        raise UserError(
+            f"--vocab-size {options.vocab_size}: expected {LEAST} or more.",
+            "A byte-level vocabulary has 256 bytes and an end-of-text token.",
+        )
     if out.exists():
         raise UserError(
-            f"{options.out} is already there.",
-            "Stores that were made with it would no longer be understood.",
-            "Name another --out, or delete it.",
+            f"--out {options.out} already exists.",
+            "Stores that were prepared with this tokenizer could no longer be decoded.",
+            "Choose another --out, or delete the file.",
         )
     if not out.parent.is_dir():
-        raise UserError(f"{options.out}: there is no directory {out.parent}.")
+        raise UserError(f"--out {options.out}: the directory {out.parent} does not exist.", f"mkdir -p {out.parent}")
     size = train(list_inputs(options.inputs, say=print), options.field, options.vocab_size, out)
-    note = "" if size == options.vocab_size else f"; the texts have no more pairs, so not {options.vocab_size}"
-    print(f"{options.out}: a vocabulary of {size}{note}")
+    note = (
+        ""
+        if size == options.vocab_size
+        else f" instead of {options.vocab_size}, because the texts contain no more pairs to merge"
+    )
+    print(f"{options.out}: vocabulary size {size}{note}")
     print(f"gangline data prepare INPUT --tokenizer {options.out} --out DIR")
     return 0
 

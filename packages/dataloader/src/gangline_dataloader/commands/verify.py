@@ -27,9 +27,9 @@ _OF_PLAN = re.compile(r"shard-\d+\.pack-(\d+)(?:\.rows)?\.npy")
 
 
 def run(argv: Sequence[str]) -> int:
-    """Print the damage of a store and of its validation part; return 1 if there is any, else 0."""
+    """Print the damage of a store and of its validation part; return 1 if a file is damaged, else 0."""
     words = argparse.ArgumentParser(
-        prog="gangline data verify", description="Read every byte and name what is damaged."
+        prog="gangline data verify", description="Read every byte of a token store and list the damaged files."
     )
     words.add_argument("store", metavar="DIR|URL")
     damage_count = 0
@@ -52,7 +52,7 @@ def run(argv: Sequence[str]) -> int:
             bad += list_lost_plans(one)
             bad += [line for T in list_lengths(one.folder) for line in find_plan_damage(one, manifest, T)]
             damage_count += len(bad)
-            good = f"{one.name}: {len(manifest.shards)} shards, {manifest.tokens} tokens, all as written"
+            good = f"{one.name}: {len(manifest.shards)} shards, {manifest.tokens} tokens, no damage"
             print("\n".join(bad) or good)
     return 1 if damage_count else 0
 
@@ -63,9 +63,9 @@ def find_tokenizer_damage(store: StoreFiles, about: Tokenizer) -> Iterator[str]:
     for name, checksum in [*files, *zip(about.beside, about.beside_xxh3, strict=True)]:
         content = store.read_small_file(name)
         if content is None:
-            yield f"{store.name}/{name}: it is missing"
+            yield f"{store.name}/{name}: the file is missing"
         elif checksum not in (xxhash.xxh3_128_hexdigest(content), blake2b(content, digest_size=8).hexdigest()):
-            yield f"{store.name}/{name}: its bytes are not those that were written"
+            yield f"{store.name}/{name}: the checksum differs from the manifest"
 
 
 def list_lost_plans(store: StoreFiles) -> Iterator[str]:
@@ -74,7 +74,7 @@ def list_lost_plans(store: StoreFiles) -> Iterator[str]:
     for T in sorted(there - set(list_lengths(store.folder))):
         again = format_plan_command(store.name, T)
         file = f"{store.name}/{name_plan_file(T)}"
-        yield f"{file}: it is missing, and other files of the plan are there; to make it:  {again}"
+        yield f"{file}: the file is missing, but other files of the pack plan exist; to write the plan:  {again}"
 
 
 def find_plan_damage(store: StoreFiles, manifest: Manifest, sequence_length: int) -> Iterator[str]:
@@ -86,12 +86,12 @@ def find_plan_damage(store: StoreFiles, manifest: Manifest, sequence_length: int
         return
     columns = plan.shards
     if plan.store != manifest.compute_identity() and manifest.match_prefix(plan.store) is None:
-        yield f"{store.name}/{name_plan_file(sequence_length)}: it is a plan of another store, {plan.store}"
+        yield f"{store.name}/{name_plan_file(sequence_length)}: the pack plan belongs to another store, {plan.store}"
     elif plan.store != manifest.compute_identity():
         file = f"{store.name}/{name_plan_file(sequence_length)}"
         yield (
-            f"{file}: it plans {len(columns.rows)} of {len(manifest.shards)} shards, "
-            "as where an --append was killed before its end: the same call finishes it; to plan all:  "
+            f"{file}: the pack plan covers {len(columns.rows)} of {len(manifest.shards)} shards, "
+            "probably because an --append was killed: repeat that --append, or plan all shards:  "
             f"{format_plan_command(store.name, sequence_length)}"
         )
     for number, (pieces, rows) in enumerate(zip(columns.pieces, columns.rows, strict=True)):
@@ -109,7 +109,9 @@ def find_damage(store: StoreFiles, manifest: Manifest) -> Iterator[str]:
     def check_tokens(array: np.ndarray) -> str | None:
         most = int(array.max())
         return (
-            f"token {most} is beyond the vocabulary of {manifest.vocab_size}" if most >= manifest.vocab_size else None
+            f"token {most} is outside the vocabulary of {manifest.vocab_size} tokens"
+            if most >= manifest.vocab_size
+            else None
         )
 
     for number in range(len(manifest.shards)):
@@ -117,7 +119,7 @@ def find_damage(store: StoreFiles, manifest: Manifest) -> Iterator[str]:
 
         def check_ends(array: np.ndarray, count: int = shard.tokens) -> str | None:
             ascend = array[-1] == count and (np.diff(array.astype(np.int64)) > 0).all()
-            return None if ascend else f"the ends of documents do not ascend to {count}"
+            return None if ascend else f"the ends of documents are not ascending up to {count}, the number of tokens"
 
         yield from find_vector_damage(
             store, name_tokens_file(number), manifest.dtype, shard.tokens, shard.xxh3, check_tokens
@@ -141,7 +143,7 @@ def find_vector_damage(
     try:
         with store.get_local_file(name, compute_file_size(dtype, length)) as path:
             array = map_vector(path, dtype, length)
-            why = "its bytes are not those that were written" if compute_checksum(path) != xxh3 else look(array)
+            why = "the checksum differs from the manifest" if compute_checksum(path) != xxh3 else look(array)
             if why is not None:
                 yield f"{store.name}/{name}: {why}"
     except UserError as error:

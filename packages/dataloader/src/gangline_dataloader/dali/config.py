@@ -34,8 +34,8 @@ class DaliConfig(TokensConfig):
 
     def check(self, run: Run) -> list[Problem]:
         if not is_installed():
-            what = "data=dali needs NVIDIA DALI, and it is not installed."
-            why = "It is an extra of gangline-dataloader, about 0.5 GB on disk; it runs without a GPU, too."
+            what = "data=dali needs NVIDIA DALI, which is not installed."
+            why = "DALI is an extra of gangline-dataloader, about 0.5 GB on disk, and also runs without a GPU."
             return [Problem(what, why, "pip install 'gangline-dataloader[dali]'   or   data=tokens")]
         return super().check(run)
 
@@ -45,6 +45,6 @@ PARTS = (
         name="dali",
         config=DaliConfig,
         build="gangline_dataloader.dali.source:build_dali",
-        summary="data=tokens through NVIDIA DALI: prefetched to the GPU on a stream of its own",
+        summary="data=tokens read through NVIDIA DALI, prefetched to the GPU on a separate CUDA stream",
     ),
 )

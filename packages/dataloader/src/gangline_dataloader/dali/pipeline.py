@@ -87,5 +87,5 @@ class ChunkPipeline:
         self._rest[chunk] = rows.ends, rows.filled
         if not self._masked:
             return ([rows.tokens],)
-        assert rows.loss_mask is not None, "a source that is masked gives a mask with every chunk"
+        assert rows.loss_mask is not None, "a masked source returns a loss mask with every chunk"
         return [rows.tokens], [rows.loss_mask.view(np.uint8)]

@@ -23,7 +23,7 @@ class ImagesConfig(DataConfig):
 
     file_options: ClassVar[tuple[str, ...]] = ("path",)
 
-    path: str | None = None  # required: WebDataset tar file or folder of them, with KEY.jpg (.jpeg, .png), KEY.txt
+    path: str | None = None  # required: WebDataset tar file or folder of tar files: KEY.jpg (.jpeg, .png), KEY.txt
     side: PositiveInt = 224  # image size: width and height in pixels, after crop and resize
     places: PositiveInt = 16  # number of image tokens: placeholder tokens at the start of each sequence
     least_area: Share = 0.5  # minimum area of the random crop in training, as a fraction of the image area; 1: no crop
@@ -35,20 +35,26 @@ class ImagesConfig(DataConfig):
         from gangline_dataloader.images.webdataset import list_samples
 
         if not is_installed():
-            what = "data=dali_images needs NVIDIA DALI, and it is not installed."
-            return [Problem(what, "It decodes the images.", "pip install 'gangline-dataloader[dali]'")]
+            what = "data=dali_images needs NVIDIA DALI, which is not installed."
+            return [Problem(what, "DALI decodes the images.", "pip install 'gangline-dataloader[dali]'")]
         if not isinstance(self.path, str):
-            return [Problem("data=dali_images needs data.path.", "It reads tar files of WebDataset.", "data.path=DIR")]
+            why = "data.path is a WebDataset tar file, or a folder of tar files."
+            return [Problem("data=dali_images needs data.path.", why, "data.path=DIR")]
         try:
             list_samples(self.path)
         except UserError as error:
             return [error.to_problem()]
-        problems = find_vocabulary_problems(run.model.vocab_size, 256, f"data.path={self.path}", "Its texts are bytes.")
+        problems = find_vocabulary_problems(
+            run.model.vocab_size, 256, f"data.path={self.path}", "Each byte of a text is a token."
+        )
         if self.places >= run.batch.sequence_length:
-            what = f"data.places={self.places} leaves no token for a text."
-            problems.append(Problem(what, f"batch.sequence_length={run.batch.sequence_length}", "Fewer data.places."))
+            what = f"data.places={self.places} leaves no tokens for the text of a sample."
+            why = f"A sequence has batch.sequence_length={run.batch.sequence_length} tokens."
+            problems.append(Problem(what, why, "Reduce data.places, or increase batch.sequence_length."))
         if not self.least_area:
-            problems.append(Problem("data.least_area=0 would take nothing of an image.", "", "data.least_area=0.5"))
+            problems.append(
+                Problem("data.least_area must be above 0.", "A crop of area 0 has no pixels.", "data.least_area=0.5")
+            )
         return problems
 
 

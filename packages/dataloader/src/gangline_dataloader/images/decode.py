@@ -60,4 +60,4 @@ def extract_reason(error: RuntimeError) -> str:
     reason = " ".join(re.sub(r"Failed to decode sample #0 :", "", reason).split())
     if code := re.search(r"nvImageCodec failure: '#(\d+)'", reason):
         return f"nvImageCodec failure {code[1]} ({_STATUS.get(int(code[1]), 'internal')})."
-    return reason or "DALI gives no reason; the lines that its decoders wrote to stderr may."
+    return reason or "DALI reported no reason; stderr may have messages of its decoders."

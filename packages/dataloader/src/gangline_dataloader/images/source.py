@@ -51,7 +51,9 @@ class ImageSource(DataSource):
         held_out = max(1, round(count * config.validation_fraction)) if config.validation_fraction else 0
         self.first, self.count = (count - held_out, held_out) if split == "validation" else (0, count - held_out)
         if self.count < 1:
-            raise UserError(f"data.path={config.path} has no samples for {split}.", f"It has {count} in all.")
+            raise UserError(
+                f"data.path={config.path} has no samples for {split}.", f"The data has {count} samples in total."
+            )
         self.order = SingleOrder(Ingredient("images", self.count), run.seed, split)
         self._lock = Lock()
 
@@ -89,7 +91,7 @@ class ImageSource(DataSource):
 
         try:
             return decoder(images, self.choose_crops(np.asarray(numbers, np.int64)))
-        except RuntimeError as error:  # DALI does not say which image is broken: decode each image by itself
+        except RuntimeError as error:  # DALI does not say which image is broken: decode the images one by one
             for number, image in zip(numbers, images, strict=True):
                 try:
                     type(decoder)(self.config.side, 1)([image], self.choose_crops(np.array([number])))
@@ -104,7 +106,7 @@ class ImageSource(DataSource):
         return UserError(
             f"{path}: {self.files.find_image_name(row)} (sample {number}, at byte {at}) cannot be decoded.",
             why,
-            "Restore the image, or write the tar file again without its sample.",
+            "Restore the image, or write the tar file again without this sample.",
         )
 
     def _find_row(self, number: int) -> int:

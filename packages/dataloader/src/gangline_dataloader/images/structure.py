@@ -13,7 +13,7 @@ from zlib import crc32
 import numpy as np
 
 PNG, JPEG = b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff"
-ZEROS = 128  # zero bytes in a row that count as damage: at least two blocks of 64 coefficients
+ZEROS = 128  # consecutive zero bytes that count as damage: at least two blocks of 64 coefficients
 _RESTART, _SCAN, _END, _INTERVAL, _TABLES = 0xD0, 0xDA, 0xD9, 0xDD, 0xC4
 _SEQUENTIAL = (0xC0, 0xC1)  # frames whose blocks are each coded in one scan, by Huffman tables
 _SEGMENTS = frozenset([*range(0xC0, 0xD0), *range(0xDA, 0xF0), 0xFE]) - {0xC8}  # markers followed by a length
@@ -30,7 +30,7 @@ def describe_beginning(content: bytes) -> str:
     """Return a sentence about the first bytes of a file unless a JPEG or PNG begins with them, else ""."""
     if content.startswith((PNG, JPEG)):
         return ""
-    return f"It begins with {content[:16]!r}, which no JPEG or PNG does." if content else "It is empty."
+    return f"Not a JPEG or PNG: the content begins with {content[:16]!r}." if content else "The image has 0 bytes."
 
 
 def _find_png_damage(content: bytes) -> str:
@@ -44,7 +44,7 @@ def _find_png_damage(content: bytes) -> str:
         if kind == b"IEND":
             return ""
         at = end
-    return f"PNG: it ends at byte {len(content)}, within the chunk at byte {at} or before the last."
+    return f"PNG: the content ends at byte {len(content)}, within the chunk at byte {at} or before the last chunk."
 
 
 class _Jpeg:
@@ -75,7 +75,7 @@ class _Jpeg:
                 if wrong := wrong or self._find_zeros(segment, at, end):
                     return wrong
                 at = end
-        return f"JPEG: it ends at byte {len(content)} without its end marker."
+        return f"JPEG: the content ends at byte {len(content)} without an end marker."
 
     def _remember(self, code: int, segment: bytes) -> None:
         if code == _INTERVAL:

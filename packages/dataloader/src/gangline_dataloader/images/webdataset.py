@@ -56,7 +56,10 @@ class ImageTexts:
             raise UserError(f"{path} cannot be read.", error.strerror or str(error)) from error
         self.watched.look_at(path)  # after the read, so that a change during the read is noticed
         if (len(image), len(text)) != (sizes := (int(self.image[number, 1]), int(self.text[number, 1]))):
-            raise UserError(f"{path} cannot be read.", f"It gave {len(image)} and {len(text)} bytes of {sizes}.")
+            raise UserError(
+                f"{path} cannot be read.",
+                f"Read {len(image)} bytes of the image and {len(text)} of the text; expected {sizes}.",
+            )
         return image, text
 
     def find_image_name(self, number: int) -> str:
@@ -91,7 +94,7 @@ def list_samples(folder: str) -> ImageTexts:
     """
     files = _list_tar_files(Path(folder).expanduser(), folder)
     if not files:
-        raise UserError(f"data.path={folder} holds no tar files.", "WebDataset keeps samples in NAME.tar.")
+        raise UserError(f"data.path={folder} contains no tar files.", "WebDataset stores samples in NAME.tar.")
     number, images, texts, watched_files = [], [], [], WatchedFiles()
     for index, path in enumerate(files):
         get_file_size(path)
@@ -101,7 +104,7 @@ def list_samples(folder: str) -> ImageTexts:
             images.append(image)
             texts.append(text)
     if not number:
-        raise UserError(f"data.path={folder} holds no images.")
+        raise UserError(f"data.path={folder} contains no samples: its tar files have no images.")
     return ImageTexts(files, np.array(number), np.array(images, np.int64), np.array(texts, np.int64), watched_files)
 
 
@@ -112,8 +115,8 @@ def _list_tar_files(root: Path, given: str) -> list[Path]:
         archives = f"{len(compressed)} compressed tar files" if len(compressed) > 1 else "a compressed tar file"
         raise UserError(
             f"data.path={given} has {archives}: {', '.join(_truncate_names(compressed))}.",
-            "Samples are read by their place in the file, which compression hides.",
-            "Decompress first, for example `gunzip NAME.tar.gz`, or move such files out of the folder.",
+            "Samples are read by byte offset, which a compressed file does not support.",
+            "Decompress the files, for example `gunzip NAME.tar.gz`, or move them out of the folder.",
         )
     if not root.is_dir():
         return files
@@ -124,9 +127,9 @@ def _list_tar_files(root: Path, given: str) -> list[Path]:
             below.append(f"data.path={place}")
     if below:
         raise UserError(
-            f"data.path={given} has tar files in folders in it.",
-            "A folder is read without the folders in it; these would be left out.",
-            "Move all tar files into one folder, or give one of:",
+            f"data.path={given} has tar files in subfolders.",
+            "Subfolders are not read, so these tar files would be skipped.",
+            "Move all tar files into one folder, or choose one folder:",
             *(f"  {one}" for one in _truncate_names(below)),
         )
     return [one for one in files if one.suffix.lower() == ".tar"]
@@ -149,7 +152,7 @@ def _locate_samples(path: Path) -> list[tuple[tuple[int, int], tuple[int, int]]]
                 raise UserError(f"{label} is not a regular file.", "Write the shard without links and sparse files.")
             parts = samples.setdefault(f"{folder}/{key}", {})
             if kind in parts and kind in KINDS.values():
-                why = f"Which {kind} belongs to the sample is not known."
+                why = f"A sample needs exactly one {kind}."
                 raise UserError(f"{label} is the second {kind} of its sample.", why, "Give each sample its own key.")
             parts[kind] = (member.offset_data, member.size)
             if kind == "text":
@@ -159,7 +162,9 @@ def _locate_samples(path: Path) -> list[tuple[tuple[int, int], tuple[int, int]]]
         for kind in ("image", "text"):
             if kind not in parts:
                 part = "image (jpg, jpeg, png)" if kind == "image" else "text (txt)"
-                raise UserError(f"{path}: sample {key.lstrip('/')} has no {part}.", f"It has {', '.join(parts)}.")
+                raise UserError(
+                    f"{path}: sample {key.lstrip('/')} has no {part}.", f"Members of the sample: {', '.join(parts)}."
+                )
     return [(parts["image"], parts["text"]) for parts in samples.values()]
 
 
@@ -175,14 +180,14 @@ def _iterate_headers(path: Path, file: BinaryIO) -> Iterator[tarfile.TarInfo]:
             for member in tar:
                 if member.isfile() and member.offset_data + member.size > size:
                     raise UserError(
-                        f"{path} is damaged at byte {member.offset}: {member.name} has {member.size} bytes, it says.",
-                        f"The file has {size} bytes. It may be truncated.",
+                        f"{path} is damaged at byte {member.offset}: {member.name} should have {member.size} bytes.",
+                        f"The tar file has {size} bytes and may be truncated.",
                         AGAIN,
                     )
                 stopped = tar.offset
                 yield member
     except (OSError, tarfile.TarError, ValueError, OverflowError) as error:
-        raise UserError(f"{path} cannot be read behind byte {stopped}.", str(error), AGAIN) from error
+        raise UserError(f"{path} cannot be read after byte {stopped}.", str(error), AGAIN) from error
     _require_end(path, file, stopped)
 
 
@@ -191,19 +196,19 @@ def _require_end(path: Path, file: BinaryIO, at: int) -> None:
     file.seek(at)
     block = file.read(tarfile.BLOCKSIZE)
     if len(block) == tarfile.BLOCKSIZE and any(block):
-        raise UserError(f"{path} is damaged at byte {at}: no header of a member stands there.", AGAIN)
+        raise UserError(f"{path} is damaged at byte {at}: the header of a member is missing.", AGAIN)
     if len(block) < tarfile.BLOCKSIZE:
         raise UserError(
             f"{path} ends at byte {at + len(block)} without the end of a tar archive.",
-            "Blocks of zeros end an archive. The file may be truncated.",
+            "A tar archive ends with blocks of zeros. The file may be truncated.",
             AGAIN,
         )
     place = file.tell()
     while chunk := file.read(1 << 20):
         if rest := chunk.lstrip(b"\0"):
             raise UserError(
-                f"{path} has content at byte {place + len(chunk) - len(rest)} behind the end of the archive at {at}.",
-                "A header was overwritten with zeros, or tar files were joined: each has to be a file of its own.",
+                f"{path} has content at byte {place + len(chunk) - len(rest)}, after the end of the archive at {at}.",
+                "A header was overwritten with zeros, or tar files were concatenated, which is not supported.",
                 AGAIN,
             )
         place += len(chunk)

@@ -8,7 +8,7 @@ samples. So each count is within one sample of the exact share for a run of any 
 Inside a block the samples are shuffled by a hash of (key, phase, block, position in the block). The n-th sample of a
 source is row n of its endless sequence of epochs, so that each epoch has each row once, whatever the weights.
 
-Weights may change at any sample ("stages"), and a source may be used up after a number of epochs, from where on the
+Weights may change at any sample ("stages"), and a source may be used up after a number of epochs, after which the
 other sources share its weight. Either change begins a new phase, with its own blocks, at a sample number that is a
 function of the configuration.
 """
@@ -38,7 +38,7 @@ class Ingredient:
     rows    number of rows in an epoch
     span    number of rows that are shuffled together; None: all rows
     epochs  number of epochs after which the source is used up; None: never
-    sizes   history of a source that grew during a run: (sample number in the source, rows of each epoch from it on)
+    sizes   history of a source that grew during a run: (sample number in the source, rows of each epoch from then on)
     """
 
     name: str
@@ -97,7 +97,7 @@ def normalise_weights(weights: Sequence[float]) -> tuple[Fraction, ...]:
     exact = []
     for weight in weights:
         if not np.isfinite(weight) or weight < 0:
-            raise ValueError(f"a weight is {weight}, and a share of the samples is at least 0")
+            raise ValueError(f"the weight {weight} must be a finite number of at least 0")
         exact.append(Fraction(str(float(weight))))
     total = sum(exact)
     if not total:
@@ -106,7 +106,7 @@ def normalise_weights(weights: Sequence[float]) -> tuple[Fraction, ...]:
     for weight, share in zip(weights, shares, strict=True):
         if 0 < share < LEAST:
             raise ValueError(
-                f"a weight is {weight}, {float(share):.3g} of all; the least share is 1/65536, or 0 for none"
+                f"the weight {weight} is a share of {float(share):.3g}; a share must be 0 or at least 1/65536"
             )
     return shares
 
@@ -118,12 +118,12 @@ class MixtureOrder:
         self.ingredients, self.stages, self.key = tuple(ingredients), tuple(stages), key
         self.rows = np.array([one.rows for one in self.ingredients], np.int64)
         if not self.ingredients or (self.rows < 1).any():
-            raise ValueError("a mixture of nothing, or with a source that has no rows")
+            raise ValueError("a mixture needs at least one source, and each source needs at least one row")
         starts = [stage.start for stage in stages]
         if not stages or starts[0] != 0 or sorted(set(starts)) != starts:
-            raise ValueError(f"stages begin at samples {starts}; the first begins at 0, each later than the one before")
+            raise ValueError(f"stages begin at samples {starts}; expected ascending samples from 0")
         if any(len(stage.weights) != len(self.ingredients) for stage in stages):
-            raise ValueError(f"a stage does not have {len(self.ingredients)} weights, one for each source")
+            raise ValueError(f"each stage needs {len(self.ingredients)} weights, one for each source")
         self.epochs = [SourceEpochs(one.rows, one.span, *key, one.name, sizes=one.sizes) for one in self.ingredients]
         self._most = [
             None if one.epochs is None else each.end(one.epochs)

@@ -44,7 +44,7 @@ class KeyedPermutation:
 
     def __init__(self, n: int, *key: object) -> None:
         if not 0 < n <= 1 << 62:
-            raise ValueError(f"a permutation of {n} things")
+            raise ValueError(f"a permutation needs 1 to 2**62 items, not {n}")
         self.n = n
         self.keys = derive_round_keys(*key)
         bits = max(_LEAST_BITS, (n - 1).bit_length())

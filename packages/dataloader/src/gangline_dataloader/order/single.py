@@ -13,7 +13,7 @@ from gangline_dataloader.order.mixture import Ingredient, RowPlace
 
 
 class SingleOrder:
-    """The order of one source: sample i is the source's own sample i, as in a mixture of this source alone."""
+    """The order of one source: sample i of the run is sample i of the source, as in a mixture with only this source."""
 
     end: int | None = None
 

@@ -115,7 +115,7 @@ def format_plan_command(name: str, sequence_length: int) -> str:
     if not is_remote(name):
         return f"gangline data prepare --out {name} --pack {sequence_length}"
     return (
-        f"gangline data prepare --out DIR --pack {sequence_length}  in a copy DIR of the store on a disk; then upload "
+        f"gangline data prepare --out DIR --pack {sequence_length}  for a local copy DIR of the store; then upload "
         f"DIR/*pack-{sequence_length}.* to {name}"
     )
 
@@ -138,8 +138,8 @@ def read(folder: Path, sequence_length: int, name: str = "") -> PackPlan:
     except FileNotFoundError as error:
         lengths = list_lengths(folder)
         raise UserError(
-            f"{name} has no plan to pack sequences of {sequence_length} tokens.",
-            f"Planned: {', '.join(map(str, lengths)) or 'none'}.",
+            f"{name} has no pack plan for sequences of {sequence_length} tokens.",
+            f"Sequence lengths with a pack plan: {', '.join(map(str, lengths)) or 'none'}.",
             format_plan_command(name, sequence_length),
         ) from error
     except (OSError, ValueError, RecursionError) as error:
@@ -157,7 +157,7 @@ def read(folder: Path, sequence_length: int, name: str = "") -> PackPlan:
         inside.read_checksums("rows_xxh3"),
     )
     if len({len(column) for column in asdict(columns).values()}) != 1:
-        raise inside.explain_damage("pieces", "expected lists of one length")
+        raise inside.explain_damage("pieces", "expected lists of equal length")
     document.check()
     return PackPlan(
         sequence_length,
@@ -201,8 +201,8 @@ class PackedRows:
         self.plan = read(store.folder, sequence_length, store.name)
         if self.plan.store != store.identity or len(self.plan.shards.rows) != len(store.manifest.shards):
             raise UserError(
-                f"{store.name}/{name_plan_file(sequence_length)} is a plan of another store.",
-                f"It is of {self.plan.store}, and the store is {store.identity}: it has changed since.",
+                f"{store.name}/{name_plan_file(sequence_length)} is the pack plan of another store.",
+                f"The plan is for identity {self.plan.store}; the identity of the store is now {store.identity}.",
                 format_plan_command(store.name, sequence_length),
             )
         self._tokens = np.concatenate([[0], np.cumsum(store.manifest.shards.tokens, dtype=np.int64)])
@@ -243,7 +243,7 @@ class PackedRows:
         if bad.any():
             path = f"{self.store.name}/{name_pack_file(shard, self.sequence_length)}"
             row = int(inside[np.argmax(bad)])
-            raise UserError(f"{path} is damaged: row {row}.", "", f"gangline data verify {self.store.name}")
+            raise UserError(f"{path} is damaged: row {row} is invalid.", "", f"gangline data verify {self.store.name}")
         start = row_pieces[:, 0] + self._tokens[shard]
         return RowPieces(start, start + row_pieces[:, 1], last - first)
 

@@ -84,7 +84,8 @@ def publish(plan: PreparePlan) -> None:
     """Move the new shards into the store, the validation part first, and write the manifests, the store's last.
 
     A call after a killed call continues its work. An existing store is unchanged until its manifest is replaced, and
-    keeps all its old shards first. The manifest has the identity of the validation part, so both grow together.
+    keeps all its old shards as its first shards. The manifest has the identity of the validation part, so both grow
+    together.
     """
     selection = choice.read(plan)
     assert selection is not None, "documents are chosen before a store is made of them"

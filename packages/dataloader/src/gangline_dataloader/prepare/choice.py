@@ -82,27 +82,31 @@ def choose(plan: PreparePlan) -> None:
 
 
 def _explain_empty(counts: Mapping[str, Count], held_out: int, validation: float) -> UserError:
-    dropped = [f"{name}: {why}: {number}" for name, one in counts.items() for why, number in one.dropped.items()]
+    dropped = [
+        f"{name}: {number} documents dropped: {why}"
+        for name, one in counts.items()
+        for why, number in one.dropped.items()
+    ]
     if not held_out:
-        return UserError("nothing is left to train on.", *(dropped or ["The inputs have no documents."]))
+        return UserError("no documents are left for training.", *(dropped or ["The inputs contain no documents."]))
     return UserError(
-        "nothing is left to train on.",
-        f"All {held_out} documents that were kept are held out for validation (--validation {validation:g}).",
-        "A hash of its file's name, or of the text of a row, decides for each document.",
+        "no documents are left for training.",
+        f"All {held_out} kept documents are held out for validation (--validation {validation:g}).",
+        "A document is held out by the hash of its file name, or by the hash of its text if files hold several rows.",
         *dropped,
-        "Give it more documents, or --validation 0",
+        "Add more documents, or set --validation 0.",
     )
 
 
 def load_tasks(plan: PreparePlan) -> list[Finished]:
     """Load the results of all tasks, each of which must be finished."""
     tasks = [load_finished(plan.work, number) for number in range(len(plan.known) + len(plan.dealt))]
-    assert all(tasks), "every task is done before documents are chosen"
+    assert all(tasks), "all tasks must be finished before documents are chosen"
     return [one for one in tasks if one is not None]
 
 
 def plan_shards(lengths: np.ndarray, shard_tokens: int) -> list[tuple[int, int]]:
-    """Plan shards as [first, end) documents from the tokens of each document (0: left out).
+    """Plan shards as [first, end) documents from the number of tokens of each document (0: left out).
 
     A shard ends with the document that brings it to `shard_tokens`.
     """
@@ -132,7 +136,7 @@ def mark_unique(rows: Sequence[np.ndarray]) -> list[np.ndarray]:
 def sum_counts(tasks: Sequence[Finished], fallen: Mapping[str, Sequence[np.ndarray]]) -> dict[str, Count]:
     """Sum the counts of all tasks by source, and subtract the documents that deduplication drops.
 
-    fallen  reason -> for each task the mask of the documents dropped for it; a document has at most one reason
+    fallen  reason -> for each task the mask of the documents dropped for it; each document has at most one reason
     """
     total: dict[str, Count] = {}
     for number, task in enumerate(tasks):

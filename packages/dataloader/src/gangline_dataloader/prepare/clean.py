@@ -19,7 +19,7 @@ _BLANKS = re.compile(r"\n{4,}")
 
 
 def normalise_unicode(text: str) -> str | Dropped:
-    """Normalise a text: NFC, line feeds as newlines, no control characters, at most two blank lines in a row."""
+    """Normalise a text: NFC, line feeds as newlines, no control characters, at most two consecutive blank lines."""
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     if text.isascii():  # an equal result, ten times as fast
         text = text.encode().translate(None, _ASCII_CONTROL).decode()

@@ -67,7 +67,7 @@ def submit(plan: PreparePlan, tasks: int, options: Mapping[str, str]) -> list[st
     parameters = inspect.signature(executor.__init__).parameters
     missing = [f"--slurm {name}=..." for name in ("partition", "time") if name not in options]
     if missing:
-        raise UserError("--cluster slurm: the jobs need a partition and a time.", "", " ".join(missing))
+        raise UserError("--cluster slurm needs a partition and a time limit.", "", " ".join(missing))
     arguments = {
         name: _parse_value(name, value, str(parameters[name].annotation))
         for name, value in options.items()
@@ -107,12 +107,12 @@ def submit(plan: PreparePlan, tasks: int, options: Mapping[str, str]) -> list[st
 
 def _explain_refusal(why: str, taken: list[str]) -> UserError:
     if not taken:
-        return UserError("Slurm took no job.", why)
+        return UserError("Slurm rejected the first job of the preparation.", why)
     return UserError(
-        f"Slurm took jobs {', '.join(taken)} and not the next one.",
+        f"Slurm accepted jobs {', '.join(taken)} of the preparation and rejected the next job.",
         why,
         f"scancel {' '.join(taken)}",
-        "the same call, once they have ended, goes on with what they did",
+        "When the accepted jobs have ended, type the same command to continue from their finished work.",
     )
 
 
@@ -131,18 +131,18 @@ def refuse_if_submitted(work: Path) -> None:
         answered, why = False, str(error)
     if not answered:
         raise UserError(
-            f"Nobody knows whether jobs {', '.join(jobs)} of an earlier call are at work on {work.parent}.",
-            f"squeue: {why}",
+            f"cannot determine whether jobs {', '.join(jobs)} of an earlier call are still writing to {work.parent}.",
+            f"squeue failed: {why}",
             " ".join(command),
-            f"rm {work / SUBMITTED}, where they have ended for sure",
+            f"rm {work / SUBMITTED}  if all these jobs have ended",
         )
     if active_jobs := sorted({line.partition("_")[0] for line in answer.stdout.split()} & set(jobs)):
         logs = work.parent / LOGS
         raise UserError(
-            f"jobs {', '.join(active_jobs)} of an earlier call are at work on {work.parent}.",
-            f"What they say: {logs}",
+            f"jobs {', '.join(active_jobs)} of an earlier call are still writing to {work.parent}.",
+            f"Logs of the jobs: {logs}",
             f"squeue -j {','.join(active_jobs)}",
-            f"scancel {' '.join(active_jobs)} ends them; the same call then goes on with what they did.",
+            f"scancel {' '.join(active_jobs)}  ends the jobs; then type the same command to continue from their work.",
         )
 
 
@@ -163,4 +163,4 @@ def _parse_value(name: str, value: str, annotation: str) -> str | int | bool:
     try:
         return int(value) if annotation == "int" else value == "true" if annotation == "bool" else value
     except ValueError as error:
-        raise UserError(f"--slurm {name}={value}: expected a whole number.") from error
+        raise UserError(f"--slurm {name}={value}: expected an integer.") from error

@@ -41,7 +41,9 @@ def read_documents(file: Input, field: str, chat: bool = False) -> Iterator[Text
     Raises NotText for a binary file, and UserError for a damaged file, a row without the field, or a missing package.
     """
     if chat and file.kind == "text":
-        raise UserError(f"{file.path} holds no conversations.", "They are rows of JSONL or Parquet.")
+        raise UserError(
+            f"{file.path} must be JSONL or Parquet.", "--chat reads conversations from rows, one conversation per row."
+        )
     source = partial(_open_remote, file.path) if "://" in file.path else None
     with open_decompressed(file.path, ending=file.compression, source=source) as stream:
         if file.kind == "parquet":
@@ -89,7 +91,7 @@ def _read_parquet(file: Input, stream: BinaryIO, field: str, chat: bool) -> Iter
     try:
         table = parquet.ParquetFile(stream if stream.seekable() else BytesIO(stream.read()))
     except pyarrow.ArrowException as error:
-        raise UserError(f"{file.path} is no Parquet file.", str(error)) from error
+        raise UserError(f"{file.path} is not a valid Parquet file.", str(error)) from error
     names = table.schema_arrow.names
     if field not in names:
         raise _explain_missing_field(f"{file.path}", field, names)
@@ -133,13 +135,13 @@ def _parse_document(row: object, field: str, chat: bool, where: str, name: str) 
 
 def _get_text(row: object, field: str, where: str) -> str | None:
     if not isinstance(row, dict):
-        raise UserError(f"{where} is no object with fields.")
+        raise UserError(f"{where} must be a JSON object with fields.")
     if field not in row:
         raise _explain_missing_field(where, field, list(row))
     if row[field] is None:
         return None
     if not isinstance(row[field], str):
-        raise UserError(f"{where} has no text in its field {field!r}: {row[field]!r:.60}.")
+        raise UserError(f"{where} must hold text in its field {field!r}, and holds {row[field]!r:.60}.")
     return cast(str, row[field])
 
 

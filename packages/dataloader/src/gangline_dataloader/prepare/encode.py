@@ -103,7 +103,7 @@ class DocumentEncoder:
         self, messages: list[dict[str, Any]], tools: list[Any] | None, counts: dict[str, int]
     ) -> EncodedDocument | Dropped:
         """Encode a conversation with a loss mask of the assistant's tokens; the end of text is not trained on."""
-        assert self._chats is not None, "conversations are read where there is a template"
+        assert self._chats is not None, "conversations are rendered by a chat template"
         try:
             chat = render_chat(self._chats.template.bind_tools(tools), messages)
         except TemplateRefusal as error:

@@ -2,8 +2,8 @@
 
 tiktoken merges by the rank of the merged token, tokenizers by the rank of the pair. If every token of a vocabulary is
 made by one pair, and is encoded to itself, both libraries agree if training was greedy, as in every known trainer. This
-is no proof, so one document in `SAMPLED` is encoded by both libraries, and a difference ends the preparation. Any other
-vocabulary is encoded by tokenizers.
+is not proven, so one document in `SAMPLED` is encoded by both libraries, and a difference ends the preparation. Any
+other vocabulary is encoded by tokenizers.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class FastBpe(TextCodec):
             tokens, self.slow.encode_file(content, name)
         ):
             raise UserError(
-                f"{name}: tiktoken and tokenizers differ about {self.slow.path}.",
-                "The fast way does not know this vocabulary well enough.",
+                f"tiktoken and tokenizers encode {name} to different tokens by {self.slow.path}.",
+                "tiktoken does not reproduce this tokenizer exactly.",
                 "--tokenise-with tokenizers",
             )
         return tokens

@@ -16,7 +16,7 @@ from gangline_dataloader.store.foreign.splits import OTHERS, find_split
 KINDS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".pq": "parquet"}
 TABLES = {".json", ".csv", ".tsv", ".arrow"}  # endings of files with rows that are nevertheless read as plain text
 BUILT_IN = "Python's standard library"
-TEXTS = "texts about it"
+TEXTS = "plain text files"
 NEVER = {"__pycache__", ".git", "node_modules"}
 
 
@@ -57,17 +57,22 @@ def list_inputs(
             files = [file for file in files if not file.path.startswith(out_path + os.sep)]
         if not files:
             raise UserError(
-                f"{word} names no files.", "Hidden files, and what lies in __pycache__ or .git, do not count."
+                f"INPUT {word} matches no files.",
+                "Hidden files and files in __pycache__, .git or node_modules are skipped.",
             )
         tables = [file for file in files if file.kind == "text" and _get_suffix(file) in TABLES]
         if tables:
             example = f"{tables[0].name} and {len(tables) - 1} more" if tables[1:] else tables[0].name
-            say(f"{word}: {example}: read as plain text, one document a file; rows are read of .jsonl and .parquet.")
+            say(
+                f"{word}: reading {example} as plain text, one document per file; .jsonl and .parquet are read by rows."
+            )
         inputs += select_splits(word, sorted(files, key=lambda file: file.name), say)
     index: dict[str, Input] = {}
     for file in inputs:
         if file.path in index:
-            raise UserError(f"{file.path} is named twice: by {index[file.path].source} and by {file.source}.")
+            raise UserError(
+                f"{file.path} is matched twice: by INPUT {index[file.path].source} and by INPUT {file.source}."
+            )
         index[file.path] = file
     return inputs
 
@@ -85,8 +90,8 @@ def select_splits(word: str, files: Sequence[Input], say: Callable[[str], None])
         return list(files)
     omissions = [f"{split} ({len(kinds[split])} files)" for split in ("test", "cache", TEXTS) if split in kinds]
     validation_note = "validation is held out, " if "validation" in kinds else ""
-    out = f"{', '.join(omissions) or 'nothing'} left out"
-    say(f"{word} is a data set in splits: {validation_note}{out}. What is named by itself is read.")
+    out = f"{', '.join(omissions) or 'no file'} skipped"
+    say(f"{word} is a data set with splits: {validation_note}{out}. To read a skipped file, name it as INPUT.")
     train = "train" if "validation" in kinds else ""
     return [
         replace(file, split="validation" if split == "validation" else train)
@@ -122,7 +127,7 @@ def _list_local(word: str) -> list[Input]:
         files = corpus.find_files(path)
         root = os.path.commonpath([os.path.dirname(file) for file in files]) if files else ""
     else:
-        raise UserError(f"{word} is not there.", f"There is no such file or directory in {os.getcwd()}.")
+        raise UserError(f"INPUT {word} does not exist.", f"The working directory is {os.getcwd()}.")
     described = []
     for file in files:
         about = os.stat(file)

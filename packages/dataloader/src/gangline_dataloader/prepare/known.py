@@ -22,7 +22,7 @@ def work(plan: PreparePlan, number: int) -> None:
         return
     split, shard = plan.known[number]
     manifest = plan.read_previous(split)
-    assert manifest is not None, "there are shards where there is a manifest"
+    assert manifest is not None, "a store with shards has a manifest"
     folder, entry, codec = plan.store / split, manifest.shards[shard], plan.settings.open_codec()
     tokens = np.asarray(
         map_vector(folder / name_tokens_file(shard), manifest.dtype, entry.tokens, entry.xxh3, entry.pieces_xxh3)

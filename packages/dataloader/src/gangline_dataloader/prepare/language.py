@@ -1,6 +1,6 @@
 """Language identification of documents, by a classifier whose model comes with its package (py3langid).
 
-A naive Bayes classifier over byte n-grams (Lui and Baldwin, "langid.py", ACL 2012). Nothing is downloaded.
+A naive Bayes classifier over byte n-grams (Lui and Baldwin, "langid.py", ACL 2012). No file is downloaded.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def check(languages: Sequence[str]) -> None:
     codes = sorted(_load_identifier().labels)
     if unknown := [code for code in languages if code not in codes]:
         raise UserError(
-            f"--language {','.join(languages)}: no language {unknown[0]}.", f"ISO 639 codes: {', '.join(codes)}."
+            f"--language {','.join(languages)}: unknown language {unknown[0]}.", f"ISO 639 codes: {', '.join(codes)}."
         )
 
 

@@ -1,8 +1,8 @@
 """Near-deduplication by MinHash signatures and locality-sensitive hashing (LSH) in bands.
 
-A document is the set of its shingles: every five words in a row, lower-cased, where a word is a run of letters, digits
-and underscores. A shorter document is a single shingle; a document without words resembles no other document. The
-similarity of two documents is the Jaccard index |A ∩ B| / |A ∪ B| of their sets (Broder, "On the resemblance and
+A document is the set of its shingles: every five consecutive words, lower-cased, where a word is a run of letters,
+digits and underscores. A shorter document is a single shingle; a document without words resembles no other document.
+The similarity of two documents is the Jaccard index |A ∩ B| / |A ∪ B| of their sets (Broder, "On the resemblance and
 containment of documents", 1997). For each of 128 hash functions the signature holds the minimum over the set (by rensa,
 extra `[near]`). The fraction of values in which two signatures agree estimates the similarity s with a standard
 deviation of sqrt(s (1 - s) / 128), 0.035 at s = 0.8.
@@ -42,7 +42,7 @@ _EMPTY = np.iinfo(np.uint32).max  # all values of the signature of a document wi
 
 
 def list_shingles(text: str) -> list[str]:
-    """List the shingles of a text: every five words in a row, lower-cased."""
+    """List the shingles of a text: every five consecutive words, lower-cased."""
     text = text.lower()
     words = text.encode().translate(_SPACED).decode().split() if text.isascii() else _WORD.findall(text)
     if len(words) <= WORDS:
@@ -83,7 +83,7 @@ def mark_near_unique(
 
     signatures  (n, 128) uint32 for each task; they may be mapped
     alive       (n,) bool for each task: documents to compare; other documents stay marked true and drop no document
-    standing    number of first documents that are always kept
+    standing    number of leading documents that are always kept
     """
     starts = np.cumsum([0, *map(len, signatures)])
     keys = np.concatenate([_compute_band_keys(one, threshold) for one in signatures])

@@ -36,7 +36,7 @@ PLAN = "plan.json"
 SUBMITTED = "submitted.json"  # ids of the cluster jobs that carry the plan out
 FILES_OF_TOKENIZER = ("tokenizer.json", *BESIDE)
 _FILE_OF_PART = re.compile(r"shard-\d+(\.ends|\.loss)?\.npy|\..*\.part")  # files of a part without a manifest
-MADE = "validation"  # in PLAN: identity of the folder `validation` that the call makes; null until it begins to
+MADE = "validation"  # in PLAN: identity of the folder `validation` that the call makes; null before its first write
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ def begin_plan(
 
 
 def forget(store: Path, identities: Sequence[str]) -> None:
-    """Remove the working folder that a call killed at its end left, if its identity is given or its plan unreadable."""
+    """Remove the working folder of a killed call, if the call has one of `identities` or an unreadable plan."""
     try:
         other = json.loads((store / WORK / PLAN).read_bytes())["identity"] not in identities
     except (OSError, ValueError, KeyError, TypeError):
@@ -162,7 +162,7 @@ def read(store: Path, identity: str) -> PreparePlan:
 @lru_cache(maxsize=1)
 def _read(store: Path, identity: str, modified: int) -> PreparePlan:
     content = json.loads((store / WORK / PLAN).read_bytes())
-    assert content["identity"] == identity, "another call has begun in its place"
+    assert content["identity"] == identity, "another call has replaced this plan"
     files = [Input(*file) for file in content["files"]]
     return PreparePlan(
         store, identity, Settings.from_record(content["settings"]), content["engine"], files, Base(**content["base"])
@@ -214,9 +214,9 @@ def _is_part(folder: Path, identity: str) -> bool:
 
 def _explain_occupied(folder: Path) -> UserError:
     return UserError(
-        f"{folder} is in the way: it is not a part of the store {folder.parent}.",
-        "The documents that are held out are written to a new folder of that name.",
-        "Move it elsewhere, and type the same command.",
+        f"{folder} exists, but is not the validation part of the store {folder.parent}.",
+        "The held-out documents are written to a new folder of that name.",
+        "Move the folder elsewhere, and type the same command.",
     )
 
 

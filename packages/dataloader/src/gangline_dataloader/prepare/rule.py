@@ -1,4 +1,4 @@
-"""The type of a cleaning rule: it takes a text and returns a text, or why the document is dropped."""
+"""Type of a cleaning rule: a function that returns the cleaned text, or the reason why the document is dropped."""
 
 from __future__ import annotations
 

@@ -6,7 +6,8 @@
     store   move shards into the store, write the manifest      one
 
 Each stage writes its result below the store, so another process on another machine may run the next stage
-(`prepare.cluster`). No work is done twice, and the bytes do not depend on the process that did it.
+(`prepare.cluster`). No work item is repeated, and the bytes do not depend on the process that did the
+work.
 """
 
 from __future__ import annotations
@@ -78,7 +79,10 @@ def plan_and_carry_out(
     append: bool,
     carry: Callable[[PreparePlan], None],
 ) -> None:
-    """Plan a call and pass the plan to `carry`, unless done. Raises UserError like `prepare`, and for a full disk."""
+    """Plan a call and pass the plan to `carry`, unless the store is complete.
+
+    Raises UserError like `prepare`, and for a full disk.
+    """
     folder = Path(out).expanduser()
     check_not_a_part(folder)
     settings.check()
@@ -109,7 +113,7 @@ def remove_unused(folder: Path, made: Sequence[Path]) -> None:
     parts = any(path.name != PLAN for path in work.rglob("*"))
     if (folder / FILE).exists():  # the plan identifies the validation part of a killed call
         marks = (folder / VALIDATION).exists() and not read(folder).held_out
-    else:  # next to other files, the plan marks the folder as one of prepare's
+    else:  # next to other files, the plan marks the folder as a folder of prepare
         marks = any(path != work for path in folder.iterdir())
     if not parts and not marks:
         shutil.rmtree(work, ignore_errors=True)
@@ -192,9 +196,9 @@ def open_pool(workers: int) -> Iterator[ProcessPoolExecutor | None]:
     except BrokenProcessPool as error:
         pool.shutdown(wait=False, cancel_futures=True)
         failure = UserError(
-            f"a worker of {workers} ended before its work did (out of memory?).",
-            "The system ends a process with SIGKILL where memory runs out. What was prepared so far stays.",
-            "Type the same command to continue; fewer --workers need less memory, and the bytes are the same.",
+            f"a worker process of {workers} was killed or crashed, probably for lack of memory.",
+            "Linux kills a process with SIGKILL if memory runs out. Finished work remains on disk.",
+            "Type the same command to continue. Fewer --workers need less memory and give the same bytes.",
         )
         failure.exit_code = EXIT_FAILURE
         raise failure from error
@@ -206,13 +210,13 @@ def open_pool(workers: int) -> Iterator[ProcessPoolExecutor | None]:
 
 @contextmanager
 def lock_store(folder: Path) -> Iterator[None]:
-    """Lock the folder of a store, if its file system has locks. Raises UserError if another call works on it."""
+    """Lock the folder of a store, if its file system has locks. Raises UserError if another call writes to it."""
     with ExitStack() as stack:
         try:
             stack.enter_context(lock_folder(folder.resolve(), seconds=0, required=False))
         except BlockingIOError:
             raise UserError(
-                f"another `gangline data prepare` is at work on {folder}.", "Wait until it is done."
+                f"another `gangline data prepare` is writing to {folder}.", "Wait until that call has ended."
             ) from None
         if (folder / WORK / SUBMITTED).exists():
             import_module("gangline_dataloader.prepare.cluster").refuse_if_submitted(folder / WORK)
@@ -235,14 +239,16 @@ def find_finished(folder: Path, identity: str, append: bool, older: OlderIdentit
         if append:
             return None
         raise UserError(
-            f"{folder} holds another token store.",
-            f"It was made of {', '.join(manifest.sources) or 'something else'}.",
-            "Other inputs or options make another store, and so do inputs that changed or are named differently.",
-            "Name another --out, or delete it; --append puts what is not there yet behind it.",
+            f"{folder} holds a token store of other inputs or options.",
+            f"Sources of that store: {', '.join(manifest.sources) or 'unknown'}.",
+            "An input file that changed or was renamed also counts as another input.",
+            "Choose another --out, or delete the store. --append appends new documents to the store.",
         )
     if not folder.is_dir() or (any(folder.iterdir()) and not (folder / WORK).is_dir()):
         raise UserError(
-            f"{folder} holds something else.", "A store is made in a directory of its own.", "Name another --out."
+            f"--out {folder} is a file, or a directory with other files.",
+            "A store needs a new or empty directory.",
+            "Choose another --out.",
         )
     return None
 
@@ -253,9 +259,9 @@ def check_not_a_part(folder: Path) -> None:
         return
     store = folder.absolute().parent
     raise UserError(
-        f"--out {folder} is the folder of what is held out of the store {store}.",
-        f"{store}/{FILE} says what lies there: another store in it would be refused.",
-        "Name another --out, and a validation set of its own in validate.sets; or put more behind the store: "
+        f"--out {folder} is the validation part of the store {store}.",
+        f"Runs would refuse another store there, because {store}/{FILE} records the checksums of that part.",
+        "Choose another --out, and list the new store in validate.sets. To append documents to the store instead: "
         f"gangline data prepare INPUT --out {store} --append",
     )
 
@@ -275,29 +281,30 @@ def check_appendable(manifest: Manifest, settings: Settings, folder: Path) -> No
     versions = [one.get("rules", 1) for one in calls if Settings.from_record(one.get("settings", {})).filters]
     if settings.filters and (older := [version for version in versions if version != RULES_VERSION]):
         raise UserError(
-            f"{folder} was prepared by another version of the rules of --clean, --language and --replace.",
-            f"Version {older[0]} there, {RULES_VERSION} here: texts put behind them would be cleaned differently.",
-            "Prepare all of it again, to another --out; --clean none, without --language and --replace, uses no rule.",
+            f"cannot append to {folder}: the rules of --clean, --language and --replace have changed.",
+            f"The store was prepared with version {older[0]} of the rules; this gangline has version {RULES_VERSION}.",
+            "Prepare all inputs again, to another --out. Or append without rules: "
+            "--clean none --language all --replace none",
         )
     if settings.chat and manifest.shards.loss_xxh3 and manifest.learnt_rule != LEARNT_RULE:
         raise UserError(
-            f"{folder} was prepared by an older rule of what is learnt of conversations.",
-            "Its documents and those behind them would be learnt differently.",
-            "Prepare all of it anew, to another --out.",
+            f"cannot append to {folder}: the loss masks of the store were computed by an older rule.",
+            "Old and new conversations would contribute to the loss differently.",
+            "Prepare all inputs again, to another --out.",
         )
     template = settings.load_template()
     if template is not None and manifest.shards.loss_xxh3 and template.source != _read_template(folder):
         raise UserError(
-            f"{folder} holds conversations that another chat template wrote than {template.name}.",
-            "What is put behind a store has to be made as the store was.",
-            "Leave --chat-template and --tokenizer out, and they are the store's.",
+            f"cannot append to {folder}: the chat template of the store differs from {template.name}.",
+            "All conversations of a store must be rendered by one chat template.",
+            "Leave out --chat-template and --tokenizer: the defaults are the store's template and tokenizer.",
         )
     if template is not None and manifest.shards.loss_xxh3 and template.special != read_special_tokens(folder):
         there, here = (_format_special_tokens(tokens) for tokens in (read_special_tokens(folder), template.special))
         raise UserError(
-            f"{folder} holds conversations with other special tokens than those beside {settings.tokenizer}.",
-            f"There: {there}. Here: {here}. A template writes them.",
-            "Leave --tokenizer out, and it is the store's.",
+            f"cannot append to {folder}: the special tokens next to {settings.tokenizer} differ from the store's.",
+            f"Store: {there}. This call: {here}. Chat templates insert special tokens.",
+            "Leave out --tokenizer: the default is the store's tokenizer.",
         )
     begin = manifest.report.get("settings", {}).get("begin_of_text")
     for name, theirs, own_value in (
@@ -308,9 +315,9 @@ def check_appendable(manifest: Manifest, settings: Settings, folder: Path) -> No
     ):
         if theirs != own_value:
             raise UserError(
-                f"{folder} has another {name}: {theirs}, and not {own_value}.",
-                "What is put behind a store has to be made as the store was.",
-                "Leave the option out, and it is the store's.",
+                f"cannot append to {folder}: {name} is {theirs} in the store and {own_value} in this call.",
+                "All documents of a store must be prepared with the same options.",
+                "Leave out the option: the default is the value of the store.",
             )
 
 

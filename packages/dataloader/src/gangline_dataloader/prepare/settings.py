@@ -29,7 +29,7 @@ from gangline_dataloader.store.write import SHARD_TOKENS
 BYTES = "bytes"
 BESIDE = ("tokenizer_config.json", "special_tokens_map.json", TEMPLATE)  # files next to a tokenizer.json
 # Version of --clean, --language and --replace, raised when a rule changes its result. Plans and stores record it: with
-# another version a killed call restarts and --append is refused. 1: no record. 2: characters are composed last.
+# another version a killed call restarts and --append is refused. 1: not recorded. 2: characters are composed last.
 RULES_VERSION = 2
 CODEC_OPTIONS = ("--tokenizer ", "--end-of-text ")  # names of the codec's options in messages
 TIKTOKEN, TOKENIZERS = ENGINES = ("tiktoken", "tokenizers")
@@ -95,46 +95,63 @@ class Settings:
         if not isinstance(codec, TokenizerCodec) and len(word.encode()) == 1:
             token = word.encode()[0]
         if token is None:
-            raise UserError(f"--begin-of-text {word} is no token of --tokenizer {self.tokenizer}.")
+            raise UserError(f"--begin-of-text {word} is not a token of --tokenizer {self.tokenizer}.")
         return int(token)
 
     def check(self) -> None:
         """Raise UserError for invalid values and for options that exclude each other."""
         if not self.field:
             raise UserError(
-                "--field '' must be the name of a field.", "Rows of JSONL and Parquet hold their text in it."
+                "--field must be the name of a field, and is empty.",
+                "The field holds the text of each row of JSONL or Parquet.",
             )
         self.open_codec()
         self.load_template()
         if self.begin_of_text is not None:
             self.find_begin_token()
             if self.chat:
-                raise UserError("--begin-of-text has no meaning beside --chat: the template writes what comes first.")
+                raise UserError(
+                    "--begin-of-text is not supported with --chat.",
+                    "The chat template writes the start of each conversation.",
+                    "Remove --begin-of-text.",
+                )
         if self.chat_template is not None and not self.chat:
-            raise UserError("--chat-template has no meaning without --chat.")
+            raise UserError("--chat-template requires --chat.")
         unknown = [rule for rule in self.clean if rule not in RULES]
         if unknown:
             raise UserError(
-                f"--clean {','.join(self.clean)}: no rule {unknown[0]}.", f"Rules: {', '.join(RULES)}, or none."
+                f"--clean {','.join(self.clean)}: unknown rule {unknown[0]}.", f"Rules: {', '.join(RULES)}, or none."
             )
         if unknown := [kind for kind in self.private if kind not in KINDS]:
-            raise UserError(f"--replace {','.join(self.private)}: no kind {unknown[0]}.", f"Kinds: {', '.join(KINDS)}.")
+            raise UserError(
+                f"--replace {','.join(self.private)}: unknown kind {unknown[0]}.",
+                f"Kinds: {', '.join(KINDS)}, or none.",
+            )
         if self.languages:
             language.check(self.languages)
         if not 0 <= self.confidence <= 1:
-            raise UserError(f"--confidence {self.confidence} is no probability.", "Choose one from 0 to 1.")
+            raise UserError(
+                f"--confidence {self.confidence} must be between 0 and 1.",
+                "--confidence is the minimum confidence of the language classifier.",
+            )
         if self.near is not None and not 0 < self.near <= 1:
             raise UserError(
-                f"--near-duplicates {self.near} is no resemblance.", "Choose more than 0 and at most 1; 0.8 is usual."
+                f"--near-duplicates {self.near} must be greater than 0 and at most 1.",
+                "--near-duplicates is the minimum Jaccard similarity of two near-duplicates; 0.8 is usual.",
             )
         if self.near is not None and not self.exact:
             raise UserError(
-                "--near-duplicates drops what is nearly the same, and so --keep-duplicates has no meaning beside it."
+                "--keep-duplicates is not supported with --near-duplicates.",
+                "Near-deduplication also drops exact duplicates.",
+                "Remove one of the two options.",
             )
         if self.near is not None:
             near.check()
         if not 0 <= self.validation < 1:
-            raise UserError(f"--validation {self.validation} is not a fraction.", "Choose at least 0 and less than 1.")
+            raise UserError(
+                f"--validation {self.validation} must be at least 0 and less than 1.",
+                "--validation is the fraction of the documents that is held out.",
+            )
 
     def compute_identity(self, files: Sequence[Input]) -> str:
         """Compute a hash of everything that determines the store; work of a call with another hash must not be reused.

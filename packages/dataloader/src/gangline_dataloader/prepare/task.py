@@ -1,4 +1,4 @@
-"""One task of `prepare`: turns some files into documents, cleaned, tokenised and hashed, in two arrays and a note.
+"""One task of `prepare`: turns some files into documents, cleaned, tokenised and hashed, in two arrays and a JSON note.
 
 A task with a note on disk is finished and is not repeated. Documents are compared by a hash of their tokens and loss
 mask, so that the documents of a store can be hashed again when more are appended.

@@ -80,13 +80,17 @@ def _explain_past_change(
     cursor: int, before: list[Any], after: list[Any], caps: list[str], sources: dict[str, list[Any]]
 ) -> UserError:
     what = f"data.epochs of {', '.join(sorted(caps))}" if before == after else "data.weights and data.stages"
-    why = f"It stands at sample {cursor}."
-    fix = f"Leave those, and add what is to come: 'data.stages=[..., {{from: {cursor}, weights: ...}}]'"
+    why = f"The run has read the samples before sample {cursor}."
+    fix = (
+        f"Restore the old values; add a stage for later samples: 'data.stages=[..., {{from: {cursor}, weights: ...}}]'"
+    )
     if before != after:
-        why = f"{why} Up to there its shares were {before}, and now they are {after}."
+        why = f"{why} The shares of these samples were {before}, and are {after} with the new options."
         rows = {name: had if isinstance(had, int) else had[0][1] for name, (had, _) in sources.items()}
         if before[0][1] == dict(zip(rows, map(str, normalise_weights(list(rows.values()))), strict=True)):
             weights = ", ".join(f"{name}: {count}" for name, count in rows.items())
-            why = f"{why}\n(Without data.weights they are the sequences that each source has, and one grew.)"
-            fix = f"'data.weights={{{weights}}}'  keeps them; what is to come is added in data.stages."
+            why = (
+                f"{why}\nThe default of data.weights is the number of sequences of each source, and a source has grown."
+            )
+            fix = f"'data.weights={{{weights}}}'  restores the old weights; data.stages may change later samples."
     return UserError(f"{what} would change samples that the run has read.", *why.splitlines(), fix)

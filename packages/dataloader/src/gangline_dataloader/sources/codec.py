@@ -31,9 +31,9 @@ def open_codec(store: Tokens) -> TextCodec | None:
     codec = TokenizerCodec(str(store.folder / about.file), None, "replace")
     if codec.identity != about.identity:
         raise UserError(
-            f"{store.folder / about.file} is not the tokenizer that made the tokens of {store.name}.",
-            f"Its identity is {codec.identity}, and the manifest says {about.identity}.",
-            f"gangline data verify {store.name}, and copy the file again",
+            f"{store.folder / about.file} is not the tokenizer of the tokens in {store.name}.",
+            f"The file has identity {codec.identity}, and the manifest records {about.identity}.",
+            f"Copy the file again; to check the store:  gangline data verify {store.name}",
         )
     codec.separator = about.end_of_text
     return codec
@@ -70,8 +70,9 @@ def find_chat_template(stores: Sequence[StoreTokens]) -> ChatTemplate | None:
         first, template = templates[0]
         if (template.source, template.special) != (other.source, other.special):
             raise UserError(
-                f"conversations of {first} and of {name} are written by different chat templates.",
-                "A run that learnt both has no one way to be asked.",
+                f"the conversations of {first} and {name} were rendered by different chat templates.",
+                "A model is sampled and exported with one chat template.",
+                "Prepare both stores again with the same --tokenizer and --chat-template.",
             )
     return templates[0][1] if templates else None
 
@@ -79,8 +80,8 @@ def find_chat_template(stores: Sequence[StoreTokens]) -> ChatTemplate | None:
 def report_old_masks(stores: Sequence[StoreTokens]) -> list[str]:
     """Return a notice for each store whose loss mask over conversations follows an older rule."""
     return [
-        f"{store.name} was prepared by an older rule of what is learnt of conversations: what a template writes behind "
-        "an answer's end token is learnt, and what it marks is not heeded. Prepare it anew to change that."
+        f"{store.name} was prepared by an older rule for loss masks of conversations: other tokens than the answers "
+        "may contribute to the loss. To apply the current rule, prepare the store again."
         for store in stores
         if store.masked and store.manifest.learnt_rule != LEARNT_RULE
     ]
@@ -89,8 +90,8 @@ def report_old_masks(stores: Sequence[StoreTokens]) -> list[str]:
 def report_glued_texts(stores: Sequence[StoreTokens]) -> list[str]:
     """Return a notice for each store without an end-of-text token."""
     return [
-        f"{store.name} has no end-of-text token: documents follow one another with no token between them. Prepare it "
-        "again with --end-of-text TOKEN to change that."
+        f"{store.name} has no end-of-text token: documents follow each other without a separator. To add the token, "
+        "prepare the store again with --end-of-text TOKEN."
         for store in stores
         if store.end_of_text is None
     ]
@@ -99,15 +100,15 @@ def report_glued_texts(stores: Sequence[StoreTokens]) -> list[str]:
 def report_unused_fraction(stores: Sequence[StoreTokens], share: float, default: float) -> list[str]:
     """Return a notice for each store whose validation part is used instead of the validation fraction `share`."""
     return [
-        f"data.validation_fraction={share:g} has no effect on {store.name}: prepare held out a part of its documents, "
-        f"which is read from {store.name}/{VALIDATION}."
+        f"data.validation_fraction={share:g} has no effect on {store.name}: the validation split is the folder "
+        f"{store.name}/{VALIDATION}, which `gangline data prepare` held out."
         for store in stores
         if store.manifest.held_out and share not in (default, 1)
     ]
 
 
 def _explain_no_template(store: StoreTokens) -> UserError:
-    why = "Neither it nor its tokenizer says how a conversation is written."
+    why = f"The file {TEMPLATE} is missing, and the store's tokenizer has no chat template."
     if store.masked:
-        why = "It was prepared before stores kept theirs."
-    return UserError(f"{store.name} has no chat template.", why, f"Put it there as {TEMPLATE}.")
+        why = "The store was prepared by an older version, which did not store the chat template."
+    return UserError(f"{store.name} has no chat template.", why, f"Copy the chat template to {store.name}/{TEMPLATE}.")

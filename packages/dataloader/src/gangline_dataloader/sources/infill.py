@@ -2,8 +2,8 @@
 
 Bavarian et al., arXiv 2207.14255, section 3: a document is split at two random offsets into prefix, middle and suffix,
 and becomes PRE prefix SUF suffix MID middle (PSM), or, for a fraction of the documents, PRE SUF suffix MID prefix
-middle (SPM). The three marks (sentinel tokens) replace the last three tokens of the document, so that its length stays
-the same. All its tokens contribute to the loss.
+middle (SPM). The three marks (sentinel tokens) replace the last three tokens of the document, which keeps its
+length. All tokens of the document contribute to the loss.
 """
 
 from __future__ import annotations
@@ -103,9 +103,9 @@ def get_mark_tokens(names: Sequence[str], store: str, ids: Sequence[int | None])
         missing = [name for name, one in zip(names, ids, strict=False) if one is None]
         raise UserError(
             f"data.fim_tokens={list(names)}: "
-            + (f"{store} has no token {', '.join(missing)}." if missing else "there must be three different ones."),
-            "They mark prefix, middle and suffix, and are tokens of their own in the store's tokenizer.",
-            "gangline data prepare --tokenizer FILE with a tokenizer that has them, or data.fim_rate=0",
+            + (f"{store} has no token {', '.join(missing)}." if missing else "expected three different tokens."),
+            "The tokens mark prefix, middle and suffix; each must be one token of the store's tokenizer.",
+            "Prepare the store with a tokenizer that has these tokens (--tokenizer FILE), or set data.fim_rate=0.",
         )
     return tokens
 
@@ -120,8 +120,8 @@ def build_infill(config: SequenceConfig, stores: Sequence[Tokens], seed: int, sp
     for store in stores:
         if store.masked:
             raise UserError(
-                "data.fim_rate: conversations are not rearranged.",
-                f"{_name_store(store)} says of each token whether it is to be learnt.",
+                "data.fim_rate does not support stores of conversations.",
+                f"{_name_store(store)} has a loss mask, which would not match rearranged tokens.",
                 "data.fim_rate=0",
             )
     one = stores[0]
@@ -134,4 +134,4 @@ def build_infill(config: SequenceConfig, stores: Sequence[Tokens], seed: int, sp
 
 
 def _name_store(store: Tokens) -> str:
-    return store.name if isinstance(store, StoreTokens) else "files of others"
+    return store.name if isinstance(store, StoreTokens) else "the external files"

@@ -56,7 +56,7 @@ class HeldOutOrder:
     end: int | None = None
 
     def __init__(self, mixture: MixtureOrder) -> None:
-        assert mixture.end, "every source of what is held out has one epoch"
+        assert mixture.end, "every source of a validation mixture has one epoch"
         self.mixture, self.samples = mixture, mixture.end
 
     @property
@@ -125,13 +125,13 @@ def agree(parts: list[SplitRows]) -> None:
             if own_value != theirs:
                 raise UserError(
                     f"data.sources: {one.name} and {other.name} have different {what}.",
-                    f"{one.name} has {own_value}, {other.name} has {theirs}: a token would mean another thing in each.",
-                    "Prepare both with the same --tokenizer and --end-of-text.",
+                    f"{one.name} has {own_value}, {other.name} has {theirs}; all stores must have equal token ids.",
+                    "Prepare both stores with the same --tokenizer and --end-of-text.",
                 )
 
 
 def _get_manifest(part: SplitRows) -> Manifest:
-    assert isinstance(part.store, StoreTokens), "a mixture is of stores of ours, which name their tokenizer"
+    assert isinstance(part.store, StoreTokens), "a mixture consists of token stores"
     return part.store.manifest
 
 
@@ -150,14 +150,14 @@ def make_stages(config: MixConfig, rows: Mapping[str, int]) -> list[WeightStage]
         start, new_weights = stage.get("from"), stage.get("weights")
         if set(stage) != {"from", "weights"} or not isinstance(new_weights, Mapping):
             raise UserError(
-                f"{option}={dict(stage)} is no stage.",
-                "It says from which sample of the run on, and the weights of all sources from there.",
+                f"{option}={dict(stage)} must have the keys `from` and `weights`.",
+                "`from` is the first sample of the stage, and `weights` has a weight for each source.",
                 "'data.stages=[{from: 100000, weights: {web: 0.5, code: 0.5}}]'",
             )
         if not isinstance(start, int) or isinstance(start, bool) or not stages[-1].start < start <= LAST:
             raise UserError(
                 f"{option}.from={start} must be more than {stages[-1].start} and at most {LAST:,}.",
-                "Stages are in order, each begins at a sample of the run counted from 0, and data.weights at 0.",
+                "Stages are in ascending order of their first sample; data.weights applies from sample 0.",
             )
         _check_names(new_weights, names, f"{option}.weights")
         stages.append(_make_stage(start, new_weights, names, f"{option}.weights"))
@@ -167,12 +167,12 @@ def make_stages(config: MixConfig, rows: Mapping[str, int]) -> list[WeightStage]
 def _make_stage(start: int, weights: Mapping[str, Any], names: list[str], option: str) -> WeightStage:
     values = [weights[name] for name in names]
     if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
-        raise UserError(f"{option}={dict(weights)}: a weight is a number.")
+        raise UserError(f"{option}={dict(weights)}: each weight must be a number.")
     try:
         normalise_weights(values)
     except ValueError as error:
         why = f"{str(error)[:1].upper()}{str(error)[1:]}."
-        raise UserError(f"{option}={dict(weights)} makes no mixture.", why) from error
+        raise UserError(f"{option}={dict(weights)} is not a valid mixture.", why) from error
     return WeightStage(start, tuple(map(float, values)))
 
 
@@ -181,12 +181,14 @@ def _check_names(given: Mapping[str, Any], names: Any, option: str, whole: bool 
     for name in given:
         if name not in names:
             raise UserError(
-                f"{option}.{name}: there is no source {name}.",
+                f"{option}.{name}: unknown source {name}.",
                 suggest_near(str(name), list(names)),
                 f"Sources: {', '.join(sorted(names))}.",
             )
     if missing := sorted(set(names) - set(given)) if whole else []:
-        raise UserError(f"{option} does not name {', '.join(missing)}.", "A source that has no part has the weight 0.")
+        raise UserError(
+            f"{option} has no weight for {', '.join(missing)}.", "To exclude a source, set its weight to 0."
+        )
 
 
 def _compute_max_steps(run: Run, samples: int) -> int:
@@ -197,10 +199,12 @@ def _compute_max_steps(run: Run, samples: int) -> int:
 def find_problems(config: MixConfig, run: Run) -> list[Problem]:
     """Find the problems of a run with data=mix before its processes start. Reads manifests, but no tokens."""
     if not config.sources:
-        return [Problem("data=mix needs data.sources.", "It mixes token stores, each under a name.", EXAMPLE)]
+        return [
+            Problem("data=mix needs data.sources.", "data.sources maps names to the paths of token stores.", EXAMPLE)
+        ]
     if config.path is not None:
         what = f"data.path={config.path} has no effect: data=mix reads the stores of data.sources."
-        return [Problem(what, "", "data.path=null, or data=tokens to read it alone")]
+        return [Problem(what, "", "data.path=null, or data=tokens to read only this store")]
     if refused := config.check_fraction(run):
         return refused
     problems, read = [], []
@@ -219,14 +223,14 @@ def find_problems(config: MixConfig, run: Run) -> list[Problem]:
             problems.append(
                 Problem(
                     f"data=mix ends after {order.end} samples, and this run reads {samples}.",
-                    f"run.steps={run.steps}, batch.global_size={run.batch.global_size}{ramp}; every source that has a "
-                    "weight there is used up after its data.epochs.",
+                    f"run.steps={run.steps}, batch.global_size={run.batch.global_size}{ramp}; every source with a "
+                    "weight has then reached its data.epochs.",
                     f"run.steps={max(1, _compute_max_steps(run, order.end))}, or larger data.epochs.",
                 )
             )
         vocabulary = parts[0].store.vocab_size
         if split == "train":
-            why = f"The tokenizer of its sources has {vocabulary} tokens."
+            why = f"The tokenizer of the sources has {vocabulary} tokens."
             problems += find_vocabulary_problems(run.model.vocab_size, vocabulary, "data=mix", why)
     try:
         check_room(read, config.shuffle_span, config.cache_bytes, run.batch.sequence_length)

@@ -40,22 +40,22 @@ def open_run_source(run_dir: str | Path) -> tuple[Run, WindowSource]:
     if not isinstance(source, WindowSource):
         name = registry.installed().find_part(run.data).part.name
         raise UserError(
-            f"{run_dir} has data={name}, and this command knows data=tokens and data=mix.",
-            "Only they number the documents that a sample is made of.",
+            f"{run_dir} has data={name}; this command supports only data=tokens, data=dali and data=mix.",
+            "Other data sources do not number the documents of a sample.",
         )
     record = directory.read_provenance().get("data")
     noted = record if isinstance(record, dict) else {}
     then = noted.get("fingerprint")
     if then and not source.continues(then, noted.get("cursor", 0), noted.get("state", {})):
         raise UserError(
-            f"the data of {run_dir} is not what it was when the run read it.",
-            f"fingerprint {then} then, {source.compute_fingerprint()} now ({source.describe()})",
+            f"the training data of {run_dir} has changed since the run read it.",
+            f"Fingerprint of the run: {then}. Fingerprint now: {source.compute_fingerprint()} ({source.describe()}).",
         )
     return run, source
 
 
 def find_first_sample(lines: Iterable[Attempt], step: int, batch: BatchSection) -> int:
-    """Find the first sample of step `step`, counted from 1, on the branch that the run is on.
+    """Find the first sample of step `step`, counted from 1, on the current branch of the run.
 
     lines  attempts of attempts.jsonl. Samples that a rollback skipped are left out of every step. Steps before the
            rollback keep their samples, which have lower numbers than the skipped samples.
@@ -81,7 +81,7 @@ def find_first_sample(lines: Iterable[Attempt], step: int, batch: BatchSection) 
 def locate_documents(source: WindowSource, numbers: np.ndarray) -> list[HeldDocument]:
     """Locate samples (N,): source, epoch, row and documents. Raises UserError for a sample past the end of the data."""
     if source.order.end is not None and int(numbers.max()) >= source.order.end:
-        raise UserError(f"the data ends after {source.order.end} samples, and sample {numbers.max()} was asked for.")
+        raise UserError(f"sample {numbers.max()} does not exist: the data ends after {source.order.end} samples.")
     place, rows = source.order(numbers), source.locate_samples(numbers).row
     samples = []
     for number, k, epoch, row, store_row in zip(

@@ -73,5 +73,5 @@ class PackedSource(WindowSource, ABC):
 
     def _get_plan(self, source: int) -> PackedRows:
         plan = self.parts[source].plan
-        assert plan is not None, "every part of a packed source has a plan"
+        assert plan is not None, "every part of a packed source has a pack plan"
         return plan

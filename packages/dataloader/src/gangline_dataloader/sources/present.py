@@ -25,15 +25,17 @@ def _check_store(store: StoreTokens, wanted: dict[str, int]) -> list[Problem]:
     sizes = store.find_file_sizes(list(wanted))
     missing_files = [name for name, size in sizes.items() if size is None]
     other = [
-        f"{name} ({size} bytes, not {wanted[name]})" for name, size in sizes.items() if size not in (None, wanted[name])
+        f"{name} ({size} bytes, expected {wanted[name]})"
+        for name, size in sizes.items()
+        if size not in (None, wanted[name])
     ]
     if not missing_files and not other:
         return []
-    reasons = [f"Not there: {_format_names(missing_files)}."] * bool(missing_files) + [
-        f"Torn or replaced: {_format_names(other)}."
+    reasons = [f"Missing: {_format_names(missing_files)}."] * bool(missing_files) + [
+        f"Wrong size: {_format_names(other)}."
     ] * bool(other)
-    what = f"{store.name} is not whole: {len(missing_files) + len(other)} of its {len(wanted)} files."
-    fix = f"gangline data verify {store.name}  looks at every byte; copy those files again, or prepare it anew."
+    what = f"{store.name}: {len(missing_files) + len(other)} of {len(wanted)} files are missing or of a wrong size."
+    fix = f"Copy these files again, or prepare the store again; to check all files:  gangline data verify {store.name}"
     return [Problem(what, " ".join(reasons), fix)]
 
 

@@ -27,12 +27,11 @@ def check_room(parts: Sequence[SplitRows], shuffle_span: int | None, cache_bytes
             store_bytes[one.store.name] = min(files, store_bytes.get(one.store.name, 0) + reached)
     total = sum(store_bytes.values())
     if total > cache_bytes:
-        reach = "the whole corpus" if shuffle_span is None else f"data.shuffle_span={shuffle_span} tokens"
+        reach = "the complete corpus" if shuffle_span is None else f"data.shuffle_span={shuffle_span} tokens"
         raise UserError(
-            f"data.cache_bytes={cache_bytes} is too small for what the shuffle reaches over.",
-            f"{reach[:1].upper()}{reach[1:]}, the next ones, the shards at their ends and all files beside them are "
-            f"{total} bytes of distant stores.",
-            f"data.cache_bytes={total}, or a smaller data.shuffle_span: it is part of the order of the samples.",
+            f"data.cache_bytes={cache_bytes} is too small for the shuffle window.",
+            f"The shards of the shuffle window ({reach}) and of the prefetched windows have {total} bytes.",
+            f"data.cache_bytes={total}, or a smaller data.shuffle_span, which changes the order of the samples.",
         )
 
 

@@ -80,11 +80,11 @@ class SplitRows:
             return False
         if share != self.share:
             raise UserError(
-                f"other rows of {self.store.name} would be held out than this run began with.",
-                f"It began with {share:g} of them held out, and now it would be {self.share:g} (0 also where the "
-                f"store has a folder {VALIDATION} of what is held out): one part would leak into the other.",
-                f"data.validation_fraction={share:g}, and the folder {VALIDATION} as it was; "
-                "or a new run:  train from=RUN_DIR",
+                f"the validation split of {self.store.name} has changed since the run began.",
+                f"The held-out fraction was {share:g} and is now {self.share:g} (0: none, or a folder {VALIDATION}), "
+                "so training and validation sequences would mix.",
+                f"Restore data.validation_fraction={share:g} and the folder {VALIDATION}, or start a new run:  "
+                "train from=RUN_DIR",
             )
         return True
 
@@ -180,8 +180,8 @@ def open_split_rows(
     if best_fit:
         if not isinstance(store, StoreTokens):
             raise UserError(
-                f"{option}={folder} cannot be packed.",
-                "A plan lies beside a store that `gangline data prepare` made.",
+                f"{option}={folder} does not support data.packing=best_fit.",
+                "Only a store of `gangline data prepare` has a pack plan.",
                 "data.packing=concatenate",
             )
         plan = PackedRows(store, sequence_length)
@@ -199,11 +199,11 @@ def open_split_rows(
         whole = int(up_to[-1])
         raise UserError(
             f"{option}={folder} is too short.",
-            f"It has {whole} sequences of {sequence_length} tokens, and {split} none of them: "
-            f"nothing was held out when it was made, and data.validation_fraction={validation_fraction}."
+            f"The store has {whole} sequences of {sequence_length} tokens, and the {split} split has 0 sequences: "
+            f"`prepare` held out no documents, and data.validation_fraction={validation_fraction}."
             if whole
-            else f"Its {split} part has {store.total} tokens; one sequence needs {sequence_length + 1}.",
-            "Give it more text, or a smaller batch.sequence_length"
-            + (", or hold out otherwise: data.validation_fraction, and validate.every=null." if whole else "."),
+            else f"The {split} split has {store.total} tokens; one sequence needs {sequence_length + 1}.",
+            "Prepare more text, or reduce batch.sequence_length"
+            + (", or change data.validation_fraction, or disable validation: validate.every=null." if whole else "."),
         )
     return SplitRows(name, store, first[some], counts[some], share, plan)

@@ -174,8 +174,8 @@ class WindowSource(DataSource, ABC):
         row = int(np.argmax((tokens >= store.vocab_size).any(1)))
         name = self.stores[int(place.source[row])].name
         raise UserError(
-            f"{name} has token {tokens[row].max()}, and its vocabulary has {store.vocab_size}.",
-            f"It is in row {place.row[row]} of {self.sequence_length} tokens: a file is damaged.",
+            f"{name} contains token {tokens[row].max()}, outside its vocabulary of {store.vocab_size} tokens.",
+            f"The token is in row {place.row[row]}, in rows of {self.sequence_length} tokens: a file is damaged.",
             f"gangline data verify {name}",
         )
 
@@ -221,9 +221,9 @@ class WindowSource(DataSource, ABC):
     def explain_end(self, i: int) -> UserError:
         """Return the error for a request of sample `i` past the end of the data."""
         return UserError(
-            f"the data ends after {self.order.end} samples, and sample {i} was asked for.",
-            "Every source that has a weight there is used up after its data.epochs.",
-            "Fewer run.steps, or larger data.epochs.",
+            f"sample {i} does not exist: the data ends after {self.order.end} samples.",
+            "Every source with a weight has reached its data.epochs.",
+            "Reduce run.steps or increase data.epochs.",
         )
 
     def open_reader(self, place: ReadPlace) -> BatchReader:
@@ -288,7 +288,7 @@ class WindowSource(DataSource, ABC):
         counts = [store.documents for store in self.stores if store.documents is not None]
         documents = f"{sum(counts)} documents, " if len(counts) == len(self.stores) else ""
         of = f" of {', '.join(self.names)}" if len(self.names) > 1 else ""
-        return f"{documents}{tokens / 1e6:.4g} M tokens{of}, a vocabulary of {max(s.vocab_size for s in self.stores)}"
+        return f"{documents}{tokens / 1e6:.4g} M tokens{of}, vocabulary size {max(s.vocab_size for s in self.stores)}"
 
     def identify_tokenizer(self) -> str | None:
         return None if self.codec is None else f"{self.codec.identity}, end of text {self.codec.separator}"

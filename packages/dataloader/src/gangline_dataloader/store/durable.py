@@ -27,11 +27,11 @@ def explain_write_errors(folder: Path) -> Iterator[None]:
         here = at is not None and (at == root or at in root.parents or root in at.parents)
         if error.errno not in FULL and not (error.errno in CLOSED and here):
             raise
-        remedy = "Free some space" if error.errno in FULL else "Make it writable"
+        remedy = "Free disk space" if error.errno in FULL else "Make the path writable"
         raise UserError(
             f"{folder if at is None or here else at} cannot be written: {error.strerror}.",
-            "What was prepared so far stays.",
-            f"{remedy}, and type the same command: finished tasks are kept.",
+            "Finished tasks of the preparation remain on disk.",
+            f"{remedy}, and type the same command to continue.",
         ) from error
 
 

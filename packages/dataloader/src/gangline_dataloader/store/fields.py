@@ -29,27 +29,27 @@ class JsonFields:
     def read_text(self, key: str) -> str:
         value = self.content.get(key) if isinstance(self.content, dict) else None
         if not isinstance(value, str):
-            raise self.explain_damage(key, "expected a word")
+            raise self.explain_damage(key, "expected a string")
         return value
 
     def read_name(self, key: str) -> str:
         """Read the name of a file in the document's folder. Raises UserError for a path to another folder."""
         value = self.read_text(key)
         if not _is_name(value):
-            raise self.explain_damage(key, "expected the name of a file beside the manifest")
+            raise self.explain_damage(key, "expected the name of a file next to the manifest")
         return value
 
     def read_names(self, key: str) -> list[str]:
         """Read a list of names of files in the document's folder. Raises UserError for a path to another folder."""
         values = self.read_list(key, str)
         if not all(map(_is_name, values)):
-            raise self.explain_damage(key, "expected names of files beside the manifest")
+            raise self.explain_damage(key, "expected names of files next to the manifest")
         return values
 
     def read_number(self, key: str) -> int:
         value = self.content.get(key) if isinstance(self.content, dict) else None
         if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 62:
-            raise self.explain_damage(key, "expected a whole number")
+            raise self.explain_damage(key, "expected an integer of at least 0")
         return value
 
     def read_flag(self, key: str) -> bool:
@@ -67,7 +67,7 @@ class JsonFields:
     def read_list(self, key: str, kind: type) -> list[Any]:
         value = self.content.get(key) if isinstance(self.content, dict) else None
         if not isinstance(value, list) or any(type(one) is not kind for one in value):
-            raise self.explain_damage(key, f"expected a list of {'numbers' if kind is int else 'words'}")
+            raise self.explain_damage(key, f"expected a list of {'integers' if kind is int else 'strings'}")
         return value
 
     def read_checksums(self, key: str) -> list[str]:
@@ -83,8 +83,8 @@ class JsonFields:
             lacks = isinstance(self.content, dict) and CHECKSUM not in self.content
             raise UserError(
                 f"{self.place} is damaged{', or of an older version' if lacks else ''}.",
-                f"It has no {CHECKSUM}." if lacks else f"Its {CHECKSUM} does not match its content.",
-                "Copy it again from where it is whole, or prepare the store again.",
+                f"The field {CHECKSUM} is missing." if lacks else f"The field {CHECKSUM} does not match the content.",
+                "Copy the file again from an intact store, or prepare the store again.",
             )
 
 

@@ -83,8 +83,8 @@ class RemoteFiles(StoreFiles):
         folder.mkdir(parents=True, exist_ok=True)
         if not self._copy(FILE):
             raise UserError(
-                f"{url} holds no token store: it has no {FILE}.",
-                "A manifest is written last, so what an interrupted `prepare` left has none either.",
+                f"{url} is not a complete token store: {FILE} is missing.",
+                "`gangline data prepare` writes the manifest last, and may have been interrupted.",
             )
         for name in self.remote.list_names():
             if name.startswith("pack-") and name.endswith(".json"):

@@ -101,7 +101,7 @@ class Tokenizer:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The content of manifest.json. The constructor checks nothing; `read` checks a file."""
+    """The content of manifest.json. The constructor does no checks; `read` checks a file."""
 
     dtype: str
     vocab_size: int
@@ -161,19 +161,19 @@ def check_without_validation(manifest: Manifest, name: str) -> None:
     if manifest.held_out:
         raise UserError(
             f"{name}/{VALIDATION} is missing or incomplete: it has no {FILE}.",
-            "A part of the documents was held out when the store was prepared, and lies there.",
+            "The store was prepared with held-out documents, which are stored in that folder.",
             f"Copy the folder {VALIDATION} again, or prepare the store again.",
         )
 
 
 def explain_stray_validation(name: str) -> UserError:
-    """Return the error for a folder `validation` in the store `name`, whose manifest says that nothing was held out."""
+    """Return the error for a folder `validation` in the store `name`, whose manifest records no held-out documents."""
     return UserError(
         f"{name}/{VALIDATION} does not belong to the store {name}.",
-        f"The manifest of {name} says that nothing was held out: an --append that was interrupted left the folder, "
-        "or somebody put it there.",
-        "Type the interrupted `gangline data prepare ... --append` again: it completes the folder, and another "
-        "--append removes it. A folder of your own: move it elsewhere and name it in validate.sets.",
+        f"The manifest of {name} records no held-out documents. An interrupted --append left the folder, or the folder "
+        "is another store.",
+        "After an interrupted --append: type the same `gangline data prepare ... --append` to complete the folder; any "
+        "other --append removes the folder. Otherwise: move the folder elsewhere, and name it in validate.sets.",
     )
 
 
@@ -194,8 +194,8 @@ def read(folder: str | Path, url: str = "") -> Manifest:
         raise explain_stray_validation(store)
     if (count := manifest.match_prefix(whole.validation or "")) is None:
         raise UserError(
-            f"{store}/{VALIDATION} is not what was held out of the store {store}.",
-            f"{store}/{FILE} knows that part by other checksums.",
+            f"{store}/{VALIDATION} is not the validation part of the store {store}.",
+            f"{store}/{FILE} records other checksums of the validation part.",
             f"Copy the folder {VALIDATION} again, or prepare the store again.",
         )
     return manifest.take_first_shards(count)
@@ -216,18 +216,18 @@ def _read(folder: Path) -> Manifest:
     path = folder / FILE
     try:
         if path.stat().st_size > LARGEST:
-            raise UserError(f"{path} is no manifest: it has {path.stat().st_size} bytes.")
+            raise UserError(f"{path} is too large for a manifest: {path.stat().st_size} bytes.")
         content = json.loads(path.read_bytes())
     except FileNotFoundError as error:
         raise UserError(
-            f"{folder} holds no token store: it has no {FILE}.",
-            "A manifest is written last, so what an interrupted `prepare` left has none either.",
+            f"{folder} is not a complete token store: {FILE} is missing.",
+            "`gangline data prepare` writes the manifest last, and may have been interrupted.",
             f"gangline data prepare INPUT --out {folder}",
         ) from error
     except OSError as error:
         raise UserError(f"{path} cannot be read.", error.strerror or str(error)) from error
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is damaged.", f"It is not JSON: {error}") from error
+        raise UserError(f"{path} is damaged.", f"The file is not JSON: {error}") from error
     return parse(content, str(path))
 
 
@@ -238,7 +238,7 @@ def parse(content: Any, path: str) -> Manifest:
         raise document.explain_damage("format", f"expected {FORMAT!r}")
     if (version := document.read_number("version")) != VERSION:
         raise UserError(
-            f"{path} is of version {version}, and this gangline-dataloader reads version {VERSION}.",
+            f"{path} has version {version}, and this gangline-dataloader reads version {VERSION}.",
             "",
             "pip install --upgrade gangline-dataloader",
         )
@@ -246,7 +246,7 @@ def parse(content: Any, path: str) -> Manifest:
         raise document.explain_damage("dtype", f"expected one of {', '.join(DTYPES)}")
     vocab_size = document.read_number("vocab_size")
     if vocab_size > np.iinfo(np.dtype(dtype)).max + 1:
-        raise document.explain_damage("vocab_size", f"{dtype} holds fewer")
+        raise document.explain_damage("vocab_size", f"{dtype} cannot hold so many token ids")
     of = document.enter("tokenizer")
     kind, identity = of.read_text("kind"), of.read_text("identity")
     file, end = of.read_optional("file", of.read_name), of.read_optional("end_of_text", of.read_number)
@@ -255,7 +255,7 @@ def parse(content: Any, path: str) -> Manifest:
     document.check()  # after fields with precise errors, and before fields that older stores without a checksum lack
     tokenizer = Tokenizer(kind, identity, file, end, beside, of.read_checksums("beside_xxh3"))
     if len(tokenizer.beside_xxh3) != len(beside):
-        raise of.explain_damage("beside_xxh3", "expected one for each file")
+        raise of.explain_damage("beside_xxh3", "expected one checksum for each file")
     sources, report = content.get("sources"), content.get("report")
     return Manifest(
         dtype,
@@ -274,13 +274,13 @@ def _parse_shards(said: JsonFields) -> Shards:
     tokens, documents = said.read_list("tokens", int), said.read_list("documents", int)
     sums, ends = said.read_checksums("xxh3"), said.read_checksums("ends_xxh3")
     if not len(tokens) == len(documents) == len(sums) == len(ends) > 0:
-        raise said.explain_damage("tokens", "expected lists of one length, with something in them")
+        raise said.explain_damage("tokens", "expected lists of equal length, and not empty")
     if not all(0 < d <= t < 1 << 32 for t, d in zip(tokens, documents, strict=True)):
         raise said.explain_damage(
-            "documents", "each shard has a document, none is empty, and all have under 2^32 tokens"
+            "documents", "expected shards with at least one document, no empty documents, and fewer than 2^32 tokens"
         )
     maybe = {key: said.read_optional(key, said.read_checksums) or [] for key in ("loss_xxh3", "pieces_xxh3")}
     for key, checksums in maybe.items():
         if checksums and len(checksums) != len(tokens):
-            raise said.explain_damage(key, "expected one for each shard, or none")
+            raise said.explain_damage(key, "expected one checksum for each shard, or an empty list")
     return Shards(tokens, documents, sums, ends, **maybe)

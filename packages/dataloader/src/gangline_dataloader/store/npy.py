@@ -95,7 +95,9 @@ def map_vector(
             digest.update(vector.data)
         if checksum and digest.hexdigest() != checksum:
             raise UserError(
-                f"{path} is not the file that the manifest says.", "Its bytes are others.", format_verify_command(path)
+                f"{path} is damaged or was replaced.",
+                "The checksum of the file differs from the manifest.",
+                format_verify_command(path),
             )
         return vector
 
@@ -112,13 +114,15 @@ def map_file(file: BinaryIO, dtype: str, length: int) -> np.ndarray:
         raise UserError(f"{path} cannot be read.", error.strerror or str(error), format_verify_command(path)) from error
     if size != expected_size:
         raise UserError(
-            f"{path} has {size} bytes, and the manifest says {expected_size}.",
-            "It is torn or was replaced.",
+            f"{path} has {size} bytes, and the manifest records {expected_size}.",
+            "The file is truncated or was replaced.",
             format_verify_command(path),
         )
     if start != make_header(dtype, length):
         raise UserError(
-            f"{path} is not the array of {length} {dtype} that the manifest says.", "", format_verify_command(path)
+            f"{path} must be an array of {length} {dtype}, as recorded in the manifest.",
+            "",
+            format_verify_command(path),
         )
     # A plain array, because each operation on a np.memmap goes through Python.
     return np.asarray(np.memmap(file, np.dtype(dtype), "r", HEADER, (length,))).view(np.ndarray)

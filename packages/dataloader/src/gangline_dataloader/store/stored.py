@@ -83,6 +83,6 @@ class StoreTokens(Sharded, ABC):
     def find_document(self, token: int) -> int | None:
         shard = int(np.searchsorted(self._starts, token, side="right")) - 1
         ends = self.shard_ends(shard)
-        assert ends is not None, "a store of ours knows where documents end"
+        assert ends is not None, "a token store has document ends"
         inside = np.searchsorted(ends, token - self._starts[shard], side="right")
         return sum(self.manifest.shards.documents[:shard]) + int(inside)

@@ -238,5 +238,5 @@ def copy_rows(data: np.ndarray, starts: np.ndarray, length: int, out: np.ndarray
 def _get_token_size(data: np.ndarray, out: np.ndarray) -> int:
     """Return the bytes of a token. Raises TypeError if the dtypes differ."""
     if data.dtype != out.dtype:
-        raise TypeError(f"tokens of {data.dtype} into memory of {out.dtype}")
+        raise TypeError(f"cannot copy tokens of {data.dtype} to an array of {out.dtype}")
     return data.itemsize

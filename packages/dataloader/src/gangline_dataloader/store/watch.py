@@ -37,7 +37,7 @@ class WatchedFiles:
 
         xxh3    checksum of the file; None: unknown, so that any change of size or mtime is an error
         before  status of the file before its checksum was verified; a change since then is checked now
-        Raises UserError if its bytes have changed.
+        Raises UserError if the bytes of the file have changed.
         """
         if (about := before or find_status(path)) is None and self._cached:
             return
@@ -82,25 +82,27 @@ class WatchedFiles:
             self._files.pop(path, None)
             return
         if about is None:
-            raise self._explain_change(path, "It is gone.", xxh3)
+            raise self._explain_change(path, "The file is missing.", xxh3)
         if about.st_size != size:
-            raise self._explain_change(path, f"{size} bytes then, {about.st_size} now.", xxh3)
+            raise self._explain_change(path, f"Size before: {size} bytes. Size now: {about.st_size} bytes.", xxh3)
         if xxh3 is None:
             times = (
                 datetime.fromtimestamp(ns / 1e9).isoformat(" ", "milliseconds") for ns in (when, about.st_mtime_ns)
             )
-            raise self._explain_change(path, "Of the same size, written at {} then and at {} now.".format(*times), xxh3)
+            raise self._explain_change(
+                path, "The size is the same. Modification time before: {}; now: {}.".format(*times), xxh3
+            )
         self._compare(path, xxh3)
         self._files[path] = (size, about.st_mtime_ns, about.st_ctime_ns, xxh3)
 
     def _compare(self, path: Path, xxh3: str) -> None:
         if (checksum := compute_checksum(path)) != xxh3:
-            raise self._explain_change(path, f"Its checksum is {checksum}, and the manifest says {xxh3}.", xxh3)
+            raise self._explain_change(path, f"The checksum is {checksum}, and the manifest records {xxh3}.", xxh3)
 
     def _explain_change(self, path: Path, why: str, xxh3: str | None) -> UserError:
-        fix = "Restore the file as it was, or start a new run." if xxh3 is None else format_verify_command(path)
+        fix = "Restore the original file, or start a new run." if xxh3 is None else format_verify_command(path)
         if self._cached:
-            fix = "Start again: what is damaged in a cache is fetched again."
+            fix = "Restart the run: it fetches damaged files of the shard cache again."
         return UserError(f"{path} has changed since the run began.", why, fix)
 
 

@@ -40,7 +40,7 @@ class ShardWriter:
         """Append documents: their tokens one after another, their lengths, and the loss mask of their tokens."""
         self._ends.write(self._tokens.length + np.cumsum(lengths))
         if self._loss is not None:
-            assert counted is not None, "where some tokens are to be learnt, every document says which"
+            assert counted is not None, "a shard with a loss mask needs the loss mask of every document"
             self._loss.write(counted)
         self._tokens.write(tokens)
 

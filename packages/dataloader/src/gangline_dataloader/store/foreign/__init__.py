@@ -43,5 +43,7 @@ def open_tokens(path: str | Path, vocab_size: int, column: str | None = None) ->
     if not file.with_suffix(".idx").exists():
         return plain.open_tokens(file, vocab_size, column)
     if column is not None:
-        raise UserError(f"data.column={column}: {file} has no columns, and its .idx says the dtype.")
+        raise UserError(
+            f"data.column={column}: {file} has no columns, and its .idx file records the dtype.", "", "data.column=null"
+        )
     return megatron.open_tokens(file, vocab_size)

@@ -86,7 +86,9 @@ class ArrowTokens(ForeignTokens):
         self.watched.look_at(part.file)
         tokens = _get_values(self.name, part.column())
         if len(tokens) != part.tokens:
-            raise UserError(f"{self.name}: part {shard} has {len(tokens)} tokens, and its header says {part.tokens}.")
+            raise UserError(
+                f"{self.name}: part {shard} has {len(tokens)} tokens, and its header records {part.tokens}."
+            )
         return tokens
 
     def open_ends(self, shard: int) -> np.ndarray:
@@ -127,10 +129,10 @@ def open_tokens(path: Path, vocab_size: int, column: str | None) -> ArrowTokens:
         parts += file_parts
         masks += beside
     if not any(part.tokens for part in parts):
-        raise UserError(f"{path} holds no tokens.")
+        raise UserError(f"{path} contains no tokens.")
     if len(dtypes) > 1:
         raise UserError(
-            f"{path} has tokens of {' and '.join(sorted(map(str, dtypes)))}.", "All have to be of one dtype."
+            f"{path} has tokens of {' and '.join(sorted(map(str, dtypes)))}.", "All files must have one dtype."
         )
     for mask in _select_probes(masks):
         try:
@@ -269,9 +271,9 @@ def _get_dtype(file: Path, kind: Any) -> np.dtype:
         if types.is_integer(inner):
             return np.dtype(inner.to_pandas_dtype())
     raise UserError(
-        f"{file}: a column of {kind} holds no tokens.",
-        "Tokens are lists of whole numbers.",
-        "Text becomes tokens by `gangline data prepare FILE --out DIR`.",
+        f"{file}: a column of {kind} cannot be a token column.",
+        "Tokens are lists of integers.",
+        "To tokenise text:  gangline data prepare FILE --out DIR",
     )
 
 
@@ -281,8 +283,8 @@ def _get_values(name: str, column: Any) -> np.ndarray:
     if values.null_count:
         raise UserError(
             f"{name}: {values.null_count} tokens are null.",
-            "A null inside of a row is no token; an absent row has none, and may be.",
-            "Write the rows again without them.",
+            "A row may be null, but a token inside a row must be an integer.",
+            "Write the rows again without null tokens.",
         )
     return values.to_numpy(zero_copy_only=False)
 

@@ -18,8 +18,8 @@ def choose_column(name: str, columns: Sequence[str], option: str | None) -> str:
         if candidates:
             return _check_unique(name, columns, candidates[0])
         raise UserError(
-            f"{name} does not say which column holds the tokens.",
-            f"Columns: {', '.join(columns)}; {' and '.join(USUAL)} are known.",
+            f"the token column of {name} is ambiguous.",
+            f"Columns: {', '.join(columns)}. Default columns: {', '.join(USUAL)}.",
             "data.column=NAME",
         )
     if option not in columns:
@@ -31,8 +31,8 @@ def _check_unique(name: str, columns: Sequence[str], column: str) -> str:
     if (count := list(columns).count(column)) > 1:
         raise UserError(
             f"{name} has {count} columns called {column}.",
-            "It does not say which of them holds the tokens.",
-            "Write the file again with a name for each.",
+            "The token column is ambiguous.",
+            "Write the file again with unique column names.",
         )
     return column
 
@@ -43,9 +43,9 @@ def check_trained(name: str, tokens: str, beside: str, lowest: float | None) -> 
         return
     expression = f"[t for t, m in zip(row['{tokens}'], row['{beside}']) if m > {UNTRAINED[beside]}]"
     raise UserError(
-        f"{name}: column {beside} has {int(lowest)} next to {tokens}: padding, or tokens outside of the loss.",
-        f"A run trains on every token of {tokens}.",
-        "Write the rows again without these tokens, with Hugging Face datasets:",
+        f"{name}: column {beside} contains {int(lowest)}, which marks padding or masked tokens in {tokens}.",
+        f"A run would train on every token of {tokens}.",
+        "To remove these tokens with Hugging Face datasets:",
         f"  ds.map(lambda row: {{'{tokens}': {expression}}}, remove_columns=ds.column_names)",
-        f"Or, to train on every token, without the column: ds.remove_columns('{beside}')",
+        f"To train on every token, remove the column: ds.remove_columns('{beside}')",
     )

@@ -91,7 +91,7 @@ def open_tokens(folder: Path, vocab_size: int, column: str | None) -> MdsTokens:
         raise UserError(f"{path} cannot be read.", str(error)) from error
     entries = content.get("shards") if isinstance(content, dict) else None
     if not isinstance(entries, list) or not entries:
-        raise UserError(f"{path} is no index of MDS: it has no list of shards.")
+        raise UserError(f"{path} is not an MDS index: the list of shards is missing.")
     dtypes, layouts, watched_files = set(), [], WatchedFiles()
     for number, entry in enumerate(entries):
         dtype, layout = _read_shard_layout(folder, JsonFields(entry, f"{path}, shard {number}"), column, watched_files)
@@ -99,7 +99,7 @@ def open_tokens(folder: Path, vocab_size: int, column: str | None) -> MdsTokens:
         layouts.append(layout)
     if len(dtypes) > 1:
         raise UserError(
-            f"{folder} has tokens of {' and '.join(sorted(map(str, dtypes)))}.", "All have to be of one dtype."
+            f"{folder} has tokens of {' and '.join(sorted(map(str, dtypes)))}.", "All shards must have one dtype."
         )
     return MdsTokens(folder, layouts, dtypes.pop(), vocab_size, watched_files)
 
@@ -110,7 +110,7 @@ def _read_shard_layout(
     if said.read_text("format") != "mds":
         raise said.explain_damage("format", "expected 'mds'")
     if said.content.get("compression"):
-        raise said.explain_damage("compression", "compressed shards are not read as they are: decompress them first")
+        raise said.explain_damage("compression", "compressed shards are not supported: decompress the shards first")
     names, kinds = said.read_list("column_names", str), said.read_list("column_encodings", str)
     sizes = said.content.get("column_sizes")
     if not isinstance(sizes, list) or not len(names) == len(kinds) == len(sizes) > 0:
@@ -123,28 +123,27 @@ def _read_shard_layout(
     watched.add(file, None)
     if size != about.read_number("bytes"):
         raise UserError(
-            f"{file} has {size} bytes, and {folder / INDEX} says {about.read_number('bytes')}.", "It is torn."
+            f"{file} has {size} bytes, and {folder / INDEX} records {about.read_number('bytes')}.",
+            "The file is truncated or was replaced.",
         )
     content = np.memmap(file, np.uint8, "r") if size else np.empty(0, np.uint8)
 
     def explain_mismatch(why: str) -> UserError:
-        return UserError(f"{file} is not the shard that {folder / INDEX} says.", why, "Copy the folder again.")
+        return UserError(f"{file} does not match {folder / INDEX}.", why, "Copy the folder again.")
 
     head = 4 * (count + 2)
     if not count or size < head or int(content[:4].view("<u4")[0]) != count:
-        raise explain_mismatch(f"It does not begin with {count} samples.")
+        raise explain_mismatch(f"The header of the shard does not record {count} samples.")
     starts = content[4:head].view("<u4").astype(np.int64)
     if starts[0] < head or starts[-1] != size or (np.diff(starts) < 0).any():
-        raise explain_mismatch(f"The places of its samples do not ascend to its {size} bytes.")
+        raise explain_mismatch(f"The offsets of the samples do not ascend to the size of the file, {size} bytes.")
     own = _read_columns(content[head : starts[0]].tobytes())
     for key in COLUMNS:
         if own.get(key, said.content[key]) != said.content[key]:
-            raise explain_mismatch(f"It says {key} {own[key]!r:.80}, the index {said.content[key]!r:.80}.")
+            raise explain_mismatch(f"The shard records {key} {own[key]!r:.80}, the index {said.content[key]!r:.80}.")
     free = [n for n, fixed in enumerate(sizes) if fixed is None]
     if any(not isinstance(fixed, int) or not 0 <= fixed <= size for fixed in sizes if fixed is not None):
-        raise said.explain_damage(
-            "column_sizes", f"expected whole numbers up to the {size} bytes of the shard, or null"
-        )
+        raise said.explain_damage("column_sizes", f"expected integers up to the {size} bytes of the shard, or null")
     if (starts[:-1] + 4 * len(free) > starts[1:]).any():
         raise explain_mismatch("A sample is too short for the sizes of its columns.")
     each = np.empty((count, len(names)), np.int64)
@@ -154,13 +153,13 @@ def _read_shard_layout(
         each[:, free] = content[index].view("<u4")
     if bad := np.flatnonzero(each.sum(1) + 4 * len(free) != np.diff(starts)).tolist():
         raise explain_mismatch(
-            f"Sample {bad[0]} has {int(np.diff(starts)[bad[0]])} bytes, and its columns have others."
+            f"Sample {bad[0]} has {int(np.diff(starts)[bad[0]])} bytes, which differs from the sum of its columns."
         )
     at = starts[:-1] + 4 * len(free) + each[:, :which].sum(1)
     dtype, at, counts = _locate_tokens(file, content, at, each[:, which], kinds[which], dtype_name, explain_mismatch)
     hashes = about.content.get("hashes") or {}
     if not isinstance(hashes, dict):
-        raise about.explain_damage("hashes", "expected a hash by its kind")
+        raise about.explain_damage("hashes", "expected an object that maps the kind of each hash to the hash")
     return dtype, _ShardLayout(file, at, counts, hashes)
 
 
@@ -179,7 +178,7 @@ def _compare(file: Path, content: np.ndarray, hashes: Mapping[str, str]) -> None
         new = getattr(xxhash if kind.startswith("xxh") else hashlib, kind, None) if kind in HASHES else None
         if new is not None and (shard_hash := new(content).hexdigest()) != index_hash:
             raise UserError(
-                f"{file} is damaged: its {kind} is {shard_hash}, and {file.parent / INDEX} says {index_hash!s:.80}.",
+                f"{file} is damaged: its {kind} is {shard_hash}, and {file.parent / INDEX} records {index_hash!s:.80}.",
                 "Copy the folder again.",
             )
 
@@ -201,8 +200,8 @@ def _locate_tokens(
     word, _, shape = rest.partition(":")
     if base not in ("ndarray", "bytes") or (base == "bytes" and not given):
         raise UserError(
-            f"{file}: a column of {kind} is not known to be tokens.",
-            "Tokens are an ndarray of integers, or bytes whose dtype is said.",
+            f"{file}: a column of {kind} is not supported as token column.",
+            "A token column is an ndarray of integers, or bytes with a dtype in data.column.",
             "data.column=NAME, or for bytes data.column=NAME:int64",
         )
     if base == "bytes":
@@ -212,29 +211,31 @@ def _locate_tokens(
             raise lies("A sample is too short for the dtype of its array.")
         codes = content[at]
         if (codes != codes[0]).any() or int(codes[0]) not in DTYPES:
-            raise UserError(f"{file}: its arrays are of several dtypes, or of one that is no integer.")
+            raise UserError(f"{file}: the arrays have several dtypes, or a dtype that is not an integer.")
         word, at, nbytes = DTYPES[int(codes[0])], at + 1, nbytes - 1
     if word not in DTYPES.values():
-        raise UserError(f"{file}: {word} is no dtype of tokens.", f"Choices: {', '.join(DTYPES.values())}.")
+        raise UserError(f"{file}: {word} is not a dtype of tokens.", f"Choices: {', '.join(DTYPES.values())}.")
     if given not in ("", word):
         raise UserError(
-            f"{file}: data.column says {given}, and the column itself says {word}.",
-            "A dtype is given for a column of bytes alone.",
-            "Leave it out of data.column.",
+            f"{file}: data.column has the dtype {given}, and the column has the dtype {word}.",
+            "data.column needs a dtype only for a column of bytes.",
+            "Remove the dtype from data.column.",
         )
     dtype, sizes = np.dtype(word).newbyteorder("<"), None
     if base == "ndarray" and not shape:
         sizes, width = _read_sizes(file, content, at, nbytes, lies)
         at, nbytes = at + 1 + width, nbytes - 1 - width
     elif shape and not (shape.isdecimal() and len(shape) < 19):
-        raise UserError(f"{file}: its arrays have the shape {shape:.80}; tokens have one dimension.")
+        raise UserError(f"{file}: the arrays have the shape {shape:.80}, and tokens must have one dimension.")
     elif shape:
         sizes = np.full(len(at), int(shape))
     if (nbytes <= 0).any() or (nbytes % dtype.itemsize).any():
-        raise lies(f"A sample is no whole number of {word}.")
+        raise lies(f"The size of a sample is not a multiple of {word}.")
     counts = nbytes // dtype.itemsize
     if sizes is not None and len(bad := np.flatnonzero(sizes != counts)):
-        raise lies(f"Sample {bad[0]} says {sizes[bad[0]]} tokens, and its bytes are {counts[bad[0]]}.")
+        raise lies(
+            f"The header of sample {bad[0]} records {sizes[bad[0]]} tokens, and its bytes hold {counts[bad[0]]} tokens."
+        )
     if base == "bytes":
         _refuse_if_wider(file, content, at, nbytes, dtype)
     return dtype, at, counts
@@ -249,7 +250,7 @@ def _read_sizes(
     if (nbytes <= width).any():
         raise lies("A sample is too short for the size of its array.")
     if (about >> 2 != 1).any():
-        raise UserError(f"{file}: its arrays do not have one dimension.")
+        raise UserError(f"{file}: the arrays must have one dimension.")
     sizes = np.zeros(len(at), np.int64)
     for byte in range(int(width.max())):
         there = byte < width
@@ -266,7 +267,7 @@ def _refuse_if_wider(file: Path, content: np.ndarray, at: np.ndarray, nbytes: np
         if size > dtype.itemsize and not (nbytes % size).any() and seem_wide(probe, size):
             wide_dtype = f"{'int' if dtype.kind == 'i' else 'uint'}{8 * size}"
             raise UserError(
-                f"{file} seems to hold {wide_dtype} tokens, and data.column says {dtype.name}.",
+                f"{file} seems to hold {wide_dtype} tokens, but data.column reads them as {dtype.name}.",
                 f"Read as {dtype.name}, {size // dtype.itemsize - 1} of {size // dtype.itemsize} tokens are almost 0.",
                 f"data.column=NAME:{wide_dtype}",
             )

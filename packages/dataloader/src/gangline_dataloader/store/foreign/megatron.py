@@ -31,33 +31,35 @@ def open_tokens(file: Path, vocab_size: int) -> Vector:
     content = np.memmap(index, np.uint8, "r") if size else np.empty(0, np.uint8)
 
     def explain_mismatch(why: str) -> UserError:
-        return UserError(f"{index} is no index of {file.name}.", why, "Copy both files again, or make them anew.")
+        return UserError(
+            f"{index} is not a valid index of {file.name}.", why, "Copy both files again, or create both files again."
+        )
 
     if size < HEAD or content[: len(MAGIC)].tobytes() != MAGIC:
-        raise explain_mismatch("It does not begin as an index of Megatron-LM does.")
+        raise explain_mismatch("The file does not begin with the magic bytes of a Megatron-LM index.")
     version, sequences, boundaries = (int(content[at : at + 8].view("<u8")[0]) for at in (9, 18, 26))
     dtype = DTYPES.get(int(content[17]))
     if version != 1 or dtype is None:
-        raise explain_mismatch(f"Version {version} with dtype {int(content[17])} is not known here.")
+        raise explain_mismatch(f"Version {version} with dtype {int(content[17])} is not supported.")
     expected_size = HEAD + 12 * sequences + 8 * boundaries
     if size not in (expected_size, expected_size + sequences):
         raise explain_mismatch(
-            f"It has {size} bytes; {sequences} sequences and {boundaries} boundaries make {expected_size}."
+            f"The index has {size} bytes; {sequences} sequences and {boundaries} boundaries need {expected_size}."
         )
     at = HEAD + 4 * sequences
     lengths = content[HEAD:at].view("<i4").astype(np.int64)
     pointers = content[at : at + 8 * sequences].view("<i8")
     first = content[at + 8 * sequences : expected_size].view("<i8")
     if (lengths < 0).any():
-        raise explain_mismatch("A sequence has fewer than 0 tokens.")
+        raise explain_mismatch("A sequence has a negative number of tokens.")
     starts, itemsize = np.concatenate([[0], np.cumsum(lengths)]), np.dtype(dtype).itemsize
     if not np.array_equal(pointers, starts[:-1] * itemsize):
-        raise explain_mismatch("Its sequences do not lie one behind another.")
+        raise explain_mismatch("The sequences are not stored one after another.")
     if not boundaries or first[0] != 0 or first[-1] != sequences or (np.diff(first) < 0).any():
-        raise explain_mismatch(f"The boundaries of its documents do not ascend from 0 to {sequences}.")
+        raise explain_mismatch(f"The boundaries of the documents do not ascend from 0 to {sequences}.")
     if nbytes != starts[-1] * itemsize:
         raise explain_mismatch(
-            f"It says {starts[-1]} tokens, {starts[-1] * itemsize} bytes, and {file.name} has {nbytes}."
+            f"The index records {starts[-1]} tokens, {starts[-1] * itemsize} bytes; {file.name} has {nbytes} bytes."
         )
     return Vector(file, dtype, 0, int(starts[-1]), vocab_size, starts[first[1:]])
 
@@ -70,7 +72,7 @@ def write(out: Path, store: StoreTokens) -> None:
     """
     dtype = {"|u1": "|u1", "<u2": "<u2", "<u4": "<i4"}[store.manifest.dtype]
     if store.vocab_size > 1 << 31:
-        raise UserError(f"{store.folder} has a vocabulary of {store.vocab_size}, which int32 does not hold.")
+        raise UserError(f"{store.folder} has a vocabulary of {store.vocab_size} tokens, too large for int32.")
     code = next(number for number, name in DTYPES.items() if name == dtype)
     lengths = []
     with _replace_file(out, "idx") as index, _replace_file(out, "bin") as file:  # the inner file is renamed first

@@ -23,8 +23,8 @@ def open_tokens(file: Path, vocab_size: int, column: str | None) -> Vector:
     if column not in (None, *DTYPES):
         raise UserError(
             f"data.column={column}: {file} has no columns.",
-            "For a .bin file data.column gives the dtype of the tokens.",
-            f"One of {', '.join(f'data.column={one}' for one in DTYPES)}.",
+            "For a .bin file, data.column is the dtype of the tokens.",
+            f"Choices: {', '.join(f'data.column={one}' for one in DTYPES)}.",
         )
     size = get_file_size(file)
     with file.open("rb") as stream:
@@ -35,17 +35,18 @@ def open_tokens(file: Path, vocab_size: int, column: str | None) -> Vector:
         itemsize = np.dtype(raw).itemsize
         if size % itemsize:
             raise UserError(
-                f"{file} has {size} bytes, which is no number of {np.dtype(raw).name} tokens.", "It may be torn."
+                f"{file} has {size} bytes, not a multiple of the size of {np.dtype(raw).name} tokens.",
+                "The file may be truncated.",
             )
         return Vector(file, raw, 0, size // itemsize, vocab_size, None)
     dtype = MAGIC.get((magic, version))
     if dtype is None:
-        raise UserError(f"{file} is a token file of llm.c of version {version}, which is not known here.")
+        raise UserError(f"{file} is a token file of llm.c of version {version}, which is not supported.")
     if column not in (None, next(name for name, candidate in DTYPES.items() if candidate == dtype)):
-        raise UserError(f"data.column={column}: the header of {file} says {np.dtype(dtype)}.")
+        raise UserError(f"data.column={column} contradicts the header of {file}, which records {np.dtype(dtype)}.")
     expected_size = HEADER + tokens * np.dtype(dtype).itemsize
     if size != expected_size:
-        raise UserError(f"{file} has {size} bytes, and its header says {tokens} tokens, {expected_size} bytes.")
+        raise UserError(f"{file} has {size} bytes, and its header records {tokens} tokens, {expected_size} bytes.")
     return Vector(file, dtype, HEADER, tokens, vocab_size, None)
 
 
@@ -57,7 +58,11 @@ def _choose_dtype(file: Path, size: int, vocab_size: int, column: str | None) ->
     with file.open("rb") as stream:
         content = np.frombuffer(stream.read(PROBE), np.uint8)
     if content[: len(NUMPY)].tobytes() == NUMPY:
-        raise UserError(f"{file} is a .npy file.", "Its header would be read as tokens.", "Write `array.tofile(FILE)`.")
+        raise UserError(
+            f"{file} is a .npy file, not a raw .bin file.",
+            "The .npy header would be read as tokens.",
+            "Write the tokens with `array.tofile(FILE)`.",
+        )
     raw = DTYPES[column or ":uint16"]
     if seem_wide(content, 8) and np.dtype(raw).itemsize < 8 and not size % 8:
         raise _explain_wider_dtype(file, "int64", raw, column)
@@ -66,10 +71,10 @@ def _choose_dtype(file: Path, size: int, vocab_size: int, column: str | None) ->
             raise _explain_wider_dtype(file, "uint32", raw, column)
     elif seem_wide(content, 4) or vocab_size > 1 << 16:
         raise UserError(
-            f"{file} does not say whether its tokens are uint16 or uint32.",
-            f"uint16 holds 65536 tokens, and model.vocab_size={vocab_size}."
+            f"the dtype of the tokens in {file} is ambiguous: uint16 or uint32.",
+            f"uint16 holds 65536 token ids, and model.vocab_size={vocab_size}."
             if vocab_size > 1 << 16
-            else "Every second uint16 is almost 0, as in uint32 tokens.",
+            else "Read as uint16, every second value is almost 0, as in uint32 tokens.",
             "data.column=:uint32, or :uint16, :int32 or :int64",
         )
     return raw
@@ -77,11 +82,11 @@ def _choose_dtype(file: Path, size: int, vocab_size: int, column: str | None) ->
 
 def _explain_wider_dtype(file: Path, seems: str, raw: str, column: str | None) -> UserError:
     dtype, times = np.dtype(raw), np.dtype(seems).itemsize // np.dtype(raw).itemsize
-    clause = f"data.column={column} says" if column else "without data.column they are read as"
+    clause = f"data.column={column} reads them as" if column else "without data.column they are read as"
     return UserError(
-        f"{file} seems to hold {seems} tokens, and {clause} {dtype.name}.",
+        f"{file} seems to hold {seems} tokens, but {clause} {dtype.name}.",
         f"Read as {dtype.name}, {times - 1} of {times} tokens are almost 0.",
-        f"If they are {dtype.name} nevertheless, write them as int64, and read NEW.bin with data.column=:int64:",
+        f"If the tokens are {dtype.name}, convert the file to int64, and read NEW.bin with data.column=:int64:",
         f"  np.fromfile('{file}', '{raw}').astype('<i8').tofile('NEW.bin')",
         f"Otherwise: data.column=:{seems}",
     )

@@ -46,8 +46,11 @@ def list_table_files(path: Path) -> list[Path]:
     if is_pattern(path):
         files = [Path(one) for one in sorted(glob.glob(str(path), recursive=True))]
         if not files or any(one.suffix not in ARROW for one in files):
-            wrong = next((f"{one} is none." for one in files if one.suffix not in ARROW), "It matches nothing.")
-            raise UserError(f"{path} matches no Arrow or Parquet files.", wrong)
+            wrong = next(
+                (f"The pattern matches {one}." for one in files if one.suffix not in ARROW),
+                "The pattern matches no file.",
+            )
+            raise UserError(f"{path} must match Arrow or Parquet files.", wrong)
         return files
     files = sorted(one for one in path.iterdir() if one.suffix in ARROW and not one.name.startswith("."))
     kinds: dict[tuple[str, str], list[str]] = {}
@@ -60,18 +63,18 @@ def list_table_files(path: Path) -> list[Path]:
         options = [f"  data.path={_quote_pattern(path, one)}" for one in patterns if one is not None]
         contents = ", ".join(f"{split} ({len(names)} {suffix[1:]})" for (split, suffix), names in kinds.items())
         raise UserError(
-            f"{path} holds files of several splits or formats: {contents}.",
-            "Which of them are to be learnt is not known; all of them, tests too, would be.",
-            *(["One of:", *options] if options else ["Put those of each into a folder of its own."]),
+            f"{path} contains files of several splits or formats: {contents}.",
+            "A run would train on all these files, including test splits.",
+            *(["One of:", *options] if options else ["Move the files of each split into a separate folder."]),
         )
     if below := list_table_folders(path):
         raise UserError(
-            f"{path} holds no Arrow or Parquet files itself.",
-            "Folders in it do; each split is read by itself.",
+            f"{path} contains token files only in subfolders.",
+            "A run reads the files of one folder, because each folder may be a split.",
             "One of:",
             *(f"  data.path={one}" for one in below),
         )
-    raise UserError(f"{path} holds no Arrow or Parquet files.")
+    raise UserError(f"{path} contains no Arrow or Parquet files.")
 
 
 def list_table_folders(path: Path) -> list[Path]:
@@ -91,7 +94,7 @@ def _train_first(kinds: dict[tuple[str, str], list[str]]) -> list[list[str]]:
 
 
 def _find_pattern(names: list[str], kinds: dict[tuple[str, str], list[str]]) -> str | None:
-    """Find a short glob pattern that matches all `names` and no other name of `kinds`; None if there is none."""
+    """Find a short glob pattern that matches all `names` and no other name of `kinds`; None if no pattern does."""
     if len(names) == 1:
         return names[0]
     others = [one for group in kinds.values() for one in group if one not in names]

@@ -50,9 +50,9 @@ class ForeignTokens(Sharded, ABC):
         if tokens.max() >= self.vocab_size or tokens.min() < 0:
             bad = int(tokens.max()) if tokens.max() >= self.vocab_size else int(tokens.min())
             raise UserError(
-                f"{self.name} has token {bad}, and the model's vocabulary has {self.vocab_size}.",
-                "The file is of another tokenizer, or not of the format that it seems to be.",
-                "A token is at least 0." if bad < 0 else "Choose a larger model.vocab_size.",
+                f"{self.name} contains token {bad}, outside the model's vocabulary of {self.vocab_size} tokens.",
+                "The file was written with another tokenizer, or is not in the expected format.",
+                "Token ids must be at least 0." if bad < 0 else "Increase model.vocab_size.",
             )
 
     def find_document(self, token: int) -> int | None:
@@ -79,7 +79,7 @@ class Vector(ForeignTokens):
         self, file: Path, dtype: str, offset: int, length: int, vocab_size: int, ends: np.ndarray | None
     ) -> None:
         if not length:
-            raise UserError(f"{file} holds no tokens.")
+            raise UserError(f"{file} contains no tokens.")
         self.file, self.name, self.offset, self._all_ends = file, str(file), offset, ends
         self._ends = None if ends is None else ends[np.diff(ends, prepend=0) > 0]
         self.documents_before = np.zeros(1, np.int64)
@@ -124,7 +124,11 @@ def open_regular(file: Path) -> BinaryIO:
     """Open a file to read its bytes. Raises UserError if it is not a regular file or cannot be read."""
     try:
         if not stat.S_ISREG(file.stat().st_mode):  # opening a pipe would wait for its writer
-            raise UserError(f"{file} is not a regular file.", "It cannot be mapped.", "Copy it into a file.")
+            raise UserError(
+                f"{file} is not a regular file.",
+                "A pipe or a device cannot be memory-mapped.",
+                "Copy the content into a file.",
+            )
         return file.open("rb")
     except OSError as error:
         raise UserError(f"{file} cannot be read.", error.strerror or str(error)) from error

@@ -45,8 +45,8 @@ class FileCache:
             if any(self.folder.glob("[!.]*")) and not _is_marked(self.folder):  # another process may have marked it now
                 raise UserError(
                     f"data.cache={place}: {self.folder} is not a cache that gangline created.",
-                    f"It holds files and no {MARKER}. A cache removes old files, so it needs a folder of its own.",
-                    "Choose another data.cache, or move that folder away.",
+                    f"The folder has files, but no {MARKER}. A cache deletes old files, so it needs a separate folder.",
+                    "Choose another data.cache, or move the folder elsewhere.",
                 )
             replace_bytes(self.folder / MARKER, SIGNATURE, f".{os.getpid()}")
 
@@ -62,7 +62,9 @@ class FileCache:
             return file
         if size > self.limit:
             raise UserError(
-                f"data.cache_bytes={self.limit} is too small for {name}.", f"It has {size} bytes.", f"{size} or more"
+                f"data.cache_bytes={self.limit} is too small for {name}.",
+                f"The file has {size} bytes.",
+                f"data.cache_bytes={size}, or more",
             )
         with lock_file(self.folder / f".{path.name}.lock", mode=0o666):
             if (file := _open_used(path, xxh3)) is not None:
@@ -87,7 +89,9 @@ class FileCache:
             finally:
                 waiting.unlink(missing_ok=True)
         raise UserError(
-            f"{name} arrives damaged.", f"{TRIES} times its checksum was not {xxh3}.", "gangline data verify there"
+            f"{name} was damaged in each of {TRIES} downloads.",
+            f"The checksum in the manifest is {xxh3}.",
+            "To check the store at its URL:  gangline data verify URL",
         )
 
     def count_bytes(self) -> int:
@@ -142,7 +146,7 @@ def _open_used(path: Path, xxh3: str) -> BinaryIO | None:
         return None
     if (version := _get_version(file)) not in _checked:
         if compute_stream_checksum(file) != xxh3:  # reads the open file, as another process may remove the name
-            log.warning("%s is damaged: it is removed and fetched again", path)
+            log.warning("%s in the shard cache is damaged: removing the file and fetching it again", path)
             file.close()
             path.unlink(missing_ok=True)
             return None

@@ -61,7 +61,7 @@ class Remote:
                 raise
             if not optional:
                 raise self._explain_failure(name, error) from error
-            log.warning("%s/%s: %s: taken as not there", self.url, name, error)
+            log.warning("%s/%s: access denied (%s): treating the file as missing", self.url, name, error)
             return None
 
     def list_names(self) -> list[str]:
@@ -128,14 +128,14 @@ class Remote:
         for thread in threads:
             thread.join(max(0.0, until - time.monotonic()))
         if not errors and any(thread.is_alive() for thread in threads):
-            errors.append(TimeoutError("a request has no answer"))
+            errors.append(TimeoutError("a request was not answered"))
         if errors:
             raise self._explain_failure(name, errors[0])
 
     def _read_range(self, name: str, start: int, stop: int) -> bytes:
         content = self.files.cat_file(f"{self.root}/{name}", start=start, end=stop)
         if len(content) != stop - start:
-            raise OSError(f"bytes {start} to {stop} were asked for, and {len(content)} came")
+            raise OSError(f"requested bytes {start} to {stop}, received {len(content)} bytes")
         return bytes(content)
 
     def _retry(self, name: str, ask: Callable[[], Any], until: float) -> Any:
@@ -144,7 +144,7 @@ class Remote:
         def count(error: BaseException) -> None:
             with self._counting:
                 self.retries += 1
-            log.warning("%s/%s: %s: asked again (%d)", self.url, name, error, self.retries)
+            log.warning("%s/%s: %s: retrying (retry %d of this store)", self.url, name, error, self.retries)
 
         try:
             return retry(lambda left: ask(), until - time.monotonic(), retryable=_is_retryable, report=count)
@@ -156,16 +156,16 @@ class Remote:
             return error
         if _is_denied(error):
             return UserError(
-                f"{self.url}/{name} may not be read.",
-                f"{type(error).__name__}: {error}; some stores answer so for what is not there, too.",
-                "Give the credentials that the file system of this URL asks for.",
+                f"access to {self.url}/{name} is denied.",
+                f"{type(error).__name__}: {error}. Some stores also deny access to files that do not exist.",
+                "Set the credentials of the file system, or correct the URL.",
             )
         return UserError(
             f"{self.url}/{name} cannot be fetched.",
-            f"{type(error).__name__}: {error}; {self.retries} requests were made again in data.deadline="
+            f"{type(error).__name__}: {error}; {self.retries} requests were retried within data.deadline="
             f"{self.deadline:g} s."
             if not isinstance(error, FileNotFoundError)
-            else "There is no such file.",
+            else "The file does not exist.",
         )
 
 

@@ -53,8 +53,8 @@ class RemoteTokens(StoreTokens):
             _copy(Remote(around, deadline), folder.parent, FILE, optional=True)
         if not _copy(self.remote, folder, FILE):
             raise UserError(
-                f"{url} holds no token store: it has no {FILE}.",
-                "A manifest is written last, so what an interrupted `prepare` left has none either.",
+                f"{url} is not a complete token store: {FILE} is missing.",
+                "`gangline data prepare` writes the manifest last, and may have been interrupted.",
             )
         super().__init__(folder, url, keep=OPEN)
         self._watched = WatchedFiles(cached=True)
