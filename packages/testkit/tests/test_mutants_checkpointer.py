@@ -13,7 +13,7 @@ pytestmark = pytest.mark.usefixtures("broken_parts")
 SAME = "test_same_layout_loads_every_bit"
 
 MUTANTS = [
-    Mutant("checkpoint=drops-optimizer", SAME, "does not have optimizer/"),
+    Mutant("checkpoint=drops-optimizer", SAME, "does not have the array optimizer/"),
     Mutant("checkpoint=ignores-offsets", "test_other_layout_loads_every_bit", "loaded other values", "reshard"),
     Mutant("checkpoint=lazy", SAME, "loaded other values than were saved"),
     Mutant("checkpoint=visible-too-soon", SAME, "lacks the checkpoint"),
