@@ -101,7 +101,7 @@ def test_claims_are_checked_both_ways(can: str, text: str, failed: set, could: l
     assert sorted(result.could_claim) == could
 
 
-def test_unclaimed_capability_gives_a_warning() -> None:
+def test_unclaimed_capability_gives_a_warning(tmp_path: Path) -> None:
     mine = type("TestMine", (TrackerSuite,), {"choice": "track=jsonl"})()
     mine.read_back = lambda directory: [(step, mine.losses[step]) for step in sorted(mine.losses)]
     from gangline_testkit.health import make_healthy
@@ -109,7 +109,7 @@ def test_unclaimed_capability_gives_a_warning() -> None:
     mine.losses = {record.step: record.loss for record in make_healthy(20)}
     mine.live = lambda *args, **kwargs: None
     with pytest.warns(UserWarning, match='track=jsonl could claim "keeps"'):
-        mine.test_every_record_is_stored_once_in_order(Path())
+        mine.test_every_record_is_stored_once_in_order(tmp_path)
 
 
 def test_as_installed_raises_the_import_error(tmp_path: Path) -> None:

@@ -244,9 +244,8 @@ class CheckpointerSuite(PartSuite):
         for number in range(moments):
             whom = draw.choice(("rank", "children", "both"))
             shot = fire.Shot(draw.randrange(2), whom, draw.uniform(0, 1.2) * seconds)
-            step = killed + (
-                f"step-{killed:08d}" in self.read_as_tool(directory)[0]
-            )  # same step again if the killed save left no checkpoint
+            # If the killed save left no checkpoint, its step is saved again.
+            step = killed + (f"step-{killed:08d}" in self.read_as_tool(directory)[0])
             steps = (step, step + 1, step + 2)
             salts |= {f"step-{one:08d}": one for one in steps}
             try:

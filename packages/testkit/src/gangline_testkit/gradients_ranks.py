@@ -37,9 +37,8 @@ BUCKETS = (
     BucketLayout(96, (GradientSlot("embed.weight", 0, (7,)), GradientSlot("embed.weight", 7, (8, 11))), 1),
 )
 
-LARGE = BucketLayout(
-    256 * 512, (GradientSlot("blocks.0.up.weight", 0, (256, 512)),), 1
-)  # large, so that padding is negligible
+# The bucket of `count_bytes`, so large that padding is negligible.
+LARGE = BucketLayout(256 * 512, (GradientSlot("blocks.0.up.weight", 0, (256, 512)),), 1)
 LATE = 1_000_000  # number of a step after any warm-up
 
 
@@ -52,7 +51,8 @@ class Sums:
     constant  whether a rank has equal gradients in all steps
     late      whether all buckets of a step start before the first wait
     handover  step before which the reduction is rebuilt from its kept arrays; 0: no rebuild
-    spoilt    value of the last gradient of each bucket on rank 0 (inf or nan); None: unchanged
+
+    `spoilt`: value of the last gradient of each bucket on rank 0, inf or nan; None: unchanged.
     """
 
     build: str

@@ -1,4 +1,4 @@
-"""Free TCP ports for tests that start whole jobs."""
+"""Free TCP ports for tests that start complete jobs."""
 
 from __future__ import annotations
 

@@ -50,10 +50,8 @@ LOADED = (
     "hydra",
     "yaml",
 )
-DRAWING = (
-    "matplotlib.figure",
-    "matplotlib.backends.backend_svg",
-)  # for the loss figure at the end of a run; optional dependency
+# Modules that plot the loss figure at the end of a run; an optional dependency.
+DRAWING = ("matplotlib.figure", "matplotlib.backends.backend_svg")
 # Groups whose parts every rank builds. The import of other parts may start threads.
 BUILT = ("model", "parallel", "optimizer", "checkpoint")
 RANK = (  # modules that each rank imports when it builds the model

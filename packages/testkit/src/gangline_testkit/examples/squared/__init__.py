@@ -40,6 +40,4 @@ def build(config, run):
 
 @hookimpl
 def gangline_models():
-    yield Part(
-        name="squared", config=Squared, build="gangline_squared:build", summary="Decoder with relu(x)^2 feed-forwards"
-    )
+    yield Part(name="squared", config=Squared, build="gangline_squared:build", summary="relu(x)^2 in feed-forwards")
