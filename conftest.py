@@ -101,7 +101,7 @@ def waits(item: pytest.Item) -> bool:
 # whole numbers and lists of steps may be of a start too many: those are tried again.
 _WRONG_NUMBER = re.compile(
     r"^(AssertionError: )?assert .*(±|\d\.\d{6,}.* [!=]= |[!=]= .*\d\.\d{6,})|comparison failed|Mismatched elements"
-    r"|\d apart where |differ in their bits| is -?[\d.e+-]+, expected "
+    r"|difference \S+, allowed |are not bit-identical| is -?[\d.e+-]+, expected "
     r"|(are|is) not (close|equal)|Not equal to tolerance|where False = .*\b(isclose|allclose|equal|array_equal)\b",
     re.MULTILINE,
 )

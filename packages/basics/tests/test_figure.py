@@ -90,14 +90,14 @@ def test_axis_of_ranks_has_ticks_at_integers():
 @pytest.mark.parametrize(
     ("spoil", "complaint"),
     [
-        (lambda figure: figure.text(0.98, 0.5, "too far right"), "ends at"),
-        (lambda figure: figure.text(0.01, 0.5, "too far left", ha="right"), "begins left"),
-        (lambda figure: figure.text(0.5, -0.01, "too low"), "begins below"),
-        (lambda figure: figure.text(0.01, 0.98, "over the title", va="top"), "touch"),
-        (lambda figure: figure.text(0.5, 0.03, "small", size=6), "is small"),
-        (lambda figure: figure.text(0.5, 0.03, "pale", color="#999999"), "is #999999"),
-        (lambda figure: figure.suptitle(""), "has a title"),
-        (lambda figure: figure.axes[0].legend(), "a legend covers"),
+        (lambda figure: figure.text(0.98, 0.5, "too far right"), "ends at x="),
+        (lambda figure: figure.text(0.01, 0.5, "too far left", ha="right"), "beyond the left edge"),
+        (lambda figure: figure.text(0.5, -0.01, "too low"), "extends below the figure"),
+        (lambda figure: figure.text(0.01, 0.98, "over the title", va="top"), "overlap"),
+        (lambda figure: figure.text(0.5, 0.03, "small", size=6), "has 6.0 points, less than 8"),
+        (lambda figure: figure.text(0.5, 0.03, "pale", color="#999999"), "has the colour #999999"),
+        (lambda figure: figure.suptitle(""), "is not the title"),
+        (lambda figure: figure.axes[0].legend(), "a legend overlaps a plot"),
     ],
 )
 def test_unreadable_figure_is_detected(spoil, complaint):

@@ -70,7 +70,7 @@ def test_suite_selects_needed_parts():
     assert suite.chosen == ("parallel=paired", "optimizer=paired")
     assert suite.keep_chosen("parallel=ddp", "callback=[profile]") == ("callback=[profile]",)
     assert suite.make_job(2).mesh.size("dp_replicate") == 2
-    suite.test_layouts_agree(2)
+    suite.test_weights_and_state_match_one_process(2)
 
 
 @pytest.mark.parametrize(

@@ -29,32 +29,32 @@ OVERRIDES = """
 class TestMine(ScheduleSuite):
     choice = "schedule=cosine"
 
-    def test_pure(self):
+    def test_factor_depends_only_on_the_step(self):
         pass
 """
 DELETES = """
 class TestMine(ScheduleSuite):
     choice = "schedule=cosine"
-    test_pure = None
+    test_factor_depends_only_on_the_step = None
 """
 WAIVES = """
 class TestMine(ScheduleSuite):
     choice = "schedule=cosine"
-    test_pure = waive("it follows the clock")
+    test_factor_depends_only_on_the_step = waive("it follows the clock")
 """
 
 
 @pytest.mark.parametrize("text", [OVERRIDES, DELETES], ids=["override", "delete"])
 def test_omitted_standard_test_is_reported(text: str, tmp_path: Path) -> None:
-    result = suite(tmp_path, text, "test_standard_tests_are_all_here")
-    assert "test_pure" in result.failed["test_standard_tests_are_all_here"]
+    result = suite(tmp_path, text, "test_no_standard_test_is_overridden_or_deleted")
+    assert "test_factor_depends_only_on_the_step" in result.failed["test_no_standard_test_is_overridden_or_deleted"]
 
 
 def test_a_waived_test_shows_its_reason(tmp_path: Path) -> None:
     result = suite(tmp_path, WAIVES)
     assert not result.failed
-    assert result.waived == ["test_pure: it follows the clock"]
-    assert not any(name.startswith("test_pure") for name in result.failed)
+    assert result.waived == ["test_factor_depends_only_on_the_step: it follows the clock"]
+    assert not any(name.startswith("test_factor_depends_only_on_the_step") for name in result.failed)
 
 
 def test_a_waiver_needs_a_reason() -> None:
@@ -63,14 +63,18 @@ def test_a_waiver_needs_a_reason() -> None:
 
 
 def test_completeness_test_cannot_be_overridden() -> None:
-    with pytest.raises(TypeError, match="watches over the other tests"):
-        type("TestMine", (ScheduleSuite,), {"test_standard_tests_are_all_here": waive("no"), "__module__": "mine"})
+    with pytest.raises(TypeError, match="must not override"):
+        type(
+            "TestMine",
+            (ScheduleSuite,),
+            {"test_no_standard_test_is_overridden_or_deleted": waive("no"), "__module__": "mine"},
+        )
 
 
 def test_unknown_claim_fails(tmp_path: Path) -> None:
     text = 'class TestMine(TrackerSuite):\n    choice = "track=jsonl"\n    can = {"keeeps"}\n'
-    result = suite(tmp_path, text, "test_claims_are_known_words")
-    assert "no such claims: keeeps" in result.failed["test_claims_are_known_words"]
+    result = suite(tmp_path, text, "test_every_claim_is_known_to_the_suite")
+    assert "unknown claims in `can`: keeeps" in result.failed["test_every_claim_is_known_to_the_suite"]
 
 
 RECORDED = """
@@ -86,18 +90,18 @@ RECORDED = """
         ('{"keeps", "resumes"}', RECORDED, set(), []),
         ("set()", RECORDED, set(), ["keeps", "resumes"]),
         ("set()", "", set(), []),
-        ('{"keeps"}', "", {"test_every_record_is_kept"}, []),
+        ('{"keeps"}', "", {"test_every_record_is_stored_once_in_order"}, []),
     ],
     ids=["claimed and held", "held, not claimed", "neither", "claimed, not held"],
 )
 def test_claims_are_checked_both_ways(can: str, text: str, failed: set, could: list, tmp_path: Path) -> None:
     own = f'class TestMine(TrackerSuite):\n    choice = "track=jsonl"\n    can = {can}\n{text}'
-    result = suite(tmp_path, own, "test_every_record_is_kept", "test_an_abandoned_branch_is_gone")
+    result = suite(tmp_path, own, "test_every_record_is_stored_once_in_order", "test_abandoned_steps_are_removed")
     assert set(result.failed) == failed
     assert sorted(result.could_claim) == could
 
 
-def test_unclaimed_capability_gives_a_warning() -> None:
+def test_unclaimed_capability_gives_a_warning(tmp_path: Path) -> None:
     mine = type("TestMine", (TrackerSuite,), {"choice": "track=jsonl"})()
     mine.read_back = lambda directory: [(step, mine.losses[step]) for step in sorted(mine.losses)]
     from gangline_testkit.health import make_healthy
@@ -105,7 +109,7 @@ def test_unclaimed_capability_gives_a_warning() -> None:
     mine.losses = {record.step: record.loss for record in make_healthy(20)}
     mine.live = lambda *args, **kwargs: None
     with pytest.warns(UserWarning, match='track=jsonl could claim "keeps"'):
-        mine.test_every_record_is_kept(Path())
+        mine.test_every_record_is_stored_once_in_order(tmp_path)
 
 
 def test_as_installed_raises_the_import_error(tmp_path: Path) -> None:

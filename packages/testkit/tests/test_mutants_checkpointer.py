@@ -10,23 +10,32 @@ from gangline_testkit.mutants import Mutant, assert_found, assert_only_its_behav
 
 pytestmark = pytest.mark.usefixtures("broken_parts")
 
-SAME = "test_the_same_layout_gets_back_every_bit"
+SAME = "test_same_layout_loads_every_bit"
 
 MUTANTS = [
-    Mutant("checkpoint=drops-optimizer", SAME, "does not have optimizer/"),
-    Mutant("checkpoint=ignores-offsets", "test_another_layout_gets_back_every_bit", "got other values", "reshard"),
-    Mutant("checkpoint=lazy", SAME, "got other values than were saved"),
-    Mutant("checkpoint=visible-too-soon", SAME, "visible when it was not"),
-    Mutant("checkpoint=settles-early", SAME, "settled before its checkpoint is visible"),
-    Mutant("checkpoint=commits-early", "test_a_kill_leaves_whole_checkpoints_or_none", "damaged", "atomic"),
-    Mutant("checkpoint=overwrites", "test_a_checkpoint_is_never_overwritten", "second save"),
-    Mutant("checkpoint=unchecked", "test_every_flipped_byte_is_noticed", "flipped: (wrong|ValueError)", "verify"),
-    Mutant("checkpoint=newest", "test_latest_is_never_of_an_abandoned_branch", "step-00000003"),
-    Mutant("checkpoint=forgets-document", "test_the_document_comes_back", "assert"),
-    Mutant("checkpoint=hides-full-disk", "test_a_full_disk_fails_the_save_alone", "instead of SaveFailed"),
-    Mutant("checkpoint=keeps-damage-to-itself", "test_a_lost_file_is_damage_that_is_named", "without .*npy"),
-    Mutant("checkpoint=counts-unreadable", "test_what_cannot_be_read_counts_for_nothing", "was counted", "retention"),
-    Mutant("checkpoint=trusts-names", "test_under_another_name_it_is_no_checkpoint", "under the name of"),
+    Mutant("checkpoint=drops-optimizer", SAME, "does not have the array optimizer/"),
+    Mutant("checkpoint=ignores-offsets", "test_other_layout_loads_every_bit", "loaded other values", "reshard"),
+    Mutant("checkpoint=lazy", SAME, "loaded other values than were saved"),
+    Mutant("checkpoint=visible-too-soon", SAME, "lacks the checkpoint"),
+    Mutant("checkpoint=settles-early", SAME, "SETTLED before `handle.visible` is done"),
+    Mutant(
+        "checkpoint=commits-early", "test_kill_before_any_file_change_leaves_complete_checkpoints", "damaged", "atomic"
+    ),
+    Mutant("checkpoint=overwrites", "test_checkpoint_is_never_overwritten", "second save"),
+    Mutant("checkpoint=unchecked", "test_flipped_bits_are_detected", "is not detected: (wrong|ValueError)", "verify"),
+    Mutant("checkpoint=newest", "test_latest_skips_an_abandoned_branch", "step-00000003"),
+    Mutant("checkpoint=forgets-document", "test_document_is_read_back_unchanged", "assert"),
+    Mutant(
+        "checkpoint=hides-full-disk", "test_full_disk_fails_only_the_current_save", "expected SaveFailed on both ranks"
+    ),
+    Mutant("checkpoint=keeps-damage-to-itself", "test_lost_file_is_reported_on_all_ranks", "with .*npy deleted"),
+    Mutant(
+        "checkpoint=counts-unreadable",
+        "test_keep_last_does_not_count_a_damaged_checkpoint",
+        "counted the unreadable",
+        "retention",
+    ),
+    Mutant("checkpoint=trusts-names", "test_renamed_checkpoint_is_damaged_or_not_listed", "renamed to step-00000007"),
 ]
 
 

@@ -10,133 +10,166 @@ from gangline_testkit.mutants import Mutant, assert_found, assert_only_its_behav
 
 pytestmark = pytest.mark.usefixtures("broken_parts")
 
-EPOCH = "test_an_epoch_repeats_nothing_and_leaves_nothing_out"
+EPOCH = "test_epoch_reads_all_data_once"
 LINES = """
 def read_back(self, directory):
     rows = (directory / "lines.txt").read_text().splitlines()
     return [(int(step), float(loss)) for step, loss in map(str.split, rows)]
 """
-SAYS = "test_functions_compute_what_their_nodes_say"
-CUT = "test_layouts_that_cut_the_model_agree"
-CARRIES = "test_what_it_wraps_around_a_comm_carries_the_same"
-VARIABLES = "test_variables_are_words_for_the_environment"
+SAYS = "test_seam_functions_match_the_calls_of_their_nodes"
+CUT = "test_tp_cp_and_pp_match_one_rank"
+CARRIES = "test_wrapped_comm_returns_the_results_of_the_bare_comm"
+VARIABLES = "test_environment_variables_are_valid_and_repeatable"
 TWO = "layouts = (2,)"
 WORLD = "worlds = (2,)"
-NEAR = "test_sums_are_near_the_exact_ones"
+NEAR = "test_mean_of_sums_is_near_the_exact_sum"
 LOSSY = "tolerance = 1.0"
 
 SUITES = {
     "DataSourceSuite": [
-        Mutant("data=repeats", EPOCH, "come twice", "epochs"),
-        Mutant("data=leaves-out", EPOCH, "never shown", "epochs"),
-        Mutant("data=no-length", "test_length_is_a_number_of_samples_or_none", "TypeError"),
-        Mutant("data=call-order", "test_a_sample_depends_on_its_number_alone", "assert"),
-        Mutant("data=ignores-split", "test_validation_is_never_trained_on", "trained on", "disjoint"),
-        Mutant("data=one-fingerprint", "test_fingerprint_changes_with_the_samples", "same fingerprint"),
-        Mutant("data=per-process", "test_every_process_sees_the_same_samples", "assert"),
-        Mutant("data=off-after-resume", "test_a_reader_goes_on_anywhere", "samples .* are wanted"),
-        Mutant("data=differs-by-width", "test_readers_of_every_width_share_each_batch", "samples .* are wanted"),
-        Mutant("data=forgets-masks", "test_a_reader_gives_the_samples_themselves", "loss_mask of samples"),
-        Mutant("data=reads-after-close", "test_a_closed_reader_reads_nothing_more", "read after `close`|DID NOT RAISE"),
-        Mutant("data=fills-too-early", "test_what_a_reader_gave_stays_until_the_next", "of samples"),
-        Mutant("data=validates-by-rank", "test_held_out_samples_are_the_same_for_every_width", "validate on"),
+        Mutant("data=repeats", EPOCH, "are read twice", "epochs"),
+        Mutant("data=leaves-out", EPOCH, "in no sample of an epoch", "epochs"),
+        Mutant("data=no-length", "test_count_samples_returns_a_positive_number_or_none", "TypeError"),
+        Mutant("data=call-order", "test_sample_depends_only_on_its_number", "assert"),
+        Mutant(
+            "data=ignores-split",
+            "test_validation_data_is_not_trained_on",
+            "are in training and validation samples",
+            "disjoint",
+        ),
+        Mutant("data=one-fingerprint", "test_fingerprint_changes_with_the_samples", "the fingerprint does not"),
+        Mutant("data=per-process", "test_every_process_reads_equal_samples", "assert"),
+        Mutant("data=off-after-resume", "test_reader_restarts_at_any_sample", "returned samples .* expected"),
+        Mutant("data=differs-by-width", "test_readers_of_every_width_split_each_batch", "returned samples .* expected"),
+        Mutant(
+            "data=forgets-masks", "test_reader_returns_the_samples_of_the_source", "samples .*: loss_mask of the batch"
+        ),
+        Mutant("data=reads-after-close", "test_closed_reader_stops_reading", "batches after `close`|DID NOT RAISE"),
+        Mutant("data=fills-too-early", "test_batch_is_unchanged_until_the_next_is_taken", "samples .* of the batch is"),
+        Mutant("data=validates-by-rank", "test_validation_samples_are_equal_for_every_width", "validate on"),
         Mutant("data=too-short", "test_samples_have_the_shapes_and_types_of_the_contract", "T[+]1 = 33"),
     ],
     "CallbackSuite": [
-        Mutant("callback=meddles", "test_the_run_is_as_without_it", "assert", "watches"),
-        Mutant("callback=forgets-state", "test_a_checkpoint_in_the_middle_changes_no_bit", "assert"),
-        Mutant("callback=forgets-arrays", "test_a_checkpoint_in_the_middle_changes_no_bit", "assert"),
-        Mutant("callback=own-metrics", "test_layouts_agree", "where metrics are equal on all ranks"),
-        Mutant("callback=says-whole", "test_layouts_agree", "knows nothing of|assert"),
-        Mutant("callback=asks-on-error", "test_no_collectives_on_an_error", "where there may be none"),
-        Mutant("callback=leaves-others", "test_leaves_over_some_of_the_arrays_it_is_asked_about", "not asked about"),
-        Mutant("callback=halves-traffic", CARRIES, "all_reduce gives"),
-        Mutant("callback=swaps-ranks", CARRIES, "index of"),
-        Mutant("callback=sets-variables", VARIABLES, "sets variables itself"),
-        Mutant("callback=says-numbers", VARIABLES, "100, no text"),
-        Mutant("callback=needs-its-state", "test_begins_where_a_checkpoint_has_nothing_of_it", "not seen every step"),
+        Mutant("callback=meddles", "test_run_is_bit_identical_without_the_callback", "assert", "watches"),
+        Mutant("callback=forgets-state", "test_resumed_run_with_the_callback_is_bit_identical", "assert"),
+        Mutant("callback=forgets-arrays", "test_resumed_run_with_the_callback_is_bit_identical", "assert"),
+        Mutant(
+            "callback=own-metrics",
+            "test_run_with_the_callback_matches_one_process",
+            "where metrics are equal on all ranks",
+        ),
+        Mutant("callback=says-whole", "test_run_with_the_callback_matches_one_process", "has no box for|assert"),
+        Mutant("callback=asks-on-error", "test_on_error_runs_no_collectives", "must not run collectives"),
+        Mutant(
+            "callback=leaves-others", "test_may_drop_returns_only_arrays_it_was_given", "arrays that it was not given"
+        ),
+        Mutant("callback=halves-traffic", CARRIES, "all_reduce of the wrapped Comm returns"),
+        Mutant("callback=swaps-ranks", CARRIES, "index of the wrapped Comm"),
+        Mutant("callback=sets-variables", VARIABLES, "sets variables in os.environ"),
+        Mutant("callback=says-numbers", VARIABLES, "must be a str, and is 100"),
+        Mutant("callback=needs-its-state", "test_callback_can_be_added_and_removed_at_a_resume", "not seen every step"),
     ],
     "HealthCheckSuite": [
-        Mutant("health=counts-itself", "test_an_answer_depends_on_what_was_agreed_alone", "answers differently"),
-        Mutant("health=remembers", "test_an_answer_depends_on_what_was_agreed_alone", "answers differently"),
-        Mutant("health=gathers", "test_no_collectives_outside_of_collective", "where there may be none"),
-        Mutant("health=cries", "test_lives_in_a_run_that_is_killed_and_goes_on", "health=cries failed"),
-        Mutant("health=jumpy", "test_quiet_where_nothing_is_wrong", "on a healthy run"),
-        Mutant("health=forgetful", "test_state_goes_through_a_checkpoint", "speaks differently|assert"),
-        Mutant("health=chatty", "test_no_collectives_outside_of_collective", "where there may be none"),
-        Mutant("health=blind", "test_catches_the_fault", "not-finite at step 100 is not caught", "not-finite"),
-        Mutant("health=tidy", "test_records_are_left_as_they_are", "assert"),
-        Mutant("health=proud", "test_strange_records_raise_nothing", "NoneType"),
+        Mutant("health=counts-itself", "test_response_depends_only_on_agreed_verdicts", "returns different responses"),
+        Mutant("health=remembers", "test_response_depends_only_on_agreed_verdicts", "returns different responses"),
+        Mutant("health=gathers", "test_check_runs_collectives_only_in_collective", "must not run collectives"),
+        Mutant("health=cries", "test_check_works_in_a_resumed_run", "health=cries failed"),
+        Mutant("health=jumpy", "test_healthy_run_gets_no_warning", "verdict on a healthy run"),
+        Mutant(
+            "health=forgetful", "test_check_restored_from_state_gives_equal_verdicts", "returns other verdicts|assert"
+        ),
+        Mutant("health=chatty", "test_check_runs_collectives_only_in_collective", "must not run collectives"),
+        Mutant("health=blind", "test_check_catches_the_fault", "not-finite at step 100 is not reported", "not-finite"),
+        Mutant("health=tidy", "test_check_does_not_change_records", "assert"),
+        Mutant("health=proud", "test_unusual_records_raise_no_error", "NoneType"),
     ],
     "ModelEditSuite": [
-        Mutant("in_place=on", "test_pure", "changed what it was given"),
-        Mutant("claims_nothing=on", "test_claims_what_it_changed", "changed and not claimed"),
+        Mutant("in_place=on", "test_edit_is_pure", "the edit changed its inputs"),
+        Mutant("claims_nothing=on", "test_claims_cover_exactly_the_changed_nodes", "changed and not claimed"),
         Mutant("no_init=on", "test_every_array_has_an_init", "no Init for parameter"),
-        Mutant("dead_pattern=on", "test_every_pattern_of_the_plan_matches", "w_inn"),
-        Mutant("own_lanes=on", "test_layouts_agree", "expected", "", "own_lanes.fold=2", TWO),
+        Mutant("dead_pattern=on", "test_every_pattern_of_the_plan_matches_an_array", "w_inn"),
+        Mutant("own_lanes=on", "test_edited_model_matches_one_process", "expected", "", "own_lanes.fold=2", TWO),
         Mutant("boasts=on", SAYS, "window=3"),
-        Mutant("swaps_attention=on", SAYS, "blocks.0.attention.attention: its node says nothing"),
+        Mutant("swaps_attention=on", SAYS, "blocks.0.attention.attention: the node states no call"),
         Mutant("own_tokens=on", CUT, "loss of step 0 is", "", more="axes = ('cp',)"),
         Mutant("config_sizes=on", CUT, "unflatten", "", more="axes = ('tp',)"),
         Mutant("undeclared_partial=on", CUT, "gradient .*gain", "", more="axes = ('tp',)"),
-        Mutant("idle=on", "test_every_parameter_learns", "no gradient reaches blocks.0.feed_forward.gain"),
+        Mutant(
+            "idle=on", "test_every_parameter_gets_a_gradient", "zero gradients in all steps: blocks.0.feed_forward.gain"
+        ),
         Mutant("remembers=on", CUT, "loss of step 0 is", "", more="axes = ('pp',)"),
-        Mutant("shifts=on", "test_what_is_kept_between_tokens_changes_no_text", "logits of the next"),
-        Mutant("dice=on", "test_pure", "something else the second time"),
-        Mutant("heavy=on", "test_torch_free_and_the_same_in_every_process", "torch is imported"),
+        Mutant("shifts=on", "test_cached_decoding_matches_a_full_forward", "logits of cached decoding"),
+        Mutant("dice=on", "test_edit_is_pure", "another result on the second call"),
+        Mutant("heavy=on", "test_edit_is_torch_free_and_equal_in_every_process", "torch is imported"),
     ],
     "TrackerSuite": [
-        Mutant("track=needs-mfu", "test_strange_records_raise_nothing", "NoneType"),
-        Mutant("track=drops", "test_every_record_is_kept", "assert", "keeps", more=LINES),
-        Mutant("track=appends", "test_an_abandoned_branch_is_gone", "assert", "resumes", more=LINES),
-        Mutant("track=littering", "test_writes_only_into_the_run_directory", "assert"),
-        Mutant("track=scaling", "test_records_are_left_as_they_are", "changed a record"),
+        Mutant("track=needs-mfu", "test_unusual_records_raise_no_error", "NoneType"),
+        Mutant("track=drops", "test_every_record_is_stored_once_in_order", "assert", "keeps", more=LINES),
+        Mutant("track=appends", "test_abandoned_steps_are_removed", "assert", "resumes", more=LINES),
+        Mutant("track=littering", "test_tracker_writes_only_into_the_run_directory", "assert"),
+        Mutant("track=scaling", "test_tracker_does_not_change_records", "changed a step record"),
     ],
     "PrecisionSuite": [
-        Mutant("precision=no-bias", "test_linear_is_the_product", "of its norm away"),
-        Mutant("precision=crooked-gradient", "test_linear_has_the_gradients_of_the_product", "gradient of w"),
-        Mutant("precision=scribbles", "test_linear_leaves_its_inputs_alone", "assert"),
-        Mutant("precision=low-masters", "test_masters_have_at_least_float32", "assert"),
-        Mutant("precision=coarse", "test_linear_is_as_exact_as_its_dtype", "of its norm away", "faithful"),
-        Mutant("precision=scale-forgets", "test_state_goes_through_a_checkpoint", "another scale", "scale"),
-        Mutant("precision=scale-grows", "test_the_scale_falls_where_steps_are_not_finite", "assert", "scale"),
-        Mutant("precision=scale-ignored", "test_the_scale_falls_where_steps_are_not_finite", "assert", "scale"),
+        Mutant("precision=no-bias", "test_linear_matches_a_float64_matmul", "differs from float64"),
+        Mutant("precision=crooked-gradient", "test_linear_gradients_match_a_float64_matmul", "gradient of w"),
+        Mutant("precision=scribbles", "test_linear_does_not_change_its_inputs", "assert"),
+        Mutant("precision=low-masters", "test_master_weights_have_at_least_float32", "assert"),
+        Mutant("precision=coarse", "test_linear_is_as_exact_as_the_compute_dtype", "differs from float64", "faithful"),
+        Mutant(
+            "precision=scale-forgets",
+            "test_precision_restored_from_state_has_equal_scales",
+            "another loss scale",
+            "scale",
+        ),
+        Mutant("precision=scale-grows", "test_scale_falls_after_steps_that_are_not_finite", "assert", "scale"),
+        Mutant("precision=scale-ignored", "test_scale_falls_after_steps_that_are_not_finite", "assert", "scale"),
     ],
     "GradientsSuite": [
-        Mutant("gradients=apart", "test_sums_have_the_same_bits_on_all_ranks", "rank 1 gets another sum"),
-        Mutant("gradients=averages-ranks", NEAR, "of its norm away"),
-        Mutant("gradients=wrong-range", NEAR, "of its norm away"),
-        Mutant("gradients=one-scratch", "test_waiting_later_changes_no_bit", "when it is waited for"),
-        Mutant("gradients=forgets", "test_nothing_but_kept_arrays_is_remembered", "are not all", more=LOSSY),
-        Mutant("gradients=grows", "test_arrays_are_a_function_of_the_layout", "other arrays the second time"),
-        Mutant("gradients=dice", "test_a_second_run_has_the_same_bits", "another sum the second time", more=LOSSY),
-        Mutant("gradients=silent", "test_says_what_it_loses", "Part.layout_dependent does not say", more=LOSSY),
-        Mutant("gradients=negative", "test_says_bytes_and_numbers", "count_sent says -1 bytes"),
-        Mutant("gradients=gathers-all", "test_says_bytes_and_numbers", "count_sent says"),
+        Mutant("gradients=apart", "test_sums_are_bit_identical_on_all_ranks", "rank 1 has other bits of a sum"),
+        Mutant("gradients=averages-ranks", NEAR, "of its norm from the exact sum"),
+        Mutant("gradients=wrong-range", NEAR, "of its norm from the exact sum"),
         Mutant(
-            "gradients=swallows", "test_a_sum_of_what_is_not_finite_is_not_finite", "the sum of its bucket is finite"
+            "gradients=one-scratch", "test_sums_in_flight_together_change_no_bit", "other buckets start before its wait"
         ),
-        Mutant("gradients=hoards", "test_says_bytes_and_numbers", "count_kept says 0 numbers"),
+        Mutant(
+            "gradients=forgets", "test_kept_arrays_are_the_complete_state", "outside of its kept arrays", more=LOSSY
+        ),
+        Mutant(
+            "gradients=grows", "test_kept_arrays_depend_only_on_the_layout", "returns other arrays on a second call"
+        ),
+        Mutant(
+            "gradients=dice", "test_repeated_sums_are_bit_identical", "a second sum of the same gradients", more=LOSSY
+        ),
+        Mutant(
+            "gradients=silent",
+            "test_lossy_reduction_declares_layout_dependence",
+            "needs Part.layout_dependent",
+            more=LOSSY,
+        ),
+        Mutant("gradients=negative", "test_count_sent_and_count_kept_are_upper_bounds", "count_sent returns -1 bytes"),
+        Mutant("gradients=gathers-all", "test_count_sent_and_count_kept_are_upper_bounds", "count_sent returns"),
+        Mutant("gradients=swallows", "test_sum_with_inf_or_nan_is_not_finite", "the sum of its bucket is finite"),
+        Mutant("gradients=hoards", "test_count_sent_and_count_kept_are_upper_bounds", "count_kept returns 0 numbers"),
     ],
     "OptimizerSuite": [
-        Mutant("optimizer=late-state", "test_state_is_there_before_the_first_step", "held by no rank", more=WORLD),
-        Mutant("optimizer=no-counters", "test_a_checkpoint_in_the_middle_changes_no_bit", "assert", more=WORLD),
-        Mutant("optimizer=copies", "test_a_checkpoint_in_the_middle_changes_no_bit", "assert", more=WORLD),
-        Mutant("optimizer=drifts", "test_a_rate_of_nothing_changes_no_weight", "differ in their bits"),
-        Mutant("optimizer=careless", "test_an_unknown_array_of_a_checkpoint_is_refused", "never had", more=WORLD),
-        Mutant("optimizer=local-norm", "test_layouts_agree", "other bits|expected", more=WORLD),
+        Mutant("optimizer=late-state", "test_state_exists_before_the_first_step", "are on no rank", more=WORLD),
+        Mutant("optimizer=no-counters", "test_resumed_optimizer_is_bit_identical", "assert", more=WORLD),
+        Mutant("optimizer=copies", "test_resumed_optimizer_is_bit_identical", "assert", more=WORLD),
+        Mutant("optimizer=drifts", "test_learning_rate_0_changes_no_weight", "are not bit-identical"),
+        Mutant("optimizer=careless", "test_may_drop_returns_no_array_of_an_unknown_state", "does not have", more=WORLD),
+        Mutant("optimizer=local-norm", "test_weights_and_state_match_one_process", "other bits|expected", more=WORLD),
     ],
     "ScheduleSuite": [
-        Mutant("schedule=counts-calls", "test_pure", "assert"),
-        Mutant("schedule=too-high", "test_factors_lie_between_nothing_and_one", "1.5 at step"),
-        Mutant("schedule=from-nothing", "test_warm_up", "assert"),
-        Mutant("schedule=with-torch", "test_builds_without_torch", "torch is imported"),
+        Mutant("schedule=counts-calls", "test_factor_depends_only_on_the_step", "assert"),
+        Mutant("schedule=too-high", "test_factors_are_between_0_and_1", "the factor is 1.5 at step"),
+        Mutant("schedule=from-nothing", "test_factor_rises_to_1_during_warmup", "assert"),
+        Mutant("schedule=with-torch", "test_schedule_is_built_without_torch", "torch is imported"),
     ],
     "SimulatorSuite": [
-        Mutant("simulator=loses-time", "test_every_second_is_in_one_account", "s of"),
-        Mutant("simulator=remembers-its-dice", "test_a_course_is_a_function_of_the_job", "comes to something else"),
-        Mutant("simulator=hopeful", "test_on_average_it_comes_to_the_closed_form", "an ETTR of"),
-        Mutant("simulator=unshaken", "test_more_faults_cost_more", "four times the faults"),
+        Mutant("simulator=loses-time", "test_every_second_is_counted_once", "the accounts sum to"),
+        Mutant("simulator=remembers-its-dice", "test_result_depends_only_on_the_job", "has another result"),
+        Mutant("simulator=hopeful", "test_average_matches_the_closed_form", "the mean ETTR is"),
+        Mutant("simulator=unshaken", "test_more_faults_lower_the_ettr", "four times the faults"),
     ],
 }
 ALL = [(suite, mutant) for suite, mutants in SUITES.items() for mutant in mutants]
@@ -155,5 +188,7 @@ def test_mutant_fails_no_other_part_suite_test(suite: str, mutant: Mutant, tmp_p
 
 def test_factor_initialized_at_zero_passes(tmp_path: Path) -> None:
     """Its partner's first gradient is zero to the last bit."""
-    result = judge(Mutant("low_rank=on", "", "", ""), "ModelEditSuite", tmp_path, "test_every_parameter_learns", CUT)
+    result = judge(
+        Mutant("low_rank=on", "", "", ""), "ModelEditSuite", tmp_path, "test_every_parameter_gets_a_gradient", CUT
+    )
     assert result.passed == 4, result.failed

@@ -109,7 +109,7 @@ def test_each_kind_passes_tests_after_pip_install(kind, tmp_path):
 
 @pytest.mark.parametrize("name", ["Mine", "my_own", "1st", "-x", "a--b", ""])
 def test_invalid_plugin_names_are_refused(name, tmp_path):
-    with pytest.raises(UserError, match="cannot be the name"):
+    with pytest.raises(UserError, match="is not a valid plugin name"):
         write(name, "tracker", tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -118,7 +118,7 @@ def test_existing_plugin_is_not_overwritten(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["mine"]) == 0
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    with pytest.raises(UserError, match="already here"):
+    with pytest.raises(UserError, match="already exists"):
         main(["gangline-mine"])
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
@@ -137,4 +137,4 @@ def test_the_command_refuses_with_one_message(tmp_path):
     )
     assert ran.returncode == 2
     assert "Traceback" not in ran.stderr
-    assert "'No' cannot be the name of a plugin" in ran.stderr
+    assert "'No' is not a valid plugin name" in ran.stderr

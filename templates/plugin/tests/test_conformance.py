@@ -3,4 +3,4 @@ from gangline_testkit import TrackerSuite
 
 class TestMine(TrackerSuite):
     choice = "track=mine"
-    can = set()  # what the part claims; the suite warns of what it could claim besides
+    can = set()  # claims of the part; a warning names each further claim that would pass

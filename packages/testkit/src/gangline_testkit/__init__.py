@@ -1,6 +1,6 @@
-"""The conformance kit: one suite class per hook, a pool of ranks that makes multi-rank tests cheap, and real runs.
+"""Conformance kit for plugins: a suite class per hook, a pool of forked ranks for multi-rank tests, and real runs.
 
-An author subclasses a suite in five lines and states as data what the part can do:
+An author subclasses a suite in five lines, and claims the capabilities of the part:
 
     from gangline_testkit import CheckpointerSuite
 
@@ -8,7 +8,7 @@ An author subclasses a suite in five lines and states as data what the part can 
         choice = "checkpoint=mine"
         can = {"reshard", "atomic"}
 
-Importing this package loads none of its modules; each is loaded when one of its names is first used.
+Importing this package loads none of its modules. Each module is loaded on the first use of one of its names.
 """
 
 import sys

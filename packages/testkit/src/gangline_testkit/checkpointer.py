@@ -1,4 +1,4 @@
-"""Conformance suite for checkpointers (`gangline_checkpointers`): save, kill, damage, and load under other layouts."""
+"""Conformance suite for checkpointers (hook `gangline_checkpointers`): saves, loads, resharding, kills and damage."""
 
 from __future__ import annotations
 
@@ -39,50 +39,50 @@ def _format_names(meshes: object) -> str:
 class CheckpointerSuite(PartSuite):
     """Conformance suite for checkpointers; subclass it with ``choice = "checkpoint=mine"``.
 
-    kills    number of a rank's file changes at which a save is killed; None: at each change
-    moments  number of random times at which an asynchronous save is killed
+    kills    number of a rank's file changes before which a save is killed; None: before each change
+    moments  number of asynchronous saves that are killed, each at a random time
     """
 
     kills: ClassVar[int | None] = 3
     moments: ClassVar[int] = 4
     CLAIMS: ClassVar[dict[str, str]] = {
-        "reshard": "loads under any layout what any other layout saved",
-        "atomic": "a kill at any moment leaves whole checkpoints and nothing else to be seen",
-        "verify": "notices every changed byte",
-        "async": "returns from save before the checkpoint is whole",
-        "retention": "with checkpoint.keep_last=N keeps the newest N that can be read, and deletes those before them",
+        "reshard": "Every layout loads the checkpoints of every other layout.",
+        "atomic": "After a kill at any moment, only complete checkpoints are listed.",
+        "verify": "Every changed byte is detected, or has no effect on loaded values.",
+        "async": "`save` returns before the checkpoint is visible.",
+        "retention": "checkpoint.keep_last=N keeps the newest N readable checkpoints and deletes older checkpoints.",
     }
 
     def get_local_settings(self, directory: Path) -> tuple[str, ...]:
-        """Return settings that keep checkpoints in the run directory, if the part would store them elsewhere."""
+        """Return settings that move checkpoints into `directory`, for a part that stores them elsewhere by default."""
         return ()
 
     def make_job(self, directory: Path, mesh: Mesh, large: int = 0, more: tuple[str, ...] = ()) -> CheckpointerJob:
-        """Return a job of the checkpointer on a mesh, in a run directory; `more` holds further settings."""
+        """Return a job of the checkpointer on a mesh. directory: run directory; large: as in `CheckpointerJob`."""
         run = self.run(f"run.dir={directory}", *self.get_local_settings(directory), *more)
         return CheckpointerJob(self.offer.part.build, run, mesh, f"{directory}-{next(_number)}", large)
 
     def save(self, directory: Path, mesh: Mesh, step: int, salt: int, attempt: int = 1) -> str:
-        """Save on all ranks of a mesh, and return the id, which all ranks must agree on."""
+        """Save on all ranks of a mesh, and return the id, which must be equal on all ranks."""
         ids = get_pool(mesh.world).run(ranks.save, self.make_job(directory, mesh), step, salt, attempt)
-        assert len(set(ids)) == 1, f"ranks disagree about the id: {ids}"
+        assert len(set(ids)) == 1, f"`save` returned different ids on the ranks: {ids}"
         return ids[0]
 
     def load(self, directory: Path, mesh: Mesh, id: str, salt: int, names: tuple[str, ...] | None = None) -> None:
-        """Load on all ranks of a mesh, and check that every bit is as it was saved."""
+        """Load on all ranks of a mesh, and check that every shard has the saved bits."""
         for rank, mismatches in enumerate(
             get_pool(mesh.world).run(ranks.load, self.make_job(directory, mesh), id, salt, names)
         ):
             assert not mismatches, (
-                f"rank {rank} of {_name(mesh)} got other values than were saved: {', '.join(mismatches)}"
+                f"rank {rank} of mesh {_name(mesh)} loaded other values than were saved: {', '.join(mismatches)}"
             )
 
     def read_as_tool(self, directory: Path) -> tuple[list[str], str | None]:
-        """Return (all ids, the latest id) as a tool in another process sees them, after reading every document."""
+        """Return (all ids, the latest id) in a process without a process group, which also reads every document."""
         return get_pool(1).run(ranks.look_up, self.make_job(directory, ONE))[0][:2]
 
     def list_as_tool(self, directory: Path) -> tuple[list[str], str | None]:
-        """Return (all ids, the latest id) as a tool lists them, without reading checkpoints that may be damaged."""
+        """Return (all ids, the latest id) in a process without a process group, without reading any checkpoint."""
         return get_pool(1).run(ranks.list_ids, self.make_job(directory, ONE))[0]
 
     def find_files(self, directory: Path, id: str) -> list[Path]:
@@ -94,8 +94,8 @@ class CheckpointerSuite(PartSuite):
     # --- save and load -----------------------------------------------------------------------------------------------
 
     @pytest.mark.parametrize("mesh", [ONE, SHARDED, REPLICATED, TENSOR, PIPELINE], ids=_format_names)
-    def test_the_same_layout_gets_back_every_bit(self, mesh: Mesh, tmp_path: Path) -> None:
-        """Check that arrays of several dtypes load back bit for bit; their shards are overwritten once save returns."""
+    def test_same_layout_loads_every_bit(self, mesh: Mesh, tmp_path: Path) -> None:
+        """Check that arrays of several dtypes load bit for bit, although the shards are overwritten after `save`."""
         id = self.save(tmp_path, mesh, 3, salt=1)
         assert id == "step-00000003"
         self.load(tmp_path, mesh, id, salt=1)
@@ -106,17 +106,17 @@ class CheckpointerSuite(PartSuite):
         [(SHARDED, ONE), (ONE, SHARDED), (SHARDED, TENSOR), (TENSOR, PIPELINE), (PIPELINE, REPLICATED)],
         ids=_format_names,
     )
-    def test_another_layout_gets_back_every_bit(self, saved: Mesh, loaded: Mesh, tmp_path: Path) -> None:
-        """Check that another layout, whose boxes match no saved box, loads every bit."""
+    def test_other_layout_loads_every_bit(self, saved: Mesh, loaded: Mesh, tmp_path: Path) -> None:
+        """Check that another layout, with boxes that differ from the saved boxes, loads every bit."""
         id = self.save(tmp_path, saved, 3, salt=1)
         self.load(tmp_path, loaded, id, salt=1)
 
-    def test_weights_alone_can_be_loaded(self, tmp_path: Path) -> None:
-        """Check that some weights can be loaded alone, as sampling and export need; the other arrays are no error."""
+    def test_some_weights_can_be_loaded_alone(self, tmp_path: Path) -> None:
+        """Check that a load of some weights ignores all other arrays of the checkpoint, as sampling and export need."""
         id = self.save(tmp_path, SHARDED, 1, salt=1)
         self.load(tmp_path, SHARDED, id, salt=1, names=("model/embed.weight", "model/stack"))
 
-    def test_the_document_comes_back(self, tmp_path: Path) -> None:
+    def test_document_is_read_back_unchanged(self, tmp_path: Path) -> None:
         self.save(tmp_path, SHARDED, 1, salt=1)
         _, _, (read,), _ = get_pool(1).run(ranks.look_up, self.make_job(tmp_path, ONE))[0]
         assert read == make_document(1, 1, 1)
@@ -127,24 +127,24 @@ class CheckpointerSuite(PartSuite):
         assert arrays == {name: layout.shape for name, layout in build_registry(SHARDED).layouts.items()}
 
     @mark_capability("reshard")
-    def test_a_tool_loads_without_ranks(self, tmp_path: Path) -> None:
-        """Check that a checkpoint loads without a store or a process group, as in `gangline sample`."""
+    def test_tool_loads_without_a_process_group(self, tmp_path: Path) -> None:
+        """Check that a checkpoint loads without a job store and a process group, as in `gangline sample`."""
         id = self.save(tmp_path, SHARDED, 1, salt=1)
         assert get_pool(1).run(ranks.load_as_tool, self.make_job(tmp_path, ONE), id, 1) == [[]]
 
-    def test_a_missing_array_is_the_users_error(self, tmp_path: Path) -> None:
+    def test_missing_array_is_a_user_error(self, tmp_path: Path) -> None:
         id = self.save(tmp_path, SHARDED, 1, salt=1)
         errors = get_pool(2).run(ranks.load_strange, self.make_job(tmp_path, SHARDED), id, "model/absent", (3,))
         assert errors == ["UserError"] * 2
 
-    def test_another_shape_is_the_users_error(self, tmp_path: Path) -> None:
+    def test_other_array_shape_is_a_user_error(self, tmp_path: Path) -> None:
         id = self.save(tmp_path, SHARDED, 1, salt=1)
         errors = get_pool(2).run(ranks.load_strange, self.make_job(tmp_path, SHARDED), id, "model/norm.weight", (8,))
         assert errors == ["UserError"] * 2
 
     # --- ids and retention -------------------------------------------------------------------------------------------
 
-    def test_an_empty_directory_has_none(self, tmp_path: Path) -> None:
+    def test_empty_directory_has_no_checkpoint(self, tmp_path: Path) -> None:
         assert self.read_as_tool(tmp_path) == ([], None)
 
     def test_checkpoints_are_listed_oldest_first(self, tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ class CheckpointerSuite(PartSuite):
         assert self.read_as_tool(tmp_path) == (["step-00000002", "step-00000010", "step-00000100"], "step-00000100")
         self.load(tmp_path, ONE, "step-00000010", salt=10)
 
-    def test_latest_is_never_of_an_abandoned_branch(self, tmp_path: Path) -> None:
+    def test_latest_skips_an_abandoned_branch(self, tmp_path: Path) -> None:
         append(tmp_path, Attempt(1, None))
         for step in (1, 2, 3):
             self.save(tmp_path, ONE, step, salt=step)
@@ -166,16 +166,16 @@ class CheckpointerSuite(PartSuite):
         self.load(tmp_path, ONE, "step-00000002", salt=2)
         self.load(tmp_path, ONE, "step-00000002.2", salt=22)
 
-    def test_a_checkpoint_is_never_overwritten(self, tmp_path: Path) -> None:
-        """Check that a second save of a step and attempt raises an error and leaves the first checkpoint as it was."""
+    def test_checkpoint_is_never_overwritten(self, tmp_path: Path) -> None:
+        """Check that a second save of a step and attempt raises an error and does not change the first checkpoint."""
         id = self.save(tmp_path, SHARDED, 4, salt=1)
         raised = get_pool(2).run(ranks.save_with_error, self.make_job(tmp_path, SHARDED), 4, 2)
-        assert all(raised), "a second save of the same step says nothing"
+        assert all(raised), "a second save of the same step and attempt raises no error"
         self.load(tmp_path, SHARDED, id, salt=1)
 
     @mark_capability("retention")
-    def test_what_cannot_be_read_counts_for_nothing(self, tmp_path: Path) -> None:
-        """Check that checkpoint.keep_last does not count a truncated checkpoint: the readable one before it is kept."""
+    def test_keep_last_does_not_count_a_damaged_checkpoint(self, tmp_path: Path) -> None:
+        """Check that keep_last=2 does not count a truncated checkpoint, and keeps the readable checkpoint before it."""
         ids = [self.save(tmp_path, SHARDED, step, salt=step) for step in (1, 2, 3)]
         longest = max(self.find_files(tmp_path, ids[2]), key=lambda path: path.stat().st_size)
         with longest.open("r+b") as file:
@@ -184,29 +184,29 @@ class CheckpointerSuite(PartSuite):
         (newest, _) = get_pool(2).run(ranks.save, job, 4, 4)
         listed_ids, latest = self.list_as_tool(tmp_path)
         assert latest == newest
-        assert ids[1] in listed_ids, f"{ids[2]}, which cannot be read, was counted, and {ids[1]} deleted"
-        assert ids[0] not in listed_ids, f"{ids[0]} is none of the newest two, and stays"
+        assert ids[1] in listed_ids, f"keep_last=2 counted the unreadable {ids[2]} and deleted the readable {ids[1]}"
+        assert ids[0] not in listed_ids, f"keep_last=2 did not delete {ids[0]}, the third newest readable checkpoint"
         self.load(tmp_path, SHARDED, ids[1], salt=2)
         self.load(tmp_path, SHARDED, newest, salt=4)
 
-    def test_under_another_name_it_is_no_checkpoint(self, tmp_path: Path) -> None:
-        """Check that a renamed checkpoint counts as damaged or is not listed, because its contents state its id."""
+    def test_renamed_checkpoint_is_damaged_or_not_listed(self, tmp_path: Path) -> None:
+        """Check that a renamed checkpoint is reported as damaged or not listed, because its contents state its id."""
         id, other = self.save(tmp_path, SHARDED, 3, salt=3), "step-00000007"
         for path in sorted(tmp_path.rglob(f"*{id}*")):
             if path.exists():
                 path.rename(path.with_name(path.name.replace(id, other)))
         outcomes = get_pool(2).run(ranks.read_outcome, self.make_job(tmp_path, SHARDED), other, 3)
         kinds = {outcome.partition(":")[0] for outcome in outcomes}
-        assert kinds <= {"bad", "gone"}, f"{id} under the name of {other}: {outcomes}"
+        assert kinds <= {"bad", "gone"}, f"{id}, renamed to {other}, must be damaged or not listed: {outcomes}"
 
     # --- failures ----------------------------------------------------------------------------------------------------
 
     @mark_capability("atomic")
-    def test_a_kill_leaves_whole_checkpoints_or_none(self, tmp_path: Path) -> None:
-        """Kill a rank just before it changes a file: all listed checkpoints must load, and a new save must work."""
+    def test_kill_before_any_file_change_leaves_complete_checkpoints(self, tmp_path: Path) -> None:
+        """Kill a rank before a file change, then check that all listed checkpoints load and a new save succeeds."""
         whole = self.save(tmp_path, SHARDED, 1, salt=1)
         counts = get_pool(2).run(ranks.save_and_die, self.make_job(tmp_path, SHARDED), 2, 2, None, 0)
-        assert sum(counts), "the save changed no file that Python can see"
+        assert sum(counts), "the audit hook saw no file change of the save under run.dir"
         moments = [(victim, after) for victim, count in enumerate(counts) for after in _spread(count, self.kills)]
         for number, (victim, after) in enumerate(moments):
             step = 10 + number
@@ -215,22 +215,24 @@ class CheckpointerSuite(PartSuite):
                     ranks.save_and_die, self.make_job(tmp_path, SHARDED), step, step, victim, after, grace=0.3
                 )
             ids, latest = self.read_as_tool(tmp_path)
-            assert whole in ids, f"a kill of rank {victim} before its change {after} took an older checkpoint away"
+            assert whole in ids, (
+                f"after a kill of rank {victim} before its file change {after}, an older checkpoint is missing"
+            )
             for id in ids:
                 self.load(tmp_path, SHARDED, id, salt=int(id.removeprefix("step-")))
             assert latest == ids[-1]
         self.load(tmp_path, SHARDED, self.save(tmp_path, SHARDED, 99, salt=99), salt=99)
 
     @mark_capability("async")
-    def test_a_kill_at_any_time_leaves_whole_checkpoints(self, tmp_path: Path) -> None:
-        """Kill a rank, its child processes or both during a background save: the newest checkpoint must load."""
-        assert "async" in self.can, "what is over when save returns is killed at its changes of files"
+    def test_kill_during_async_save_leaves_complete_checkpoints(self, tmp_path: Path) -> None:
+        """Kill a rank, its child processes or both during an async save; then the newest checkpoint must load."""
+        assert "async" in self.can, "without the claim async, the claim atomic tests kills during a save"
         self.save_under_kills(tmp_path, self.moments)
 
     def save_under_kills(self, directory: Path, moments: int, seed: int | None = None) -> None:
-        """Kill saves at random moments; after each, the newest checkpoint must be complete and the next save must work.
+        """Kill saves at random moments, and check that the newest checkpoint loads and that the next save succeeds.
 
-        If only a rank's child processes are killed, the save fails on all ranks or on none, and training continues.
+        If only child processes of a rank are killed, the save must fail on all ranks or succeed on all ranks.
         """
         seed = secrets.randbelow(1 << 32) if seed is None else seed
         print(f"seed {seed}")
@@ -238,35 +240,42 @@ class CheckpointerSuite(PartSuite):
         job = self.make_job(directory, SHARDED, large=512)
         seconds = max(get_pool(2).run(fire.measure_save, job, 1))
         salts = {f"step-{step:08d}": step for step in (1, 2, 3)}
-        killed = 3  # the step of the save that was killed last
+        killed = 3  # step of the last killed save
         for number in range(moments):
             whom = draw.choice(("rank", "children", "both"))
             shot = fire.Shot(draw.randrange(2), whom, draw.uniform(0, 1.2) * seconds)
-            step = killed + (f"step-{killed:08d}" in self.read_as_tool(directory)[0])  # repeated if it left none
+            # If the killed save left no checkpoint, its step is saved again.
+            step = killed + (f"step-{killed:08d}" in self.read_as_tool(directory)[0])
             steps = (step, step + 1, step + 2)
             salts |= {f"step-{one:08d}": one for one in steps}
             try:
                 came = get_pool(2).run(fire.save_under_fire, _renew_token(job), salts, steps, shot, grace=0.3)
             except PoolBroken:
-                assert whom != "children", f"seed {seed}: {shot} of save {number} ended a rank"
+                assert whom != "children", f"seed {seed}: {shot} during save {number} ended a rank"
                 killed = step + 1
             else:
-                assert came[0] == came[1], f"seed {seed}: ranks disagree about save {number}: {came}"
+                assert came[0] == came[1], f"seed {seed}: save {number} has different outcomes on the two ranks: {came}"
                 wrong, *outcomes = came[0]
-                assert not wrong, f"seed {seed}: after kill {number} the newest has other values: {wrong}"
+                assert not wrong, f"seed {seed}: before save {number} the newest checkpoint holds wrong values: {wrong}"
                 ids = [f"step-{one:08d}" for one in steps]
-                assert outcomes in (ids, [ids[0], "SaveFailed", ids[2]]), f"seed {seed}, {shot}: {outcomes}"
+                assert outcomes in (ids, [ids[0], "SaveFailed", ids[2]]), (
+                    f"seed {seed}, {shot}: saves returned {outcomes}, expected {ids} or SaveFailed for the second"
+                )
                 killed = step + 2
             listed_ids, newest = self.read_as_tool(directory)
-            print(f"{shot} of saves of {seconds:.3f} s: the newest is {newest} of {steps}")
-            assert newest == listed_ids[-1], f"seed {seed}: {newest} of {listed_ids}"
-            assert int(newest.removeprefix("step-")) >= step, f"seed {seed}, {shot}: {steps[0]} is gone"
+            print(f"{shot} (a save takes {seconds:.3f} s): the newest checkpoint is {newest}, steps saved: {steps}")
+            assert newest == listed_ids[-1], (
+                f"seed {seed}: find_latest returns {newest}, and the newest listed id is {listed_ids[-1]}"
+            )
+            assert int(newest.removeprefix("step-")) >= step, (
+                f"seed {seed}, {shot}: the checkpoint of step {steps[0]} is missing"
+            )
             bad = get_pool(2).run(ranks.load, _renew_token(job), newest, salts[newest])
-            assert bad == [[], []], f"seed {seed}, {shot}: {newest} holds other values than were saved: {bad}"
+            assert bad == [[], []], f"seed {seed}, {shot}: {newest} has other values than were saved: {bad}"
 
-    def test_the_save_that_was_killed_can_be_made_again(self, tmp_path: Path) -> None:
-        """Check that the files left by a killed save do not prevent saving its step again."""
-        self.save(tmp_path, SHARDED, 1, salt=1)  # creates folders before the counted and the killed saves
+    def test_killed_save_can_be_repeated(self, tmp_path: Path) -> None:
+        """Check that files left by a killed save do not prevent a new save of the same step."""
+        self.save(tmp_path, SHARDED, 1, salt=1)  # so that the folders exist before file changes are counted
         counts = get_pool(2).run(ranks.save_and_die, self.make_job(tmp_path, SHARDED), 2, 2, None, 0)
         for victim, count in enumerate(counts):
             if count:
@@ -276,33 +285,35 @@ class CheckpointerSuite(PartSuite):
                 if f"step-{3 + victim:08d}" not in self.read_as_tool(tmp_path)[0]:
                     self.load(tmp_path, SHARDED, self.save(tmp_path, SHARDED, 3 + victim, salt=8), salt=8)
 
-    def test_a_full_disk_fails_the_save_alone(self, tmp_path: Path) -> None:
-        """Check that a full disk raises SaveFailed on all ranks, keeps older checkpoints, and allows later saves."""
+    def test_full_disk_fails_only_the_current_save(self, tmp_path: Path) -> None:
+        """Check that a full disk raises SaveFailed on all ranks, and that older and later checkpoints load."""
         job = self.make_job(tmp_path, SHARDED, large=64)
         (id, _) = get_pool(2).run(ranks.save, job, 1, 1)
         errors = get_pool(2).run(ranks.save_on_a_full_disk, _renew_token(job), 2, 2, 4096)
-        assert errors == ["SaveFailed"] * 2, f"instead of SaveFailed on both ranks: {errors}"
+        assert errors == ["SaveFailed"] * 2, f"expected SaveFailed on both ranks, got {errors}"
         assert self.read_as_tool(tmp_path) == ([id], id)
         assert get_pool(2).run(ranks.load, _renew_token(job), id, 1) == [[], []]
         (again, _) = get_pool(2).run(ranks.save, _renew_token(job), 3, 3)
         assert get_pool(2).run(ranks.load, _renew_token(job), again, 3) == [[], []]
 
-    def test_a_lost_file_is_damage_that_is_named(self, tmp_path: Path) -> None:
-        """Check that with any one file deleted all ranks raise BadCheckpoint, do not list it, or load right values."""
+    def test_lost_file_is_reported_on_all_ranks(self, tmp_path: Path) -> None:
+        """Delete each file in turn; all ranks must raise BadCheckpoint, not list the id, or load the saved values."""
         id = self.save(tmp_path, SHARDED, 1, salt=1)
         files = [str(path) for path in self.find_files(tmp_path, id)]
-        assert files, f"no file under {tmp_path} names {id}"
+        assert files, f"no file path under {tmp_path} contains {id}"
         per_rank = get_pool(2).run(ranks.lose_each, self.make_job(tmp_path, SHARDED), id, 1, files)
         noticed = 0
         for file, outcomes in zip(files, zip(*per_rank, strict=True), strict=True):
             kinds = {outcome.partition(":")[0] for outcome in outcomes}
-            assert kinds in ({"bad"}, {"gone"}, {"right"}), f"without {file}: {outcomes}"
+            assert kinds in ({"bad"}, {"gone"}, {"right"}), (
+                f"with {file} deleted, the ranks have different or wrong outcomes: {outcomes}"
+            )
             noticed += kinds != {"right"}
-        assert noticed, "no file is needed"
+        assert noticed, "no deleted file is detected"
 
     @mark_capability("verify")
-    def test_every_flipped_byte_is_noticed(self, tmp_path: Path) -> None:
-        """Check that a flipped bit, in several bytes of each file, is found or has no effect on what is read."""
+    def test_flipped_bits_are_detected(self, tmp_path: Path) -> None:
+        """Flip a bit in several bytes of each file; each flip must be detected or not affect loaded values."""
         id = self.save(tmp_path, ONE, 1, salt=1)
         places = []
         for path in self.find_files(tmp_path, id):
@@ -311,24 +322,26 @@ class CheckpointerSuite(PartSuite):
         outcomes = get_pool(1).run(ranks.flip_each, self.make_job(tmp_path, ONE), id, 1, places)[0]
         kinds = [outcome.partition(":")[0] for outcome in outcomes]
         for (file, place), kind, outcome in zip(places, kinds, outcomes, strict=True):
-            assert kind in ("bad", "gone", "right"), f"byte {place} of {file} flipped: {outcome}"
+            assert kind in ("bad", "gone", "right"), f"a bit flip in byte {place} of {file} is not detected: {outcome}"
         assert "bad" in kinds
 
     @mark_capability("async")
-    def test_save_returns_before_the_checkpoint_is_whole(self, tmp_path: Path) -> None:
+    def test_save_returns_before_the_checkpoint_is_visible(self, tmp_path: Path) -> None:
         job = self.make_job(tmp_path, SHARDED, large=8192)
         tries = [get_pool(2).run(ranks.watch_save, _renew_token(job), step) for step in (1, 2, 3)]
-        assert not all(visible for of_ranks in tries for visible, _, _ in of_ranks), "always whole when save returned"
+        assert not all(visible for of_ranks in tries for visible, _, _ in of_ranks), (
+            "the checkpoint was visible on all ranks whenever `save` returned"
+        )
         assert min(seconds - blocked for of_ranks in tries for _, blocked, seconds in of_ranks) > 0
 
 
 def _renew_token(job: CheckpointerJob) -> CheckpointerJob:
-    """Return the job with new keys in the store."""
+    """Return the job with a new prefix of its keys in the job store."""
     return replace(job, token=f"{job.token}-{next(_number)}")
 
 
 def _spread(count: int, at_most: int | None) -> list[int]:
-    """Return some of the moments 0 to count - 1 (None: all): the last two, around the commit, and others evenly."""
+    """Return `at_most` (None: all) of 0 to count - 1: the last two, around the commit, and others spread evenly."""
     if at_most is None or count <= at_most:
         return list(range(count))
     return sorted(

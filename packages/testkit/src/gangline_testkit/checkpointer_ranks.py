@@ -1,4 +1,4 @@
-"""Functions that a rank runs for `CheckpointerSuite`: known arrays, sharded over any mesh, saved and loaded."""
+"""Functions that a rank runs for `CheckpointerSuite`: save and load known arrays that are sharded over a mesh."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from gangline_testkit.toys.rows_storage import split_evenly
 
 @dataclass(frozen=True)
 class CheckpointerJob:
-    """A checkpointer on a mesh, in a run directory, as data. `large`: number of rows of the largest arrays."""
+    """Inputs to build a checkpointer on a mesh. large: rows of four additional large arrays; 0: no large arrays."""
 
     build: str
     run: Run
     mesh: Mesh
-    token: str  # prefix of this job's keys in the store
+    token: str  # prefix of this job's keys in the job store
     large: int = 0
 
 
@@ -42,7 +42,11 @@ class CheckpointerJob:
 
 
 def build_registry(mesh: Mesh, large: int = 0) -> Registry:
-    """Return a registry of matrices by rows, columns and both, a stack, a vector and a scalar, one array on a stage."""
+    """Return a registry of sharded and replicated arrays.
+
+    Matrices sharded by rows, or by rows and columns; a stack of matrices; replicated arrays; a scalar; an array of the
+    last pipeline stage.
+    """
     rows = mesh.size("dp_shard")
 
     def cut(length: int) -> tuple[Division, ...]:
@@ -67,7 +71,7 @@ def build_registry(mesh: Mesh, large: int = 0) -> Registry:
 
 
 def make_values(name: str, layout: Layout, salt: int) -> torch.Tensor:
-    """Return the full array: values depend on position, name and salt; floats include nan, inf and -0.0."""
+    """Return a full array whose values depend on position, name and salt; floats include nan, inf and -0.0."""
     count = 1
     for length in layout.shape:
         count *= length
@@ -79,7 +83,7 @@ def make_values(name: str, layout: Layout, salt: int) -> torch.Tensor:
 
 
 def make_shards(registry: Registry, salt: int | None, names: Iterable[str] | None = None) -> list[Shard]:
-    """Return this rank's shards, filled by `make_values`, or with -1 if salt is None. names: None for all arrays."""
+    """Return this rank's shards of `names` (None: all arrays), filled by `make_values`; with -1 if salt is None."""
     shards = []
     for name in registry if names is None else names:
         layout = registry[name]
@@ -92,7 +96,7 @@ def make_shards(registry: Registry, salt: int | None, names: Iterable[str] | Non
 
 
 def find_wrong(shards: Iterable[Shard], salt: int) -> list[str]:
-    """Return the shards that do not hold the bits of `make_values`, as "name at offset"."""
+    """Return the shards whose bits differ from `make_values`, as "name at offset"."""
     mismatches = []
     for shard in shards:
         layout = Layout(shard.global_shape, name_dtype(shard.dtype))
@@ -107,7 +111,7 @@ def _view_bits(x: torch.Tensor) -> bytes:
 
 
 def make_document(step: int, attempt: int, salt: int) -> dict[str, Any]:
-    """Return a document with every kind of value that JSON can hold."""
+    """Return a checkpoint document with every JSON type."""
     states = {
         "precision": {"scale": 65536.0, "good": None},
         "data": {"words": ["ö", "\u2603", ""], "deep": {"a": [1.5]}},
@@ -119,13 +123,13 @@ def make_document(step: int, attempt: int, salt: int) -> dict[str, Any]:
 
 
 def open_checkpointer(job: CheckpointerJob) -> Checkpointer:
-    """Return the checkpointer as a rank of a run opens it."""
+    """Return the checkpointer, opened with the job store as on a rank of a run."""
     comms = rank.make_comms(job.mesh)
     return load_object(job.build)(job.run.checkpoint, job.run, dist.PrefixStore(job.token, comms.store))  # type: ignore[arg-type]
 
 
 def open_as_tool(job: CheckpointerJob) -> Checkpointer:
-    """Return the checkpointer as a tool opens a finished run: without a store or a process group."""
+    """Return the checkpointer, opened without a job store as by a command on a finished run."""
     return load_object(job.build)(job.run.checkpoint, job.run, None)
 
 
@@ -147,23 +151,23 @@ def save_with(checkpointer: Checkpointer, job: CheckpointerJob, step: int, salt:
     shards = make_shards(registry, salt)
     handle = checkpointer.save(SaveRequest(step), shards, registry, make_document(step, attempt, salt))
     for shard in shards:
-        shard.local.fill_(-2)  # as the next step does; the save must hold the values before
+        shard.local.fill_(-2)  # as the next step does; the save must contain the values before
     settled_early = handle.state is SaveState.SETTLED and not handle.visible.done()
-    assert not settled_early, "a save is settled before its checkpoint is visible"
+    assert not settled_early, "`handle.state` is SETTLED before `handle.visible` is done"
     listed = handle.state not in (SaveState.VISIBLE, SaveState.SETTLED) or handle.id in checkpointer.list()
     try:
         handle.visible.result()
     except SaveFailed:
-        assert handle.state is SaveState.FAILED, "a save failed before it was visible, and `settled` is pending"
+        assert handle.state is SaveState.FAILED, "`handle.visible` raised SaveFailed, and `handle.state` is not FAILED"
         raise
-    assert listed, "the save said that the checkpoint was visible when it was not"
-    assert handle.state is not SaveState.WRITING, "the checkpoint is visible, and the state of its save says writing"
+    assert listed, "`handle.state` is VISIBLE or SETTLED, and `list()` lacks the checkpoint"
+    assert handle.state is not SaveState.WRITING, "`handle.visible` is done, and `handle.state` is WRITING"
     assert handle.blocked_seconds >= 0
     return handle
 
 
 def save_with_error(job: CheckpointerJob, step: int, salt: int) -> str:
-    """Save, and return the class name of the exception; "" if there is none."""
+    """Save, and return the class name of the exception, or "" without an exception."""
     try:
         save(job, step, salt)
     except Exception as error:
@@ -172,7 +176,7 @@ def save_with_error(job: CheckpointerJob, step: int, salt: int) -> str:
 
 
 def load(job: CheckpointerJob, id: str, salt: int, names: tuple[str, ...] | None = None) -> list[str]:
-    """Load into shards of -1, and return the shards that then hold other bits than were saved."""
+    """Load into shards filled with -1, and return the shards whose bits differ from the saved bits."""
     checkpointer, ident = open_checkpointer(job), CheckpointId.parse(id)
     assert ident is not None
     registry = build_registry(job.mesh, job.large)
@@ -185,7 +189,7 @@ def load(job: CheckpointerJob, id: str, salt: int, names: tuple[str, ...] | None
 
 
 def load_strange(job: CheckpointerJob, id: str, name: str, shape: tuple[int, ...]) -> str:
-    """Load an array that is not stored like this, and return the class name of the exception; "" if there is none."""
+    """Load an array with a name or shape that is not stored, and return the class name of the exception, or ""."""
     checkpointer, ident = open_checkpointer(job), CheckpointId.parse(id)
     assert ident is not None
     registry = Registry.of(job.mesh, {name: Layout(shape, "float32")})
@@ -201,7 +205,7 @@ def load_strange(job: CheckpointerJob, id: str, name: str, shape: tuple[int, ...
 def look_up(
     job: CheckpointerJob,
 ) -> tuple[list[str], str | None, list[dict[str, Any]], list[dict[str, tuple[int, ...]]]]:
-    """Return what a tool sees: the ids, the latest id, and each checkpoint's document and array shapes."""
+    """Return the ids, the latest id, and each checkpoint's document and array shapes, read without a job store."""
     checkpointer = open_as_tool(job)
     ids, latest = checkpointer.list(), checkpointer.find_latest()
     documents = [checkpointer.read_document(id) for id in ids]
@@ -211,7 +215,7 @@ def look_up(
 
 
 def list_ids(job: CheckpointerJob) -> tuple[list[str], str | None]:
-    """Return the ids and the latest id, without reading any checkpoint."""
+    """Return (ids, latest id) without reading any checkpoint."""
     checkpointer = open_as_tool(job)
     ids, latest = checkpointer.list(), checkpointer.find_latest()
     checkpointer.close()
@@ -219,7 +223,7 @@ def list_ids(job: CheckpointerJob) -> tuple[list[str], str | None]:
 
 
 def load_as_tool(job: CheckpointerJob, id: str, salt: int) -> list[str]:
-    """Load full arrays without a store, and return the names of shards with other bits than were saved."""
+    """Load without a job store, and return the shards whose bits differ from the saved bits."""
     checkpointer, ident = open_as_tool(job), CheckpointId.parse(id)
     assert ident is not None
     registry = build_registry(job.mesh, job.large)
@@ -229,7 +233,7 @@ def load_as_tool(job: CheckpointerJob, id: str, salt: int) -> list[str]:
 
 
 def watch_save(job: CheckpointerJob, step: int) -> tuple[bool, float, float]:
-    """Return whether the checkpoint was visible when `save` returned, the seconds blocked and until it was visible."""
+    """Save, and return (whether `save` returned a visible checkpoint, blocked seconds, seconds until visible)."""
     checkpointer = open_checkpointer(job)
     registry = build_registry(job.mesh, job.large)
     began = time.monotonic()
@@ -242,7 +246,7 @@ def watch_save(job: CheckpointerJob, step: int) -> tuple[bool, float, float]:
 
 
 def save_on_a_full_disk(job: CheckpointerJob, step: int, salt: int, room: int) -> str:
-    """Save while no file may grow beyond `room` bytes, and return "SaveFailed", or "" if the save succeeds."""
+    """Save with files limited to `room` bytes (RLIMIT_FSIZE), and return "SaveFailed", or "" if the save succeeds."""
     checkpointer = open_checkpointer(job)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
@@ -260,7 +264,14 @@ def save_on_a_full_disk(job: CheckpointerJob, step: int, salt: int, room: int) -
 
 
 def read_outcome(job: CheckpointerJob, id: str, salt: int) -> str:
-    """Return the outcome of reading: "right", "wrong: ...", "gone", "bad: ...", or another error as "name: message"."""
+    """Read a checkpoint, and return the outcome.
+
+    right      all values and the document are as saved
+    wrong: ... arrays with other values
+    gone       the id is not listed
+    bad: ...   BadCheckpoint
+    NAME: ...  another exception
+    """
     checkpointer, ident = open_checkpointer(job), CheckpointId.parse(id)
     assert ident is not None
     registry = build_registry(job.mesh, job.large)
@@ -283,12 +294,12 @@ def read_outcome(job: CheckpointerJob, id: str, salt: int) -> str:
 
 
 def lose_each(job: CheckpointerJob, id: str, salt: int, files: list[str]) -> list[str]:
-    """Return the outcome of reading with each file deleted in turn, on all ranks in step."""
+    """Return the outcome of a read with each file deleted in turn; all ranks read at the same time."""
     return _damage_each(job, id, salt, [(file, None) for file in files])
 
 
 def flip_each(job: CheckpointerJob, id: str, salt: int, places: list[tuple[str, int]]) -> list[str]:
-    """Return the outcome of reading with one bit flipped at each (file, byte) of `places` in turn."""
+    """Return the outcome of a read with one bit flipped at each (file, byte) of `places` in turn."""
     return _damage_each(job, id, salt, places)
 
 
@@ -315,7 +326,7 @@ def _damage_each(job: CheckpointerJob, id: str, salt: int, places: list) -> list
 # --- kill -9 ---------------------------------------------------------------------------------------------------------
 
 _CHANGES = {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.link", "os.symlink", "os.truncate"}
-_change_limit: int | None = None  # file changes until this rank kills itself; None: never
+_change_limit: int | None = None  # number of file changes before this rank kills itself; None: never
 _change_count = 0
 _directory = ""
 _watching = False
@@ -342,7 +353,7 @@ def _writes(args: tuple) -> bool:
 
 
 def save_and_die(job: CheckpointerJob, step: int, salt: int, victim: int | None, after: int) -> int:
-    """Save, and return the number of this rank's file changes; the victim kills itself just before change `after`."""
+    """Save, and return the number of this rank's file changes. Rank `victim` kills itself before its change `after`."""
     global _change_limit, _change_count, _directory, _watching
     if not _watching:
         sys.addaudithook(_watch)

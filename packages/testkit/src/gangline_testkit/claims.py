@@ -1,7 +1,7 @@
-"""Claims of a part's author, tested both ways, and waivers of standard tests, which are always reported.
+"""Claims of a part, which tests verify, and waivers of standard tests, which reports list with their reasons.
 
-A test of a claim runs whether it is claimed or not. Claimed, it must pass. Unclaimed, it is a probe:
-if it passes, an `Unclaimed` warning says so. No test is ever skipped.
+The test of a claim always runs. If the author claims the capability, the test must pass. Otherwise the test is a probe:
+a probe that passes emits the warning `Unclaimed`. No test is skipped.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-LAYOUT = "layout"  # claimed for every part that does not declare `Part.layout_dependent`
-LAYOUT_CLAIM = {LAYOUT: "the same under any layout; claimed by every part without `Part.layout_dependent`"}
+LAYOUT = "layout"  # name of the claim that is implied for every part without `Part.layout_dependent`
+LAYOUT_CLAIM = {LAYOUT: "Results in every layout match one process (implied unless `Part.layout_dependent` is set)."}
 _LOSSY = (
-    "Does the part lose precision with these settings? Test it with those that lose nothing (`settings = (...)`), and "
-    "declare in Part.layout_dependent what it loses with others."
+    "If the part is lossy with these settings, test it with lossless settings (`settings = (...)` in the suite class), "
+    "and describe the loss of other settings in Part.layout_dependent."
 )
 
 
@@ -31,7 +31,7 @@ class Unclaimed(UserWarning):
 
 
 class Waived(UserWarning):
-    """Warning that a standard test does not run for this part; the message is the reason."""
+    """Warning that the author waived a standard test of this part; the message is the reason."""
 
     def __init__(self, choice: str, reason: str) -> None:
         self.choice, self.reason = choice, reason
@@ -39,7 +39,7 @@ class Waived(UserWarning):
 
 
 def mark_capability(capability: str) -> Callable[[Callable], Callable]:
-    """Mark a standard test as the test of one capability, a word of its suite's `CLAIMS`."""
+    """Mark a standard test as the test of one capability: a key of its suite's `CLAIMS`."""
 
     def mark(test: Callable) -> Callable:
         @functools.wraps(test)
@@ -65,17 +65,17 @@ def mark_capability(capability: str) -> Callable[[Callable], Callable]:
 
 
 def claims(suite: Any, capability: str) -> bool:
-    """Return whether a suite's tests of a capability must pass: its author claims it, or it holds for every part."""
+    """Return whether a suite's tests of a capability must pass: the author claims the capability, or it is implied."""
     return capability in suite.can or (capability == LAYOUT and not suite.offer.part.layout_dependent)
 
 
 def waive(reason: str) -> Callable:
-    """Return a stand-in for a standard test that does not fit: ``test_x = waive("why")``. The report shows the reason.
+    """Return a replacement for a standard test that does not apply: ``test_x = waive("why")``. Reports show the reason.
 
     Raises ValueError if the reason is empty.
     """
     if not reason.strip():
-        raise ValueError("a waived test needs a reason")
+        raise ValueError('a waived test needs a reason: test_x = waive("why")')
 
     def test(self: Any) -> None:
         warnings.warn(Waived(self.choice, reason), stacklevel=2)

@@ -1,4 +1,4 @@
-"""Checks on ranks of a Comm that a part wraps: every operation must give the results of the unwrapped Comm."""
+"""Checks of a Comm that a part wraps: each operation must return the results of the bare Comm."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ MESHES = ({"dp_shard": 2}, {"tp": 2})
 
 
 def check_traffic(config: PartConfig, run: Run) -> None:
-    """Check that `wrap` changes no axis and no result of an operation. Raises AssertionError if it does."""
+    """Check that `wrap` changes no rank, axis, store or result of an operation. Raises AssertionError if it does."""
     for sizes in MESHES:
         inner = rank.make_comms(Mesh.of(sizes), True)
         wrapped = config.wrap(run, inner)
-        assert isinstance(wrapped, Comms), f"`wrap` gave {type(wrapped).__name__}, not Comms"
+        assert isinstance(wrapped, Comms), f"`wrap` must return Comms, and returned {type(wrapped).__name__}"
         for name in ("rank", "device"):
-            assert getattr(wrapped, name) == getattr(inner, name), f"`wrap` changed {name}"
+            assert getattr(wrapped, name) == getattr(inner, name), f"`wrap` changed the attribute {name} of Comms"
         key = f"wrapped/{rank.index}/{next(iter(sizes))}"
         wrapped.store.set(key, b"carried")
-        assert inner.store.get(key) == b"carried", "`wrap` changed the store"
+        assert inner.store.get(key) == b"carried", (
+            "a key set in the store of the wrapped Comms is missing in the store of the bare Comms"
+        )
         fold = Fold("lanes", 2, tuple(sizes))
         pairs = [(wrapped.get_comm(*axes), inner.get_comm(*axes)) for axes in combinations(("dp_shard", "tp"), 1)]
         pairs += [(wrapped.world, inner.world), (wrapped.fold(fold), inner.fold(fold))]
@@ -37,7 +39,7 @@ def check_traffic(config: PartConfig, run: Run) -> None:
 def _compare_comms(comm: Comm, bare: Comm) -> None:
     for name in ("axis", "size", "index", "ranks"):
         ours, theirs = getattr(comm, name), getattr(bare, name)
-        assert ours == theirs, f"{name} of {bare.axis} is {ours} instead of {theirs}"
+        assert ours == theirs, f"{name} of the wrapped Comm over {bare.axis} is {ours}, expected {theirs}"
     n = bare.size
     x = torch.arange(4.0 * n, dtype=torch.float64).add(10 * bare.index + 1).view(2 * n, 2)
     for prefix in ("", "start_"):
@@ -62,5 +64,6 @@ def _call(comm: Comm, name: str, x: torch.Tensor, *more: int) -> torch.Tensor:
 
 def _assert_equal(name: str, ours: torch.Tensor, theirs: torch.Tensor) -> None:
     assert ours.equal(theirs), (
-        f"{name} gives {ours.flatten()[:4].tolist()}... instead of {theirs.flatten()[:4].tolist()}..."
+        f"{name} of the wrapped Comm returns {ours.flatten()[:4].tolist()}..., "
+        f"expected {theirs.flatten()[:4].tolist()}..."
     )

@@ -34,18 +34,20 @@ class CommandSuite:
     def verb(self) -> str:
         return self.choice.removeprefix("gangline ")
 
-    def test_is_listed_with_a_short_summary(self) -> None:
+    def test_command_is_listed_with_a_short_summary(self) -> None:
         summary = installed().get_commands()[self.verb].summary
         assert summary.strip() == summary
-        assert 0 < len(summary) <= LONGEST_SUMMARY, f"{len(summary)} letters; {LONGEST_SUMMARY} fit into the table"
+        assert 0 < len(summary) <= LONGEST_SUMMARY, (
+            f"the summary has {len(summary)} characters; allowed: 1 to {LONGEST_SUMMARY}"
+        )
 
     def test_run_path_resolves(self) -> None:
         run = installed().get_commands()[self.verb].run
-        assert callable(load(run)), f"{run} cannot be called"
+        assert callable(load(run)), f"run={run} is not a function"
 
-    def test_help_is_given_without_torch(self) -> None:
+    def test_help_is_printed_without_torch(self) -> None:
         """Check that `gangline VERB --help` prints the usage without importing torch, and exits with 0."""
         words = [sys.executable, "-c", _TORCH_FREE, self.verb, "--help"]
         process = subprocess.run(words, capture_output=True, text=True, timeout=120, env=os.environ)
         check_success(process)
-        assert self.verb in process.stdout, f"the help does not name the verb: {process.stdout!r}"
+        assert self.verb in process.stdout, f"the help does not contain the command {self.verb!r}: {process.stdout!r}"

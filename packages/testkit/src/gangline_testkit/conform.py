@@ -1,7 +1,7 @@
 """`gangline conform DIST`: run the conformance suites on every part of an installed distribution, and print a table.
 
-Claims are read from the test file given, or from ./tests/test_conformance.py if it exists. Without either, parts have
-no claims, and the table lists what could be claimed.
+Claims come from the test file of --tests, else from ./tests/test_conformance.py. If neither exists, the parts have no
+claims, and the table lists the claims that would pass.
 """
 
 from __future__ import annotations
@@ -28,16 +28,21 @@ COLUMNS = ("part", "suite", "claims", "passed", "failed", "remarks")
 def main(argv: Sequence[str]) -> int:
     """Return 0 if every suite passes, else 1. Raises UserError if the distribution is not installed or has no parts."""
     parser = argparse.ArgumentParser(prog="gangline conform", description=__doc__)
-    parser.add_argument("distribution", metavar="DIST", help="such as gangline-mine")
     parser.add_argument(
-        "--tests", type=Path, metavar="FILE", help=f"the author's suites (default: {OWN}, if it is there)"
+        "distribution", metavar="DIST", help="name of the installed distribution, such as gangline-mine"
     )
-    parser.add_argument("--markdown", action="store_true", help="a table to paste into a README")
+    parser.add_argument(
+        "--tests",
+        type=Path,
+        metavar="FILE",
+        help=f"test file with the suites and claims of the plugin (default: {OWN}, if the file exists)",
+    )
+    parser.add_argument("--markdown", action="store_true", help="Markdown table, for a README")
     options = parser.parse_args(argv)
     offers, verbs = find_offers(options.distribution)
     tests = options.tests or (OWN if OWN.exists() else None)
     if tests is not None and not tests.is_file():
-        raise UserError(f"there is no file {tests}.", "Leave out --tests to run the suites without claims.")
+        raise UserError(f"--tests: no file {tests}.", "Omit --tests to run the suites without claims.")
     results = conform(offers, verbs, tests)
     show(results, options.distribution, options.markdown)
     return 1 if any(result.failed for result in results) else 0
@@ -57,8 +62,8 @@ def find_offers(distribution: str) -> tuple[list[Offer], list[str]]:
     if not offers and not verbs:
         names = ", ".join(sorted({offer.distribution for offer in every if offer.distribution}))
         raise UserError(
-            f"no installed plugin is called {distribution}, or it offers no part.",
-            f"Installed here: {names}.   (gangline plugins lists who offers what, and what failed to import)",
+            f"no installed plugin is called {distribution}, or the plugin has neither parts nor commands.",
+            f"Installed plugins: {names}.   (gangline plugins lists their parts, and plugins that failed to import)",
         )
     return offers, verbs
 
@@ -77,7 +82,9 @@ def conform(offers: Sequence[Offer], verbs: Sequence[str], tests: Path | None) -
     rows = []
     for choice, suite in suites.items():
         own_results = [result for result in results if result.choice == choice]
-        missing = report.Result(choice, suite.partition(":")[2], failed={"": f"{tests} has no suite for it"})
+        missing = report.Result(
+            choice, suite.partition(":")[2], failed={"": f"{tests} has no suite class for this choice"}
+        )
         rows += own_results or [missing]
     return rows
 

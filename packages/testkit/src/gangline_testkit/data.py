@@ -1,4 +1,4 @@
-"""Conformance suite for data sources: sample i is a function of (seed, split, i), and an epoch shows all data once."""
+"""Conformance suite for data sources: pure functions of the sample number, epochs, fingerprints, errors."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from gangline_testkit.claims import mark_capability
 from gangline_testkit.data_reader import BatchReaderSuite
 from gangline_testkit.pool import get_pool
 
-SOME = 24  # samples that a test reads
+SOME = 24  # number of samples that a test reads
 
 
 def compute_digests(build: str, run: Run, split: str, numbers: list[int]) -> list[str]:
-    """Return the digests of some samples as this rank reads them."""
+    """Return the digests of the samples with these numbers, read on this rank."""
     source = load(build)(run.data, run, split)
     return [_compute_digest(source.sample(number)) for number in numbers]
 
@@ -41,41 +41,44 @@ def _compute_digest(sample: Sample) -> str:
 
 
 class DataSourceSuite(BatchReaderSuite):
-    """Conformance suite: ``choice = "data=mine"``. A source that reads no text overrides `write_corpus` and `place`."""
+    """Conformance suite for data sources; subclass it with ``choice = "data=mine"``.
+
+    The suite of a source that reads other data than text overrides `write_corpus` and `place`.
+    """
 
     CLAIMS: ClassVar[dict[str, str]] = {
-        "epochs": "has a length, and one epoch shows all of its data once",
-        "disjoint": "what is held out for validation is never trained on",
-        "reads": "what is missing, or too short, in data.path is the user's error",
+        "epochs": "The source has a length, and one epoch reads all data once.",
+        "disjoint": "No training sample contains validation data.",
+        "reads": "Missing or too little data in data.path raises a user error.",
     }
 
     def get_model_settings(self) -> tuple[str, ...]:
         return ("model.vocab_size=256", "batch.sequence_length=32")
 
     def write_corpus(self, directory: Path, first: int = 0, words: int = 1500) -> tuple[str, ...]:
-        """Write a text of unique words, numbered from `first`, and return the settings that name its file."""
+        """Write a text file of `words` unique numbers from `first` on, and return the settings that name the file."""
         path = directory / f"{first}-{words}.txt"
         path.write_text(self.make_text(first, words))
         return (f"data.path={path}",)
 
     def make_text(self, first: int = 0, words: int = 1500) -> str:
-        """Return the text of `write_corpus`: counting words, so that every few letters identify their position."""
+        """Return the text of `write_corpus`: numbers in counting order, so that short substrings have one position."""
         return "".join(f"{100_000 + first + n} " for n in range(words))
 
     def place(self, source: DataSource, sample: Sample) -> tuple[int, int]:
-        """Return the range [start, stop) of the text, in letters, that a sample's inputs are."""
+        """Return the range [start, stop) of the text, in characters, that contains the inputs of a sample."""
         read = source.decode(sample["tokens"][:-1].tolist())
-        assert read is not None, "decode gives no text: override `place`"
+        assert read is not None, "`decode` of the source returns None: override `place` in the suite class"
         text = self.make_text()
         while read and read not in text:  # the last sample may end in a separator
             read = read[:-1]
-        assert len(read) > len("100000 "), "a sample is not to be found in the data"
+        assert len(read) > len("100000 "), "the decoded inputs of a sample are not a substring of the data"
         return text.index(read), text.index(read) + len(read)
 
     def build_source(
         self, tmp_path: Path, *settings: str, split: str = "train", corpus: Iterable[str] | None = None
     ) -> Any:
-        """Return the source built on the suite's data; corpus: settings that name other data."""
+        """Return the source, built on the suite's data. corpus: settings that name other data."""
         run = self.run(*(self.write_corpus(tmp_path) if corpus is None else corpus), *settings)
         return self.build(run.data, run, split)
 
@@ -87,14 +90,14 @@ class DataSourceSuite(BatchReaderSuite):
         for i in range(SOME):
             sample = source.sample(i)
             tokens = sample["tokens"]
-            assert tokens.shape == (33,), f"tokens are {tokens.shape}; T+1 = 33 are wanted"
+            assert tokens.shape == (33,), f"tokens have shape {tokens.shape}, expected T+1 = 33"
             assert np.issubdtype(tokens.dtype, np.integer)
             assert 0 <= tokens.min() <= tokens.max() < 256
             for name in ("loss_mask", "document", "position"):
                 if name in sample:
-                    assert sample[name].shape == (32,), f"{name} is {sample[name].shape}; T = 32 are wanted"
+                    assert sample[name].shape == (32,), f"{name} has shape {sample[name].shape}, expected T = 32"
             if "filled" in sample:
-                assert sample["filled"].shape == (), f"filled is {sample['filled'].shape}; a number is wanted"
+                assert sample["filled"].shape == (), f"filled has shape {sample['filled'].shape}, expected a number"
                 assert 0 <= sample["filled"] <= 32
                 assert not sample.get("loss_mask", np.ones(32, bool))[int(sample["filled"]) :].any()
             if "loss_mask" in sample:
@@ -103,10 +106,10 @@ class DataSourceSuite(BatchReaderSuite):
                 assert sample["position"].min() >= 0
             if "document" in sample:
                 steps = np.diff(sample["document"])
-                assert steps.min(initial=0) >= 0, "document numbers fall within a sequence"
+                assert steps.min(initial=0) >= 0, "document numbers decrease within a sequence"
 
-    def test_a_sample_depends_on_its_number_alone(self, tmp_path: Path) -> None:
-        """Check that a sample depends on its number alone: not on earlier reads, instance, or writes to its arrays."""
+    def test_sample_depends_only_on_its_number(self, tmp_path: Path) -> None:
+        """Check that a sample depends only on its number, not on earlier reads or on changes of returned arrays."""
         source = self.build_source(tmp_path)
         first = [_compute_digest(source.sample(i)) for i in range(SOME)]
         for i in reversed(range(SOME)):
@@ -118,18 +121,20 @@ class DataSourceSuite(BatchReaderSuite):
         another = self.build_source(tmp_path)
         assert [_compute_digest(another.sample(i)) for i in reversed(range(SOME))] == first[::-1]
 
-    def test_every_process_sees_the_same_samples(self, tmp_path: Path) -> None:
+    def test_every_process_reads_equal_samples(self, tmp_path: Path) -> None:
         run, numbers = self.run(*self.write_corpus(tmp_path)), [5, 0, SOME, 5]
         source = self.build(run.data, run, "train")
         here = [_compute_digest(source.sample(i)) for i in numbers]
         for answer in get_pool(2).run(compute_digests, self.offer.part.build, run, "train", numbers):
             assert answer == here
 
-    def test_length_is_a_number_of_samples_or_none(self, tmp_path: Path) -> None:
-        """Check that `count_samples` returns a positive number, or None for an endless source; validation calls it."""
+    def test_count_samples_returns_a_positive_number_or_none(self, tmp_path: Path) -> None:
+        """Check that `count_samples` of each split returns a positive number, or None for an endless source."""
         for split in ("train", "validation"):
             length = self.build_source(tmp_path, split=split).count_samples()
-            assert length is None or (isinstance(length, int) and length > 0), f"the length of {split} is {length!r}"
+            assert length is None or (isinstance(length, int) and length > 0), (
+                f"`count_samples` of split {split} returns {length!r}"
+            )
 
     # --- epochs ------------------------------------------------------------------------------------------------------
 
@@ -137,38 +142,38 @@ class DataSourceSuite(BatchReaderSuite):
         return sorted(self.place(source, source.sample(i)) for i in numbers)
 
     @mark_capability("epochs")
-    def test_an_epoch_repeats_nothing_and_leaves_nothing_out(self, tmp_path: Path) -> None:
-        """Check that an epoch shows all data once, except for the end of each split if it is too short for a sample."""
+    def test_epoch_reads_all_data_once(self, tmp_path: Path) -> None:
+        """Check that an epoch reads all data once, except the end of each split if it is too short for a sample."""
         covered = []
         for split in ("train", "validation"):
             source = self.build_source(tmp_path, split=split)
             places = self.find_places(source, range(source.count_samples()))
             for (_, stop), (start, _) in itertools.pairwise(places):
-                assert start >= stop, f"letters {start} to {stop} of the data come twice in an epoch of {split}"
+                assert start >= stop, f"characters {start} to {stop} of the data are read twice in an epoch of {split}"
             covered += places
         letters = np.zeros(len(self.make_text()), dtype=bool)
         for start, stop in covered:
             letters[start:stop] = True
-        assert (~letters).sum() <= 3 * 33, f"{(~letters).sum()} letters of the data are never shown"
+        assert (~letters).sum() <= 3 * 33, f"{(~letters).sum()} characters of the data are in no sample of an epoch"
 
     @mark_capability("epochs")
-    def test_the_next_epoch_shows_the_same_again(self, tmp_path: Path) -> None:
+    def test_next_epoch_reads_the_same_data(self, tmp_path: Path) -> None:
         source = self.build_source(tmp_path)
         count = source.count_samples()
         assert self.find_places(source, range(count, 2 * count)) == self.find_places(source, range(count))
 
     @mark_capability("disjoint")
-    def test_validation_is_never_trained_on(self, tmp_path: Path) -> None:
+    def test_validation_data_is_not_trained_on(self, tmp_path: Path) -> None:
         train, held_out = (self.build_source(tmp_path, split=split) for split in ("train", "validation"))
         letters = np.zeros(len(self.make_text()), dtype=bool)
         for start, stop in self.find_places(train, range(train.count_samples() or SOME)):
             letters[start:stop] = True
         for start, stop in self.find_places(held_out, range(held_out.count_samples() or SOME)):
-            assert not letters[start:stop].any(), f"letters {start} to {stop} are trained on and validated with"
+            assert not letters[start:stop].any(), f"characters {start} to {stop} are in training and validation samples"
 
     # --- fingerprint, state and description --------------------------------------------------------------------------
 
-    def test_fingerprint_is_the_same_for_the_same_samples(self, tmp_path: Path) -> None:
+    def test_fingerprint_is_equal_for_equal_samples(self, tmp_path: Path) -> None:
         one, two = self.build_source(tmp_path), self.build_source(tmp_path)
         one.sample(3)
         assert one.compute_fingerprint() == two.compute_fingerprint() != ""
@@ -184,10 +189,10 @@ class DataSourceSuite(BatchReaderSuite):
         }[change]()
         same = all(_compute_digest(source.sample(i)) == _compute_digest(other.sample(i)) for i in range(SOME))
         assert same or source.compute_fingerprint() != other.compute_fingerprint(), (
-            f"other {change}, other samples, same fingerprint"
+            f"samples change with another {change}, and the fingerprint does not"
         )
 
-    def test_state_is_json(self, tmp_path: Path) -> None:
+    def test_source_state_is_json(self, tmp_path: Path) -> None:
         state = self.build_source(tmp_path).state(17)
         assert json.loads(json.dumps(state)) == state
 
@@ -197,8 +202,8 @@ class DataSourceSuite(BatchReaderSuite):
         assert "\n" not in described
 
     @mark_capability("reads")
-    def test_missing_data_is_the_users_error(self, tmp_path: Path) -> None:
-        """Check that missing data is found by `check` before anything starts, or raises UserError on reading."""
+    def test_missing_data_is_a_user_error(self, tmp_path: Path) -> None:
+        """Check that missing data is reported by `check`, before a run starts, or raises UserError when read."""
         run = copy.deepcopy(self.run(*self.write_corpus(tmp_path)))
         for setting in self.write_corpus(tmp_path):
             path = Path(setting.partition("=")[2])
@@ -208,7 +213,7 @@ class DataSourceSuite(BatchReaderSuite):
                 self.build(run.data, run, "train").sample(0)
 
     @mark_capability("reads")
-    def test_too_little_data_is_the_users_error(self, tmp_path: Path) -> None:
+    def test_too_little_data_is_a_user_error(self, tmp_path: Path) -> None:
         run = self.run(*self.write_corpus(tmp_path, words=2))
         if not run.data.check(run):
             with pytest.raises(UserError):

@@ -1,4 +1,4 @@
-"""Conformance suite for batch readers of data sources: samples as by `sample`, from any start and on every width."""
+"""Conformance suite for batch readers of data sources: equal samples for any start and any data-parallel width."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from gangline.data.sample_reader import KeptMemory, stack_samples
 from gangline_testkit.suite import PartSuite
 
 CPU = torch.device("cpu")
-SIZE, MICRO = 8, 2  # samples of a step and of a microbatch
+SIZE, MICRO = 8, 2  # number of samples of a step and of a microbatch
 FIELDS = ("tokens", "targets", "loss_mask", "position", "document", "padding", "sample")
 
 
 class BatchReaderSuite(PartSuite):
-    """Base of `DataSourceSuite` with the tests of the source's batch reader."""
+    """Base class of `DataSourceSuite`, with the tests of batch readers."""
 
     def build_source(self, tmp_path: Path, *settings: str, split: str = "train") -> Any:
-        """Return the source built on the suite's data. Raises NotImplementedError until an author overrides it."""
+        """Return the source, built on the suite's data. Raises NotImplementedError unless a subclass overrides it."""
         raise NotImplementedError
 
     @contextmanager
@@ -44,16 +44,16 @@ class BatchReaderSuite(PartSuite):
     def assert_samples(
         self, source: DataSource, batches: Sequence[StoredBatch], numbers: Sequence[int], counted: int | None = None
     ) -> None:
-        """Assert that the batches hold these samples as `sample` returns them; rows from `counted` on do not count."""
+        """Assert that the batches contain these samples as `sample` returns them. counted: rows before padding."""
         read = [int(number) for batch in batches for number in batch.sample]
-        assert read == list(numbers), f"samples {read} are read; {list(numbers)} are wanted"
+        assert read == list(numbers), f"the reader returned samples {read}, expected {list(numbers)}"
         for batch in batches:
             rows = batch.sample.tolist()
             reference = stack_samples([source.sample(i) for i in rows], rows, KeptMemory(CPU))
             reference.counted = counted
             _assert_equal(expand(batch, 0, CPU), expand(reference, 0, CPU), rows)
 
-    def test_a_reader_gives_the_samples_themselves(self, tmp_path: Path) -> None:
+    def test_reader_returns_the_samples_of_the_source(self, tmp_path: Path) -> None:
         source = self.build_source(tmp_path)
         with self.read_batches(source) as reader:
             reader.begin(0, 0)
@@ -62,8 +62,8 @@ class BatchReaderSuite(PartSuite):
                 assert [len(batch.tokens) for batch in batches] == [MICRO] * (SIZE // MICRO)
                 self.assert_samples(source, batches, range(step * SIZE, (step + 1) * SIZE))
 
-    def test_a_reader_goes_on_anywhere(self, tmp_path: Path) -> None:
-        """Check that a reader restarts at any sample, as after a resume, after a rollback, or to skip samples."""
+    def test_reader_restarts_at_any_sample(self, tmp_path: Path) -> None:
+        """Check that `begin` restarts a reader at any sample, as for a resume, a rollback or skipped samples."""
         source = self.build_source(tmp_path)
         with self.read_batches(source) as reader:
             for cursor, steps in ((SIZE, 2), (5 * SIZE + 3, 1), (0, 2), (1, 1), (1, 1)):
@@ -72,7 +72,7 @@ class BatchReaderSuite(PartSuite):
                     first = cursor + step * SIZE
                     self.assert_samples(source, reader.take(), range(first, first + SIZE))
 
-    def test_readers_of_every_width_share_each_batch(self, tmp_path: Path) -> None:
+    def test_readers_of_every_width_split_each_batch(self, tmp_path: Path) -> None:
         source = self.build_source(tmp_path)
         for width in (2, 4, 8):
             for index in range(width):
@@ -82,8 +82,8 @@ class BatchReaderSuite(PartSuite):
                         first = 3 + step * SIZE + index * SIZE // width
                         self.assert_samples(source, reader.take(), range(first, first + SIZE // width))
 
-    def test_held_out_samples_are_the_same_for_every_width(self, tmp_path: Path) -> None:
-        """Check that each of the first held-out samples counts once on every width; padding rows do not count."""
+    def test_validation_samples_are_equal_for_every_width(self, tmp_path: Path) -> None:
+        """Check that validation reads each of the first samples once at every width; padding rows do not count."""
         source = self.build_source(tmp_path, split="validation")
         length = source.count_samples()
         count = 5 if length is None else min(5, length)
@@ -98,11 +98,15 @@ class BatchReaderSuite(PartSuite):
                         read += rows if batch.counted is None else rows[: batch.counted]
                         held_out += 1
                     shares.add(held_out)
-            assert read == list(range(count)), f"{width} ranks validate on samples {read}"
-            assert len(shares) == 1, f"of {width} ranks some get more microbatches than others: {sorted(shares)}"
+            assert read == list(range(count)), (
+                f"{width} data ranks validate on samples {read}, expected 0 to {count - 1}"
+            )
+            assert len(shares) == 1, (
+                f"the {width} data ranks have different numbers of validation microbatches: {sorted(shares)}"
+            )
 
-    def test_what_a_reader_gave_stays_until_the_next(self, tmp_path: Path) -> None:
-        """Check that a batch's memory is not refilled before the next batch is taken, even if the step is slow."""
+    def test_batch_is_unchanged_until_the_next_is_taken(self, tmp_path: Path) -> None:
+        """Check that prefetching does not overwrite a batch before the next `take`, even during a slow step."""
         source = self.build_source(tmp_path)
         with self.read_batches(source) as reader:
             reader.begin(0, 0)
@@ -111,7 +115,7 @@ class BatchReaderSuite(PartSuite):
                 time.sleep(0.02)
                 self.assert_samples(source, batches, range(step * SIZE, (step + 1) * SIZE))
 
-    def test_a_closed_reader_reads_nothing_more(self, tmp_path: Path) -> None:
+    def test_closed_reader_stops_reading(self, tmp_path: Path) -> None:
         before = set(threading.enumerate())
         source = self.build_source(tmp_path)
         with self.read_batches(source) as reader:
@@ -119,19 +123,25 @@ class BatchReaderSuite(PartSuite):
             reader.take()
             reader.close()
             with pytest.raises(RuntimeError):
-                assert reader.take() is None, "a batch is read after `close`"
-        deadline = time.monotonic() + 60  # a thread ends after the sample that it is reading
+                assert reader.take() is None, "`take` returned batches after `close`"
+        deadline = time.monotonic() + 60  # threads of the reader end after their current sample
         while (threads := set(threading.enumerate()) - before) and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert not threads, f"threads are left after `close`: {threads}"
+        assert not threads, f"reader threads are alive 60 s after `close`: {threads}"
 
 
 def _assert_equal(given: Batch, wanted: Batch, numbers: list[int]) -> None:
     for name in FIELDS:
         one, other = getattr(given, name), getattr(wanted, name)
-        assert (one is None) == (other is None), f"{name} of samples {numbers} is {one}; `sample` says {other}"
+        assert (one is None) == (other is None), (
+            f"samples {numbers}: {name} of the batch is {one}, and `sample` returns {other}"
+        )
         if one is not None:
-            assert torch.equal(one, other), f"{name} of samples {numbers} is {one}; `sample` says {other}"
-    assert set(given.extra) == set(wanted.extra), f"extra of samples {numbers} is {set(given.extra)}"
+            assert torch.equal(one, other), (
+                f"samples {numbers}: {name} of the batch is {one}, and `sample` returns {other}"
+            )
+    assert set(given.extra) == set(wanted.extra), (
+        f"samples {numbers}: the batch has the extra fields {set(given.extra)}, expected {set(wanted.extra)}"
+    )
     for name, one in given.extra.items():
-        assert torch.equal(one, wanted.extra[name]), f"extra {name} of samples {numbers} differs"
+        assert torch.equal(one, wanted.extra[name]), f"samples {numbers}: the extra field {name} differs from `sample`"

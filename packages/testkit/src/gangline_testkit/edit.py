@@ -1,4 +1,4 @@
-"""Conformance suite for model edits: pure, with claims that match the changes, and layout-invariant."""
+"""Conformance suite for model edits: purity, claimed paths, plans, and training against one process in each layout."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from gangline.plan import Plan
 from gangline_basics.model.low_bit_node import EightBitNode
 from gangline_basics.model.seams import get_calls, list_recomputed
 from gangline_testkit import strategy_ranks as ranks
-from gangline_testkit.claims import LAYOUT, LAYOUT_CLAIM, mark_capability
+from gangline_testkit.claims import LAYOUT, mark_capability
 from gangline_testkit.compare import assemble, assert_number_close, close, compare_all
 from gangline_testkit.inputs import make_full_batch
 from gangline_testkit.pool import get_pool
@@ -49,17 +49,19 @@ print(hashlib.sha256(made.encode()).hexdigest())
 
 
 class ModelEditSuite(PartSuite):
-    """Conformance suite for edits; subclass it with ``choice = "group=mine"``, the group being one of model edits.
+    """Conformance suite for model edits; subclass it with ``choice = "GROUP=mine"``. GROUP: a group of model edits.
 
-    model    settings of the model that is edited, for an edit of other models than a decoder
+    model    settings of the edited model; empty: a small decoder
     layouts  numbers of data ranks to test on
-    axes     axes of two ranks along which the model itself is sharded
+    axes     axes of two ranks along which the model is sharded
     """
 
     model: ClassVar[tuple[str, ...]] = ()
     layouts: ClassVar[tuple[int, ...]] = (1, 2, 4)
     axes: ClassVar[tuple[str, ...]] = ("tp", "cp", "pp")
-    CLAIMS: ClassVar[dict[str, str]] = LAYOUT_CLAIM
+    CLAIMS: ClassVar[dict[str, str]] = {
+        LAYOUT: "Edited models in every layout match one process (implied unless `Part.layout_dependent` is set)."
+    }
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         for name, values in (("world", self.layouts), ("axis", self.axes)):
@@ -73,68 +75,72 @@ class ModelEditSuite(PartSuite):
         return run.edits[self.group]
 
     def compose_before(self) -> tuple[Node, Plan]:
-        """Return tree and plan of the model without the edit."""
+        """Return (tree, plan) of the model without the edit."""
         return compose_model(replace(self.run(), edits={}))
 
     def compose_after(self) -> tuple[Node, Plan, list[str]]:
-        """Return tree, plan and the claimed paths of the edited model."""
+        """Return (tree, plan, claimed paths) of the edited model."""
         tree, plan = self.compose_before()
         tree, plan, claimed = self.build(tree, plan, self.build_config(self.run()))
         return tree, plan, list(claimed)
 
     # --- the edit itself ---------------------------------------------------------------------------------------------
 
-    def test_pure(self) -> None:
-        """Check that the edit leaves its inputs unchanged, and returns an equal result each time."""
+    def test_edit_is_pure(self) -> None:
+        """Check that the edit does not change its inputs, and returns equal results for equal inputs."""
         tree, plan = self.compose_before()
         options = self.build_config(self.run())
         inputs = copy.deepcopy((tree, plan, options))
         one = self.build(tree, plan, options)
-        assert (tree, plan, options) == inputs, "the edit changed what it was given"
+        assert (tree, plan, options) == inputs, "the edit changed its inputs (tree, plan or options)"
         two = self.build(*copy.deepcopy(inputs))
-        assert repr(one) == repr(two), "the edit gives something else the second time"
+        assert repr(one) == repr(two), "the edit returns another result on the second call with equal inputs"
 
-    def test_torch_free_and_the_same_in_every_process(self) -> None:
+    def test_edit_is_torch_free_and_equal_in_every_process(self) -> None:
         words = [*self.get_model_settings(), *self.chosen, *self.settings]
         process = subprocess.run(
             [sys.executable, "-c", _TORCH_FREE, *words], capture_output=True, text=True, timeout=120, env=os.environ
         )
         check_success(process)
         here = hashlib.sha256(repr(compose_model(self.run())).encode()).hexdigest()
-        assert process.stdout.strip() == here, "another process makes another model of the same words"
+        assert process.stdout.strip() == here, "the edited model differs in another process with the same settings"
 
-    def test_claims_what_it_changed(self) -> None:
-        """Check that claims cover exactly the changed nodes, because claims are how two edits of a node are refused."""
+    def test_claims_cover_exactly_the_changed_nodes(self) -> None:
+        """Check that the claimed paths are the changed nodes, because core refuses two edits that claim one node."""
         tree, _ = self.compose_before()
         edited, _, claimed = self.compose_after()
         changed_paths = list(_list_changed(tree, edited))
-        assert changed_paths or not claimed, f"claims {', '.join(claimed)} and changes nothing"
+        assert changed_paths or not claimed, f"the edit claims {', '.join(claimed)}, and changes no node"
         for path in changed_paths:
-            assert any(_is_within(path, claim) for claim in claimed), f"{path or 'the root'} is changed and not claimed"
+            assert any(_is_within(path, claim) for claim in claimed), (
+                f"the node {path or 'root'} is changed and not claimed"
+            )
         for claim in claimed:
-            assert any(_is_within(path, claim) for path in changed_paths), f"{claim} is claimed and not changed"
+            assert any(_is_within(path, claim) for path in changed_paths), (
+                f"the node {claim} is claimed and not changed"
+            )
 
     # --- plan and modules --------------------------------------------------------------------------------------------
 
     def test_every_array_has_an_init(self) -> None:
-        """Check that the plan initialises all parameters and persistent buffers; tied ones under their owner's name."""
+        """Check that the plan has an Init for all parameters (tied: for their owner) and persistent buffers."""
         tree, plan, _ = self.compose_after()
         for name in construct(tree).state_dict():
             plan.init(plan.get_owner(name))
 
-    def test_every_pattern_of_the_plan_matches(self) -> None:
+    def test_every_pattern_of_the_plan_matches_an_array(self) -> None:
         tree, plan, _ = self.compose_after()
         unmatched = plan.find_unmatched(construct(tree).state_dict())
-        assert not unmatched, f"patterns that match nothing: {', '.join(unmatched)}"
+        assert not unmatched, f"patterns of the plan that match no parameter or buffer: {', '.join(unmatched)}"
 
-    def test_nodes_know_the_shapes_of_their_modules(self) -> None:
-        """Check that nodes state the parameter shapes of their modules: parameters are counted from the tree alone."""
+    def test_nodes_state_the_shapes_of_their_modules(self) -> None:
+        """Check that nodes state the parameter shapes of their modules, because core counts parameters by the tree."""
         tree, _, _ = self.compose_after()
         shapes = {name: tuple(p.shape) for name, p in construct(tree).named_parameters()}
         assert get_parameter_shapes(tree) == shapes
 
-    def test_codes_are_kept_in_the_blocks_of_their_nodes(self) -> None:
-        """Check that plan (read to fill 8-bit codes) and node (read for the matmul) state equal blocks of codes."""
+    def test_plan_and_nodes_state_equal_blocks_of_codes(self) -> None:
+        """Check that plan (for initial 8-bit codes) and node (for the matmul) state equal block sizes of codes."""
         tree, plan, _ = self.compose_after()
         blocks = {f"{path}.weight": node.block for path, node in iterate_nodes(tree) if isinstance(node, EightBitNode)}
         for name in get_parameter_shapes(tree):
@@ -143,17 +149,17 @@ class ModelEditSuite(PartSuite):
                 continue
             block = rule.block if rule is not None else 0
             assert block == blocks.get(name, 0), (
-                f"{name}: blocks of {block} by the plan, {blocks.get(name, 0)} by its node"
+                f"{name}: the block size is {block} in the plan and {blocks.get(name, 0)} in its node"
             )
 
-    def test_nodes_count_their_operations(self) -> None:
+    def test_flops_of_the_edited_model_are_counted(self) -> None:
         tree, plan, _ = self.compose_after()
         assert count_flops_per_token(tree, 128, plan) > 0
 
-    def test_every_cut_module_can_be_bound(self) -> None:
+    def test_modules_of_sharded_parameters_have_bind(self) -> None:
         """Check that every new parameter that the plan shards is in a module with `bind(axis)`.
 
-        Core's Linear and Embedding, and the matmul of a loss seam, need none along tp: a strategy shards these itself.
+        Along tp, core's Linear and Embedding and the matmul of a loss seam need no `bind`: strategies shard them.
         """
         tree, plan, _ = self.compose_after()
         model, losses = construct(tree), get_calls(tree, plan, "loss")
@@ -167,11 +173,11 @@ class ModelEditSuite(PartSuite):
             own = isinstance(modules[0], Linear | Embedding) or losses.get(around[0]) is not None
             known = own and axes == {"tp"}
             assert known or any(isinstance(module, Bindable) for module in modules), (
-                f"{name} is cut, and nobody has `bind`"
+                f"the plan shards {name}, and no module around the parameter has `bind`"
             )
 
-    def test_functions_compute_what_their_nodes_say(self) -> None:
-        """Check that at each seam a node states the call that its module's function computes, for strategies to use."""
+    def test_seam_functions_match_the_calls_of_their_nodes(self) -> None:
+        """Check that nodes state the calls that their modules compute at seams, because strategies replace them."""
         tree, plan, _ = self.compose_after()
         modules = dict(construct(tree).named_modules())
         for seam in plan.seams:
@@ -180,14 +186,16 @@ class ModelEditSuite(PartSuite):
                 if function is None:
                     continue
                 own = call_of(function)
-                message = f"{path}.{seam.name}: its node says {call or 'nothing'}, the function {own or 'nothing'}"
+                message = (
+                    f"{path}.{seam.name}: the node states {call or 'no call'}, the function computes {own or 'no call'}"
+                )
                 assert call is not None, message
                 assert own == call, message
 
     # --- results -----------------------------------------------------------------------------------------------------
 
     def make_job(self, world: int, recompute: bool = False) -> StrategyJob:
-        """Return a job of the edited model on data ranks of the toy strategy `rows`, which implements folds."""
+        """Return a job of the edited model on `world` data ranks of the toy strategy `rows`, which implements folds."""
         run = replace(self.run("run.deterministic=false"), parallel=Rows())
         tree, plan, _ = self.compose_after()
         build = "gangline_testkit.toys.rows:build"
@@ -199,35 +207,37 @@ class ModelEditSuite(PartSuite):
         assert all(bool(torch.isfinite(array).all()) for array in last.values() if array.is_floating_point())
         for step in steps:
             for name, gradient in step.gradients.items():
-                assert bool(torch.isfinite(gradient).all()), f"the gradient of {name} is not finite"
+                assert bool(torch.isfinite(gradient).all()), (
+                    f"the gradient of {name} contains values that are not finite"
+                )
 
-    def test_every_parameter_learns(self) -> None:
-        """Check that each parameter gets a gradient, in the first step or, if a factor starts at zero (LoRA), later."""
+    def test_every_parameter_gets_a_gradient(self) -> None:
+        """Check that each parameter gets a nonzero gradient in some step: a factor of 0 (LoRA) may delay others."""
         steps = get_pool(1).run(ranks.expect, self.make_job(1), 1)[0][1]
         still = [name for name in steps[0].gradients if not any(bool(step.gradients[name].any()) for step in steps)]
-        assert not still, f"no gradient reaches {', '.join(still)}"
+        assert not still, f"parameters with zero gradients in all steps: {', '.join(still)}"
 
     def test_works_as_a_bare_module(self) -> None:
-        """Check that the model computes outside of any step, as sampling calls it."""
+        """Check that the model computes a finite loss outside of a step, as in sampling."""
         assert get_pool(1).run(check_bare, self.make_job(1))[0]
 
-    def test_what_is_kept_between_tokens_changes_no_text(self) -> None:
-        """Check that cached decoding has the logits of a full pass, if all nodes define it (`Node.get_decoding`)."""
+    def test_cached_decoding_matches_a_full_forward(self) -> None:
+        """Check that cached decoding has the logits of a full forward pass, if all nodes have `Node.get_decoding`."""
         for logits, anew in get_pool(1).run(generate_texts, self.make_job(1))[0]:
-            close("with what is kept of earlier tokens, logits of the next ones", logits, anew, FLOAT64)
+            close("logits of cached decoding", logits, anew, FLOAT64)
 
     @mark_capability(LAYOUT)
-    def test_layouts_agree(self, world: int) -> None:
+    def test_edited_model_matches_one_process(self, world: int) -> None:
         """Check that losses, gradients, metrics and weights match one process in float64."""
         self.compare(self.make_job(world), FLOAT64)
 
     @mark_capability(LAYOUT)
-    def test_recomputation_changes_nothing(self, world: int) -> None:
+    def test_recomputed_edited_model_matches_one_process(self, world: int) -> None:
         self.compare(self.make_job(world, recompute=True), FLOAT64)
 
     @mark_capability(LAYOUT)
-    def test_layouts_that_cut_the_model_agree(self, axis: str) -> None:
-        """Check that two ranks of tp (heads, features), cp (tokens) or pp (blocks) match one, on folds of one rank."""
+    def test_tp_cp_and_pp_match_one_rank(self, axis: str) -> None:
+        """Check that two ranks of tp (heads, features), cp (tokens) or pp (blocks) match one; folds have one rank."""
         job = self.make_job(1)
         plan = replace(job.plan, folds=tuple(replace(fold, out_of=("dp_shard",)) for fold in job.plan.folds))
         self.compare(replace(job, plan=plan, mesh=Mesh.of({axis: 2})), FLOAT64)
@@ -240,19 +250,19 @@ class ModelEditSuite(PartSuite):
             assert_number_close(f"loss of step {number}", one.loss_sum, want.loss_sum, relative)
             shapes = {name: tuple(gradient.shape) for name, gradient in want.gradients.items()}
             gradients = assemble([of_rank.steps[number].held for of_rank in got], shapes)
-            compare_all(f"gradient of step {number}:", gradients, want.gradients, relative)
+            compare_all(f"step {number}: gradient", gradients, want.gradients, relative)
             assert set(want.metrics) <= set(one.metrics)
             for name, value in want.metrics.items():
                 close(
                     f"metric {name}", torch.tensor(one.metrics[name]).double(), torch.tensor(value).double(), relative
                 )
         shapes = {name: tuple(array.shape) for name, array in last.items()}
-        compare_all("at the end:", assemble([of_rank.last for of_rank in got], shapes), last, relative)
+        compare_all("final array", assemble([of_rank.last for of_rank in got], shapes), last, relative)
         assert_number_close("evaluated loss", got[0].evaluated[0], evaluated[0], relative)
 
 
 def check_bare(job: StrategyJob) -> bool:
-    """Return whether the loss of a microbatch is finite outside of any frame."""
+    """Return whether the loss of a microbatch is finite outside of any `forward_context.frame`."""
     from gangline_testkit.reference import Reference
 
     reference = Reference(job.tree, job.plan, seed=job.run.seed, dtype=job.dtype)
@@ -263,9 +273,9 @@ def check_bare(job: StrategyJob) -> bool:
 
 @torch.no_grad()
 def generate_texts(job: StrategyJob) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Return for each prompt of a batch the logits (tokens, V) of cached decoding, and of one forward of its full text.
+    """Return for each prompt the logits (tokens, V) of cached decoding, and of one forward pass over the full text.
 
-    Empty if a node does not say how it takes one more token.
+    Returns [] if a node does not support cached decoding.
     """
     from gangline.comm.solo import Solo
     from gangline.model.init import make_whole_model
@@ -298,7 +308,7 @@ def _is_within(path: str, claim: str) -> bool:
 
 
 def _list_changed(before: Node, after: Node, path: str = "") -> Iterator[str]:
-    """Iterate over the paths of the topmost nodes that differ."""
+    """Yield the paths of the topmost nodes that differ."""
     theirs, ours = dict(iterate_children(before)), dict(iterate_children(after))
     if type(before) is not type(after) or set(theirs) != set(ours) or _read_fields(before) != _read_fields(after):
         yield path
@@ -308,7 +318,7 @@ def _list_changed(before: Node, after: Node, path: str = "") -> Iterator[str]:
 
 
 def _read_fields(node: Node) -> dict[str, Any]:
-    """Return the fields of a node that hold no nodes."""
+    """Return the fields of a node without its child nodes."""
     values = {item.name: getattr(node, item.name) for item in fields(node)}
     return {
         name: value

@@ -1,4 +1,4 @@
-"""Checks of figures that are drawn with `gangline_basics.figure`: `list_readable`, `list_words` and `list_tips`."""
+"""Checks of the text in figures that `gangline_basics.figure` draws: size, colour, overlaps, title and tooltips."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Box = tuple[float, float, float, float]  # left, bottom, right, top
 
 @dataclass(frozen=True)
 class Words:
-    """One line of text in a figure, as it is drawn."""
+    """One drawn line of text in a figure. box: in pixels."""
 
     text: str
     box: Box
@@ -40,7 +40,7 @@ class _Recorder(RendererAgg):
 
     def draw_text(self, gc: Any, x: float, y: float, s: str, prop: Any, angle: float, *_: Any, **__: Any) -> None:
         wide, high, below = self.get_text_width_height_descent(s, prop, False)
-        y, high = self.height - y, high - below  # without descenders
+        y, high = self.height - y, high - below  # height of the text without descenders
         box = (x, y, x + wide, y + high) if angle == 0 else (x - high, y, x, y + wide)
         if s.strip():
             bold = prop.get_weight() == "bold"
@@ -49,10 +49,10 @@ class _Recorder(RendererAgg):
 
 @use_style()
 def list_readable(figure: Figure) -> list[str]:
-    """Return the lines of text of a figure as people read them: from top to bottom, from left to right.
+    """Return the lines of text in a figure from top to bottom and from left to right.
 
-    Raises AssertionError if text is outside of the figure, touches other text, or is small or pale, if the first line
-    is not the title, and if a legend covers a plot.
+    Raises AssertionError if text is outside of the figure, overlaps other text, or is small or pale, if the first line
+    is not the title, or if a legend covers a plot.
     """
     render(figure, ".svg")
     wide, high = figure.bbox.size
@@ -60,20 +60,24 @@ def list_readable(figure: Figure) -> list[str]:
     figure.draw(recorder)
     lines = sorted(recorder.lines, key=lambda line: (-round(line.box[3], -1), line.box[0]))
     for line in lines:
-        assert line.box[0] >= 0, f"{line.text!r} begins left of the figure"
-        assert line.box[1] >= 0, f"{line.text!r} begins below the figure"
-        assert line.box[2] <= wide, f"{line.text!r} ends at {line.box[2]:.0f}, the figure at {wide:.0f}"
-        assert line.box[3] <= high, f"{line.text!r} ends at {line.box[3]:.0f}, the figure at {high:.0f}"
-        assert line.points >= SMALLEST, f"{line.text!r} is small"
-        assert line.colour == INK, f"{line.text!r} is {line.colour}"
+        assert line.box[0] >= 0, f"the text {line.text!r} extends beyond the left edge of the figure"
+        assert line.box[1] >= 0, f"the text {line.text!r} extends below the figure"
+        assert line.box[2] <= wide, (
+            f"the text {line.text!r} ends at x={line.box[2]:.0f}, beyond the figure width {wide:.0f}"
+        )
+        assert line.box[3] <= high, (
+            f"the text {line.text!r} ends at y={line.box[3]:.0f}, above the figure height {high:.0f}"
+        )
+        assert line.points >= SMALLEST, f"the text {line.text!r} has {line.points} points, less than {SMALLEST}"
+        assert line.colour == INK, f"the text {line.text!r} has the colour {line.colour}, expected {INK}"
     for one, other in combinations(lines, 2):
-        assert not _touch(one.box, other.box), f"{one.text!r} and {other.text!r} touch"
-    assert lines, "a figure has words"
-    assert lines[0].bold and figure.get_suptitle().startswith(lines[0].text), "a figure has a title"  # noqa: PT018
+        assert not _touch(one.box, other.box), f"the texts {one.text!r} and {other.text!r} overlap"
+    assert lines, "the figure has no text"
+    assert lines[0].bold and figure.get_suptitle().startswith(lines[0].text), "the first text is not the title"  # noqa: PT018
     for axes in figure.axes:
         if legend := axes.get_legend():
             box = legend.get_window_extent(recorder).extents
-            assert not any(_touch(box, plot.bbox.extents) for plot in figure.axes), "a legend covers a plot"
+            assert not any(_touch(box, plot.bbox.extents) for plot in figure.axes), "a legend overlaps a plot"
     return [line.text for line in lines]
 
 

@@ -1,4 +1,4 @@
-"""Pytest fixtures for tests of plugins: import them by name in a conftest.py."""
+"""Pytest fixtures for tests of plugins. Import the fixtures by name in conftest.py."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from gangline_testkit import RealRuns, warm
 
 @pytest.fixture
 def runs(tmp_path: Path) -> Iterator[RealRuns]:
-    """Directory for real runs."""
+    """`RealRuns` in a temporary directory."""
     with RealRuns(tmp_path) as real_runs:
         yield real_runs
 
 
 @pytest.fixture
 def random_batch():
-    """Function (B, T, vocab_size, documents=1, seed=0) -> Batch of random tokens, a tenth of which do not count.
+    """Function (B, T, vocab_size, documents=1, seed=0) -> Batch of random tokens with a loss mask that omits a tenth.
 
-    documents: number of documents in each sequence, of different lengths, with positions that start at 0.
+    documents: number of documents per sequence, of different lengths, each with positions from 0.
     """
     import torch
 
@@ -52,7 +52,7 @@ def random_batch():
 
 
 class Strangers:
-    """A folder of plugins that are not installed; with the folder on PYTHONPATH they are found like installed ones."""
+    """Folder of plugins that processes find like installed plugins if the folder is on PYTHONPATH."""
 
     def __init__(self, site: Path) -> None:
         self.site = site
@@ -74,7 +74,7 @@ class Strangers:
         contract: str = "v1",
         requires: str = "",
     ) -> None:
-        """Add one plugin; `source` is the text of its entry module."""
+        """Add a plugin to the folder. source: text of its entry module."""
         module = module or distribution.replace("-", "_")
         (self.site / f"{module}.py").write_text(source)
         info = self.site / f"{distribution.replace('-', '_')}-{version}.dist-info"
@@ -84,7 +84,7 @@ class Strangers:
         (info / "entry_points.txt").write_text(f"[gangline.{contract}]\n{plugin or module} = {module}\n")
 
     def add_files(self, distribution: str, folder: Path) -> None:
-        """Add a plugin that was written into a folder, as one module or as a package of several."""
+        """Add a plugin from a folder with its module, or with its package of several modules."""
         module = distribution.replace("-", "_")
         if (folder / module).is_dir():
             shutil.copytree(folder / module, self.site / module)
@@ -96,7 +96,7 @@ class Strangers:
     def run(
         self, module: str, *words: str, cwd: Path | None = None, timeout: float = 240
     ) -> subprocess.CompletedProcess[str]:
-        """Run `python -m MODULE WORDS` with the plugins on its path, and return the completed process."""
+        """Run `python -m MODULE WORDS` with the plugins on PYTHONPATH, and return the completed process."""
         environment = {**os.environ, **self.environment, "OMP_NUM_THREADS": "1"}
         command = [*warm.make_command(module, environment), *words]
         return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout)
@@ -129,7 +129,7 @@ metadata.MetadataPathFinder.find_distributions = visible
 
 @pytest.fixture
 def core_alone(tmp_path: Path, tmp_path_factory, monkeypatch):
-    """Hides installed plugins except core, basics and the kit, here and in child processes, but not `strangers`."""
+    """Hide installed plugins except core, basics and the kit, here and in child processes; `strangers` stay visible."""
     import importlib.metadata
 
     from gangline.plugin.registry import installed

@@ -1,4 +1,4 @@
-"""Conformance suite for gradient reductions (group `gradients`): synthetic buckets on several ranks, and runs."""
+"""Conformance suite for gradient reductions (group `gradients`): sums of synthetic buckets, and resumed runs."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from gangline_testkit.pool import get_pool
 from gangline_testkit.suite import PartSuite
 
 ROUNDS = 40  # repeated sums of one gradient, whose mean is compared with the exact sum
-HALF = 3  # steps before and after a resume
-SLACK = 1.1  # factor over the stated size of a bucket, for padding
+HALF = 3  # number of steps before and after a resume
+SLACK = 1.1  # tolerance of `count_sent` and `count_kept`, for padding
 EXACT = 1e-6  # tolerance of a lossless sum in float32
 
 
 class GradientsSuite(PartSuite):
     """Conformance suite for gradient reductions; subclass it with ``choice = "gradients=mine"``.
 
-    settings   options under which all tests run: without warm-up (`gradients.start_step=0`), or only warm-up is tested
-    tolerance  largest distance of the mean of 40 sums of constant gradients from the exact sum, relative to its norm:
-               with error feedback the mean converges to it. 1e-6 by default: a lossless sum
-    layouts    settings of runs on two ranks that are stopped and resumed; ("parallel=ddp",) by default
+    settings   options of all tests; set `gradients.start_step=0`, or the tests see only the warm-up
+    tolerance  maximum distance of the mean of 40 sums of equal gradients from the exact sum, relative to its norm.
+               Error feedback makes the mean converge to the exact sum. Default 1e-6: a lossless sum
+    layouts    settings of the runs on two ranks that are stopped and resumed; default ("parallel=ddp",)
     """
 
     tolerance: ClassVar[float] = EXACT
@@ -44,67 +44,78 @@ class GradientsSuite(PartSuite):
         return Sums(self.offer.part.build, self.run(*self.keep_chosen("parallel=ddp")), **{"steps": HALF, **options})
 
     def sum_buckets(self, world: int, **options: Any) -> list[list[list[Tensor]]]:
-        """Return the sums that each rank gets, by rank, step and bucket."""
+        """Return the sums of the synthetic buckets as [rank][step][bucket]."""
         totals: list[list[list[Tensor]]] = get_pool(world).run(ranks.sum_buckets, self.build_sums(**options))
         return totals
 
     # --- the part ----------------------------------------------------------------------------------------------------
 
-    def test_builds_a_reduction(self) -> None:
+    def test_build_returns_a_gradient_reduction(self) -> None:
         run = self.run()
         assert isinstance(self.build(self.build_config(run), run), GradientReduction)
 
-    def test_says_what_it_loses(self) -> None:
-        """Check that `Part.layout_dependent` is stated if sums are not exact, and so depend on the layout."""
+    def test_lossy_reduction_declares_layout_dependence(self) -> None:
+        """Check that `Part.layout_dependent` is set if sums are lossy, because lossy sums depend on the layout."""
         text = self.offer.part.layout_dependent
-        assert self.tolerance <= EXACT or text, "Part.layout_dependent does not say how losses depend on the layout"
+        assert self.tolerance <= EXACT or text, (
+            "tolerance > 1e-6 needs Part.layout_dependent: describe how results depend on the layout"
+        )
 
-    def test_says_bytes_and_numbers(self, world: int, scatters: bool) -> None:
-        """Check that a rank sends and keeps at most 10 % more of a large bucket than `count_sent`, `count_kept` say."""
+    def test_count_sent_and_count_kept_are_upper_bounds(self, world: int, scatters: bool) -> None:
+        """Check that a rank sends and stores at most 10 % more per bucket than `count_sent` and `count_kept` return."""
         config = self.build_config(self.run())
         assert isinstance(config, GradientsConfig)
         size = ranks.LARGE.size
         told_sent = config.count_sent(size, world, scatters, 4)
         told_kept = config.count_kept(size, world, scatters)
         for nbytes, numbers in get_pool(world).run(ranks.count_bytes, self.build_sums(scatters=scatters)):
-            assert nbytes <= SLACK * told_sent, f"count_sent says {told_sent:.0f} bytes, and a rank sends {nbytes}"
-            assert numbers <= SLACK * told_kept, f"count_kept says {told_kept} numbers, and a rank keeps {numbers}"
+            assert nbytes <= SLACK * told_sent, (
+                f"count_sent returns {told_sent:.0f} bytes, and a rank sends {nbytes} bytes"
+            )
+            assert numbers <= SLACK * told_kept, (
+                f"count_kept returns {told_kept} numbers, and a rank stores {numbers} numbers"
+            )
 
-    def test_arrays_are_a_function_of_the_layout(self, world: int, scatters: bool) -> None:
-        """Check that kept arrays depend on the layout alone, so that each rank can name the arrays of all ranks."""
+    def test_kept_arrays_depend_only_on_the_layout(self, world: int, scatters: bool) -> None:
+        """Check that `get_array_shapes` depends only on the layout, so that each rank knows the arrays of all ranks."""
         shapes = ranks.describe_arrays(self.build_sums(scatters=scatters), world)
         count = len(ranks.BUCKETS)
-        assert shapes[:count] == shapes[count : 2 * count] == shapes[2 * count :], "other arrays the second time"
+        assert shapes[:count] == shapes[count : 2 * count] == shapes[2 * count :], (
+            "get_array_shapes returns other arrays on a second call or from a new reduction"
+        )
         for arrays in shapes[:count]:
             assert all(isinstance(length, int) and length >= 0 for shape in arrays.values() for length in shape)
 
     # --- sums --------------------------------------------------------------------------------------------------------
 
-    def test_sums_have_the_same_bits_on_all_ranks(self, world: int) -> None:
+    def test_sums_are_bit_identical_on_all_ranks(self, world: int) -> None:
         for dtype in (torch.float32, torch.float64):
             first, *others = self.sum_buckets(world, dtype=dtype)
             for index, other in enumerate(others, 1):
-                _check_same_bits(first, other, f"rank {index} gets another sum than rank 0")
+                _check_same_bits(first, other, f"rank {index} has other bits of a sum than rank 0")
 
-    def test_sums_are_near_the_exact_ones(self, world: int, scatters: bool) -> None:
-        """Check that the mean of many sums is near the exact sum; scattered ranges of all ranks are joined first."""
+    def test_mean_of_sums_is_near_the_exact_sum(self, world: int, scatters: bool) -> None:
+        """Check that the mean of 40 sums is near the exact sum. The scattered ranges of all ranks are concatenated."""
         totals = self.sum_buckets(world, steps=ROUNDS, constant=True, scatters=scatters)
         for number, layout in enumerate(ranks.BUCKETS):
             of_ranks = [
                 sum((step[number].double() for step in of_rank), torch.zeros(())) / ROUNDS for of_rank in totals
             ]
             mean = torch.cat(of_ranks) if scatters else of_ranks[0]
-            assert mean.shape == (layout.size,), f"a sum of {layout.size} elements has the shape {tuple(mean.shape)}"
+            assert mean.shape == (layout.size,), (
+                f"the sum of a bucket of {layout.size} elements has shape {tuple(mean.shape)}"
+            )
             true = ranks.compute_exact(layout, number, 0, world)
             inside = torch.cat([torch.arange(slot.offset, slot.offset + slot.size) for slot in layout.slots])
             away = float((mean - true)[inside].norm() / true.norm())
             assert away <= self.tolerance, (
-                f"the mean of {ROUNDS} sums is {away:.2g} of its norm away; tolerance={self.tolerance:.2g}"
+                f"the mean of {ROUNDS} sums differs by {away:.2g} of its norm from the exact sum; "
+                f"tolerance={self.tolerance:.2g}"
             )
 
     @pytest.mark.parametrize("spoilt", [math.inf, math.nan])
-    def test_a_sum_of_what_is_not_finite_is_not_finite(self, world: int, scatters: bool, spoilt: float) -> None:
-        """Check that a bucket with inf or nan has a sum that is not finite, or the step would not be skipped."""
+    def test_sum_with_inf_or_nan_is_not_finite(self, world: int, scatters: bool, spoilt: float) -> None:
+        """Check that the sum of a bucket with inf or nan is not finite, so that the step is skipped."""
         of_ranks = self.sum_buckets(world, steps=1, scatters=scatters, spoilt=spoilt)
         for number in range(len(ranks.BUCKETS)):
             totals = [step[number] for (step,) in of_ranks]
@@ -113,26 +124,30 @@ class GradientsSuite(PartSuite):
                 f"a gradient is {spoilt}, and the sum of its bucket is finite"
             )
 
-    def test_waiting_later_changes_no_bit(self, world: int, scatters: bool) -> None:
-        """Check that buckets in flight together get the bits that each gets alone."""
+    def test_sums_in_flight_together_change_no_bit(self, world: int, scatters: bool) -> None:
+        """Check that sums of buckets in flight at the same time are bit-identical to separate sums."""
         early = self.sum_buckets(world, late=False, scatters=scatters)
-        _check_same_bits(early, self.sum_buckets(world, scatters=scatters), "a sum depends on when it is waited for")
-
-    def test_a_second_run_has_the_same_bits(self, world: int) -> None:
         _check_same_bits(
-            self.sum_buckets(world), self.sum_buckets(world), "the same gradients have another sum the second time"
+            early,
+            self.sum_buckets(world, scatters=scatters),
+            "the sum of a bucket changes if other buckets start before its wait",
+        )
+
+    def test_repeated_sums_are_bit_identical(self, world: int) -> None:
+        _check_same_bits(
+            self.sum_buckets(world), self.sum_buckets(world), "a second sum of the same gradients has other bits"
         )
 
     # --- kept arrays -------------------------------------------------------------------------------------------------
 
-    def test_nothing_but_kept_arrays_is_remembered(self, world: int, scatters: bool) -> None:
-        """Check that a reduction rebuilt between steps from the kept arrays continues bit for bit."""
+    def test_kept_arrays_are_the_complete_state(self, world: int, scatters: bool) -> None:
+        """Check that a reduction rebuilt between steps from its kept arrays continues bit-identically."""
         straight = self.sum_buckets(world, steps=2 * HALF, scatters=scatters)
         resumed = self.sum_buckets(world, steps=2 * HALF, scatters=scatters, handover=HALF)
-        _check_same_bits(straight, resumed, "kept arrays are not all that it remembers")
+        _check_same_bits(straight, resumed, "the reduction has state outside of its kept arrays")
 
-    def test_a_resume_changes_no_bit(self, layout: str, tmp_path: Path) -> None:
-        """Check that a resumed run has the losses and weights of an uninterrupted one, and that replicas stay equal."""
+    def test_resumed_run_with_the_reduction_is_bit_identical(self, layout: str, tmp_path: Path) -> None:
+        """Check that a resumed run is bit-identical to an uninterrupted run, and that replicas have equal weights."""
         words = (
             "run.deterministic=false",
             "batch.global_size=4",
@@ -146,14 +161,16 @@ class GradientsSuite(PartSuite):
         for (records, weights, _), (again, others, names) in zip(straight, resumed, strict=True):
             losses = [(record.step, record.loss, record.grad_norm) for record in records]
             assert losses[HALF:] == [(record.step, record.loss, record.grad_norm) for record in again], names
-            _check_same_weights(weights, others, "of the resumed run differ")
+            _check_same_weights(weights, others, "of the resumed run differ from the uninterrupted run")
         pieces: dict[tuple[str, tuple[int, ...]], Tensor] = {}
         for _, weights, _ in straight:
             for name, offset, local in weights:
-                assert torch.equal(pieces.setdefault((name, offset), local), local), f"{name} differs between replicas"
+                assert torch.equal(pieces.setdefault((name, offset), local), local), (
+                    f"weights {name} differ between replicas"
+                )
 
     def run_training(self, run_dir: Path, *words: str) -> list[Any]:
-        """Train on two ranks, and return each rank's (records, weights, names of arrays of this layout alone)."""
+        """Train on two ranks, and return (records, weights, names of layout-dependent arrays) of each rank."""
         return get_pool(2).run(ranks.run_training, run_dir, *words, "checkpoint.every=null")
 
 

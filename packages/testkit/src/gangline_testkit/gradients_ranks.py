@@ -1,4 +1,4 @@
-"""Functions that ranks run for the suite of gradient reductions: sums of synthetic buckets, and training."""
+"""Functions that ranks run for `GradientsSuite`: sums of synthetic buckets, and training."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gangline_testkit.compare import Held
 from gangline_testkit.sessions import open_session
 from gangline_testkit.traffic_ranks import CountingComm
 
-# matrices, vectors, padding, and a piece of a row; sizes are multiples of 4
+# buckets with matrices, vectors, padding and a part of a row; sizes are multiples of 4
 BUCKETS = (
     BucketLayout(
         540,
@@ -37,19 +37,22 @@ BUCKETS = (
     BucketLayout(96, (GradientSlot("embed.weight", 0, (7,)), GradientSlot("embed.weight", 7, (8, 11))), 1),
 )
 
-LARGE = BucketLayout(256 * 512, (GradientSlot("blocks.0.up.weight", 0, (256, 512)),), 1)  # where padding is negligible
-LATE = 1_000_000  # a step after any warm-up
+# The bucket of `count_bytes`, so large that padding is negligible.
+LARGE = BucketLayout(256 * 512, (GradientSlot("blocks.0.up.weight", 0, (256, 512)),), 1)
+LATE = 1_000_000  # number of a step after any warm-up
 
 
 @dataclass(frozen=True)
 class Sums:
-    """A series of sums of the buckets. The last field replaces each bucket's last gradient on rank 0; None: it stays.
+    """Inputs of repeated sums of the synthetic buckets.
 
     steps     number of sums of each bucket
     scatters  sum by `reduce_scatter`, else by `reduce`
-    constant  a rank's gradients are equal in each step
-    late      all buckets of a step start before the first is waited for
-    handover  step before which the reduction is rebuilt and gets the previous kept arrays; 0: never
+    constant  whether a rank has equal gradients in all steps
+    late      whether all buckets of a step start before the first wait
+    handover  step before which the reduction is rebuilt from its kept arrays; 0: no rebuild
+
+    `spoilt`: value of the last gradient of each bucket on rank 0, inf or nan; None: unchanged.
     """
 
     build: str
@@ -64,7 +67,7 @@ class Sums:
 
 
 def make_gradient(layout: BucketLayout, number: int, step: int, index: int, dtype: torch.dtype) -> Tensor:
-    """Return the gradients of the rank `index`, zero between slots."""
+    """Return the flat gradients of the rank `index` in bucket `number`, with zeros between slots."""
     generator = torch.Generator().manual_seed(1 + index + 100 * number + 10_000 * step)
     flat = torch.zeros(layout.size, dtype=dtype)
     for slot in layout.slots:
@@ -74,7 +77,7 @@ def make_gradient(layout: BucketLayout, number: int, step: int, index: int, dtyp
 
 
 def compute_exact(layout: BucketLayout, number: int, step: int, ranks: int) -> Tensor:
-    """Return the sum of all ranks' gradients in float64."""
+    """Return the sum of the gradients of all ranks in float64."""
     return torch.stack([make_gradient(layout, number, step, index, torch.float64) for index in range(ranks)]).sum(0)
 
 
@@ -94,7 +97,7 @@ def make_fresh(sums: Sums, reduction: GradientReduction, comm: Comm) -> list[Map
 
 @torch.no_grad()
 def sum_buckets(sums: Sums) -> list[list[Tensor]]:
-    """Return the sums that this rank gets, by step and bucket."""
+    """Return the sums on this rank as [step][bucket]."""
     comm = rank.make_comms(Mesh.of({"dp_replicate": rank.world}), False).get_comm("dp_replicate")
     reduction = build_reduction(sums)
     views, totals = make_fresh(sums, reduction, comm), []
@@ -127,7 +130,7 @@ def _run_step(
 
 @torch.no_grad()
 def count_bytes(sums: Sums) -> tuple[int, int]:
-    """Return (bytes that this rank sends, numbers that it keeps) for the large bucket in float32, after any warm-up."""
+    """Sum the large bucket in float32 after any warm-up, and return (bytes sent, numbers stored) of this rank."""
     traffic: Counter[str] = Counter()
     comm = CountingComm(rank.make_comms(Mesh.of({"dp_replicate": rank.world}), False).get_comm("dp_replicate"), traffic)
     reduction, layout = build_reduction(sums), replace(LARGE, ranks=comm.size, scatters=sums.scatters)
@@ -138,7 +141,7 @@ def count_bytes(sums: Sums) -> tuple[int, int]:
 
 
 def describe_arrays(sums: Sums, ranks: int) -> list[dict[str, tuple[int, ...]]]:
-    """Return the kept arrays of every bucket, as one reduction names them twice and another once."""
+    """Return the shapes of the kept arrays of every bucket: two calls of one reduction, then one call of another."""
     first, other = build_reduction(sums), build_reduction(sums)
     return [
         {name: tuple(shape) for name, shape in reduction.get_array_shapes(layout).items()}
@@ -148,7 +151,7 @@ def describe_arrays(sums: Sums, ranks: int) -> list[dict[str, tuple[int, ...]]]:
 
 
 def run_training(run_dir: Path, *settings: str) -> tuple[list[StepRecord], list[Held], list[str]]:
-    """Train or resume on this rank, and return (records, weights, names of arrays of this layout alone)."""
+    """Train or resume on this rank, and return (records, weights, names of layout-dependent arrays)."""
     s, records = open_session(run_dir, *settings), list[StepRecord]()
     tell = s.reporter.record
     s.reporter.record = lambda record: records.append(record) or tell(record)  # type: ignore[method-assign, func-returns-value]

@@ -1,4 +1,4 @@
-"""Conformance suite for health checks (`gangline_health_checks`): records with injected faults, and without."""
+"""Conformance suite for health checks (hook `gangline_health_checks`): records with and without injected faults."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from gangline_testkit.health_ranks import ask_check, attach_check, build_small_r
 from gangline_testkit.pool import get_pool
 from gangline_testkit.suite import PartSuite
 
-LIVED = 4  # steps of a real run before it is resumed
+LIVED = 4  # steps of a real run before and after its resume
 STEPS, FAULT = 160, 100  # length of a run, and the step of its fault
-PATIENCE = 40  # steps within which a check must report a fault
+PATIENCE = 40  # number of steps within which a check must report a fault
 
 Records = list[StepRecord]
 
 
 def make_healthy(steps: int = STEPS, seed: int = 0) -> Records:
-    """Return the records of a healthy run: a loss that falls with noise, steady times and memory."""
+    """Return the records of a healthy run: a noisy falling loss, nearly constant step times, constant memory."""
     noise = np.random.Generator(np.random.Philox(key=seed)).standard_normal((steps, 4))
     records = []
     for step in range(1, steps + 1):
@@ -65,7 +65,7 @@ def make_healthy(steps: int = STEPS, seed: int = 0) -> Records:
 
 
 def _from(change: Callable[[StepRecord, int], StepRecord], steps: int = STEPS) -> Callable[[Records], Records]:
-    """Return a fault that changes `steps` records from FAULT on; `change` gets a record and the steps since FAULT."""
+    """Return a function that applies `change(record, step - FAULT)` to `steps` records from step FAULT on."""
 
     def add_fault(records: Records) -> Records:
         return [
@@ -94,12 +94,14 @@ FAULTS: dict[str, Callable[[Records], Records]] = {
 
 
 class HealthCheckSuite(PartSuite):
-    """Conformance suite for health checks; subclass it with ``choice = "health=mine"``. `can` names the caught faults.
+    """Conformance suite for health checks; subclass it with ``choice = "health=mine"``. can: faults that are reported.
 
-    A check for another fault adds that fault to `faults` and to `CLAIMS`.
+    To test another fault, a subclass adds the fault to `faults` and to `CLAIMS`.
     """
 
-    CLAIMS: ClassVar[dict[str, str]] = {name: f"catches the fault {name}" for name in FAULTS}
+    CLAIMS: ClassVar[dict[str, str]] = {
+        name: f"The check reports the fault {name} within {PATIENCE} steps." for name in FAULTS
+    }
     faults: ClassVar[dict[str, Callable[[Records], Records]]] = FAULTS
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
@@ -107,36 +109,38 @@ class HealthCheckSuite(PartSuite):
             metafunc.parametrize("fault", list(self.faults))
 
     def check(self) -> HealthCheck:
-        """Return a new check, attached as before a run's first step."""
+        """Return a new check, attached as before the first step of a run."""
         run = self.run()
         return attach_check(self.build(self.build_config(run), run), self.offer.part.name)
 
     def find_verdicts(self, records: Records, check: HealthCheck | None = None) -> list[tuple[int, Verdict]]:
-        """Return (step, verdict) for each verdict of one process's check; None: a new check."""
+        """Return (step, verdict) for each verdict of a check in one process. check: None for a new check."""
         check, (*_, comms) = check or self.check(), build_small_runtime()
         return [(record.step, verdict) for record in records for verdict in ask_check(check, record, comms.world)]
 
     # --- faults ------------------------------------------------------------------------------------------------------
 
-    def test_quiet_where_nothing_is_wrong(self) -> None:
-        """Check that several healthy runs get no verdict stronger than a note."""
+    def test_healthy_run_gets_no_warning(self) -> None:
+        """Check that five healthy runs get no verdict with an action stronger than `Action.NOTE`."""
         for seed in range(5):
             loud = [(step, v) for step, v in self.find_verdicts(make_healthy(400, seed)) if v.suggestion > Action.NOTE]
-            assert not loud, f"on a healthy run: {loud[0][1].kind} at step {loud[0][0]}: {loud[0][1].evidence}"
+            assert not loud, f"verdict on a healthy run: {loud[0][1].kind} at step {loud[0][0]}: {loud[0][1].evidence}"
 
-    def test_catches_the_fault(self, fault: str) -> None:
-        """Check that a claimed fault is caught, and warn if an unclaimed fault is."""
+    def test_check_catches_the_fault(self, fault: str) -> None:
+        """Check that the check reports a claimed fault in time, and warn if it reports an unclaimed fault."""
         verdicts = self.find_verdicts(self.faults[fault](make_healthy()))
         steps = [step for step, verdict in verdicts if verdict.suggestion > Action.NOTE]
         caught = bool(steps) and FAULT <= steps[0] <= FAULT + PATIENCE
         if fault in self.can:
-            assert caught, f"{fault} at step {FAULT} is not caught; verdicts at {steps}"
+            assert caught, (
+                f"{fault} at step {FAULT} is not reported within {PATIENCE} steps; steps with verdicts: {steps}"
+            )
         elif caught:
-            warnings.warn(Unclaimed(self.choice, fault, "test_catches_the_fault"), stacklevel=1)
+            warnings.warn(Unclaimed(self.choice, fault, "test_check_catches_the_fault"), stacklevel=1)
 
-    test_catches_the_fault.capability_in = "fault"  # type: ignore[attr-defined]
+    test_check_catches_the_fault.capability_in = "fault"  # type: ignore[attr-defined]
 
-    def test_verdicts_say_what_where_and_what_to_do(self, fault: str) -> None:
+    def test_verdicts_have_kind_place_evidence_and_action(self, fault: str) -> None:
         for _, verdict in self.find_verdicts(self.faults[fault](make_healthy())):
             assert isinstance(verdict, Verdict)
             assert verdict.kind
@@ -144,14 +148,16 @@ class HealthCheckSuite(PartSuite):
             assert " " not in verdict.kind
             assert 0 <= verdict.confidence <= 1
             assert verdict.where
-            assert any(letter.isdigit() for letter in verdict.evidence), f"no number in {verdict.evidence!r}"
+            assert any(letter.isdigit() for letter in verdict.evidence), (
+                f"the evidence of a verdict must contain a number: {verdict.evidence!r}"
+            )
             assert isinstance(verdict.suggestion, Action)
             json.dumps(verdict.to_dict())
 
     # --- orders ------------------------------------------------------------------------------------------------------
 
-    def test_an_answer_depends_on_what_was_agreed_alone(self, fault: str) -> None:
-        """Check that responses depend on agreed verdicts alone: equal when repeated, and from a new check."""
+    def test_response_depends_only_on_agreed_verdicts(self, fault: str) -> None:
+        """Check that `respond` depends only on the agreed verdicts: equal on a second call, and from a new check."""
         from gangline.train.verdicts import make_not_finite
 
         check = self.check()
@@ -165,14 +171,16 @@ class HealthCheckSuite(PartSuite):
             if not agreement.verdicts:
                 continue
             answers = [one.respond(agreement, record) for one in (check, check, self.check())]
-            assert answers[0] == answers[1] == answers[2], f"at step {record.step} it answers differently: {answers}"
+            assert answers[0] == answers[1] == answers[2], (
+                f"step {record.step}: `respond` returns different responses for equal verdicts: {answers}"
+            )
             order = decide(agreement, [answers[0]] if answers[0] else [])
             if order.changes_course:
                 line = Attempt(len(attempts) + 2, "step-00000001", order=order.action.name.lower(), kinds=order.kinds)
                 attempts.append(line)
 
-    def test_lives_in_a_run_that_is_killed_and_goes_on(self, tmp_path: Path) -> None:
-        """Check that a check works in a run on two ranks that is resumed: no call fails, and no order is given."""
+    def test_check_works_in_a_resumed_run(self, tmp_path: Path) -> None:
+        """Check that no call of the check fails and no order is given in a run on two ranks that is resumed."""
         for steps in (LIVED, 2 * LIVED):
             words = (
                 *self.chosen,
@@ -184,12 +192,14 @@ class HealthCheckSuite(PartSuite):
             for notes, history in get_pool(2).run(run_training, tmp_path / "run", *words):
                 failures = [note for note in notes if "failed" in note]
                 assert not failures, failures[0]
-                assert not [line for line in history if line.order], f"on a healthy run it ordered {history[-1]}"
+                assert not [line for line in history if line.order], (
+                    f"the check caused an order in a healthy run: {history[-1]}"
+                )
 
-    # --- manners -----------------------------------------------------------------------------------------------------
+    # --- state and inputs --------------------------------------------------------------------------------------------
 
-    def test_state_goes_through_a_checkpoint(self, fault: str) -> None:
-        """Check that a check restored from its state gives the verdicts that the original gives."""
+    def test_check_restored_from_state_gives_equal_verdicts(self, fault: str) -> None:
+        """Check that a check restored from its state returns the same verdicts as the original."""
         records = self.faults[fault](make_healthy())
         for place in (0, FAULT - 1, FAULT, FAULT + 2):
             whole = self.check()
@@ -201,18 +211,20 @@ class HealthCheckSuite(PartSuite):
             verdicts = [
                 [(s, v.to_dict()) for s, v in self.find_verdicts(records[place:], check)] for check in (whole, again)
             ]
-            assert verdicts[0] == verdicts[1], f"after a checkpoint at step {place} it speaks differently"
+            assert verdicts[0] == verdicts[1], (
+                f"the check restored from the state of step {place} returns other verdicts"
+            )
 
-    def test_no_collectives_outside_of_collective(self) -> None:
+    def test_check_runs_collectives_only_in_collective(self) -> None:
         """Check that `before_update`, `observe` and `state` run no collectives, and that all ranks have equal state."""
         run = self.run()
         records = FAULTS["not-finite"](make_healthy(FAULT + 5))
         answers = get_pool(2).run(
             observe_records, self.offer.part.build, self.offer.part.name, self.build_config(run), run, records
         )
-        assert answers[0][1] == answers[1][1], "ranks keep different states"
+        assert answers[0][1] == answers[1][1], "`state` of the check differs between ranks"
 
-    def test_strange_records_raise_nothing(self) -> None:
+    def test_unusual_records_raise_no_error(self) -> None:
         check = self.check()
         plain = make_healthy(1)[0]
         strange = [
@@ -222,21 +234,21 @@ class HealthCheckSuite(PartSuite):
             replace(plain, step=4, metrics={"blocks.0/load": [1.0, 2.0], "x": math.nan}, step_seconds=0.0),
             replace(plain, step=5, rank_losses=[1.0, None, math.nan, 2.0]),
             replace(plain, step=6, rank_losses=[None, None]),
-            replace(plain, step=3),  # after a rollback, steps repeat
+            replace(plain, step=3),  # step 3 again, as after a rollback
         ]
         self.find_verdicts(strange, check)
 
-    def test_records_are_left_as_they_are(self) -> None:
+    def test_check_does_not_change_records(self) -> None:
         for fault in self.faults.values():
             records = fault(make_healthy())
             before = copy.deepcopy(records)
             self.find_verdicts(records)
             assert repr(records) == repr(before)  # compares text, because nan differs from itself
 
-    def test_before_run_gives_verdicts(self) -> None:
+    def test_before_run_returns_verdicts(self) -> None:
         assert all(isinstance(verdict, Verdict) for verdict in self.check().before_run())
 
-    def test_observes_each_so_many_steps(self) -> None:
+    def test_observation_interval_is_a_positive_integer(self) -> None:
         every = self.check().every
         assert isinstance(every, int)
         assert every >= 1

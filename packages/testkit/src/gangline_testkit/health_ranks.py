@@ -1,4 +1,4 @@
-"""Functions that a rank runs for tests of health checks: attach a check, call it as core does, or train a whole run."""
+"""Functions that a rank runs for tests of health checks: attach a check, call it as core does, or train a run."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ from gangline_testkit.strategy_ranks import StrategyJob, start_rows
 
 
 class Outside(AssertionError):
-    """Error of a collective inside a call that must not run one."""
+    """Error of a collective in a call that must not run collectives."""
 
 
 @contextmanager
 def forbid_collectives() -> Iterator[None]:
-    """Forbid collectives in the block: calls of any Comm between processes and of torch.distributed raise `Outside`."""
+    """Forbid collectives in the block: calls of a Comm with several ranks or of torch.distributed raise `Outside`."""
     names = ("all_reduce", "all_gather_into_tensor", "all_gather_object", "all_to_all_single", "barrier", "broadcast")
     places: list[tuple[Any, str]] = [(dist, name) for name in (*names, "broadcast_object_list", "batch_isend_irecv")]
     places += [(dist, "send"), (dist, "recv"), (transport, "_all_gather"), (transport, "_reduce_scatter")]
     originals = [(module, name, getattr(module, name)) for module, name in places]
 
     def refuse(*args: Any, **kwargs: Any) -> None:
-        raise Outside("a collective where there may be none")
+        raise Outside("a collective runs in a method that must not run collectives")
 
     for module, name in places:
         setattr(module, name, refuse)
@@ -56,7 +56,7 @@ def forbid_collectives() -> Iterator[None]:
 
 @cache
 def build_small_runtime() -> tuple[Runtime, Optimizer, Comms]:
-    """Return (runtime, optimizer, comms) of a small model on the toy strategy, on the pool's ranks or this process."""
+    """Return (runtime, optimizer, comms) of a small model on the toy strategy `rows`, on all ranks of the pool."""
     run, mesh = build_small_run(), Mesh.of({"dp_shard": rank.world})
     job = StrategyJob("", run, *compose_model(run), mesh, torch.float32, "ragged")
     runtime = start_rows(job, Plain(job.dtype, job.dtype))
@@ -64,7 +64,7 @@ def build_small_runtime() -> tuple[Runtime, Optimizer, Comms]:
 
 
 def attach_check(check: HealthCheck, name: str) -> HealthCheck:
-    """Attach a check as before a run's first step, and return it."""
+    """Attach a check as before the first step of a run, and return the check."""
     runtime, optimizer, comms = build_small_runtime()
     check.place = f"health/{name}"
     check.attach(runtime, optimizer, comms, comms.store, comms.device)
@@ -72,7 +72,7 @@ def attach_check(check: HealthCheck, name: str) -> HealthCheck:
 
 
 def ask_check(check: HealthCheck, record: StepRecord, comm: Comm) -> list[Verdict]:
-    """Return the verdicts of a check for one step, calling it as core does."""
+    """Call a check for one step as core does, and return its verdicts."""
     check.before_step(record.step)
     verdicts: list[Verdict] = []
     if record.finite:
@@ -89,7 +89,7 @@ def ask_check(check: HealthCheck, record: StepRecord, comm: Comm) -> list[Verdic
 def observe_records(
     build: str, name: str, config: HealthConfig, run: Run, records: list[StepRecord]
 ) -> tuple[list[dict], dict]:
-    """Return the verdicts of this rank's check over these records, called as core does, and its state at the end."""
+    """Call this rank's check for these records as core does, and return (verdicts, final state)."""
     check = attach_check(load(build)(config, run), name)
     verdicts = [verdict.to_dict() for verdict in check.before_run()]
     *_, comms = build_small_runtime()
@@ -100,7 +100,7 @@ def observe_records(
 
 
 def run_training(run_dir: Path, *settings: str) -> tuple[list[str], list[Attempt]]:
-    """Train on this rank, and return (notes for people, the lines of attempts.jsonl)."""
+    """Train on this rank, and return (notes of the reporter, lines of attempts.jsonl)."""
     s = open_session(run_dir, *settings)
     notes, note = [], s.reporter.note
     s.reporter.note = lambda text: notes.append(text) or note(text)  # type: ignore[method-assign, func-returns-value]

@@ -1,4 +1,4 @@
-"""Batches whose every number is known: a function of (step, sample), for any layout."""
+"""Synthetic batches: every number is a function of (step, sample), in any layout."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import torch
 
 from gangline.batch import Batch
 
-Kind = str  # "ragged" (masks of every length, also 0), "whole", "documents"
+Kind = str  # "ragged": loss masks of every length, including 0; "whole": full masks; "documents": two per sample
 
 
 def make_sample(number: int, length: int, vocab_size: int, kind: Kind) -> dict[str, np.ndarray]:
-    """Return sample `number`: T+1 tokens, a mask of the targets, and for "documents" their numbers and positions."""
+    """Return sample `number`: T+1 tokens, the loss mask, and for "documents" the document numbers and positions."""
     draws = np.random.Generator(np.random.Philox(key=number + 1))
     sample: dict[str, np.ndarray] = {
         "tokens": draws.integers(0, vocab_size - 1, length + 1)
@@ -29,7 +29,7 @@ def make_sample(number: int, length: int, vocab_size: int, kind: Kind) -> dict[s
 
 
 def make_microbatch(numbers: list[int], step: int, length: int, vocab_size: int, kind: Kind) -> Batch:
-    """Return these samples as one microbatch."""
+    """Return the samples with these numbers as one microbatch."""
     rows = [make_sample(number, length, vocab_size, kind) for number in numbers]
 
     def stack_rows(name: str) -> torch.Tensor | None:
@@ -50,7 +50,7 @@ def make_microbatch(numbers: list[int], step: int, length: int, vocab_size: int,
 
 
 def make_full_batch(tokens_BT: torch.Tensor) -> Batch:
-    """Return these tokens as one microbatch for tests of logits and sizes; each counts, and is its own target."""
+    """Return these tokens as a microbatch for tests of logits and sizes: full loss mask, targets equal to tokens."""
     rows, length = tokens_BT.shape
     position = torch.arange(length).expand(rows, length)
     return Batch(tokens_BT, tokens_BT, torch.ones(rows, length, dtype=torch.bool), position, torch.arange(rows))
@@ -59,7 +59,7 @@ def make_full_batch(tokens_BT: torch.Tensor) -> Batch:
 def share(
     step: int, index: int, width: int, *, size: int, micro_size: int, length: int, vocab_size: int, kind: Kind
 ) -> list[Batch]:
-    """Return the microbatches that the data rank at `index` of `width` reads: a contiguous part of a step's samples."""
+    """Return the microbatches of the data rank `index` of `width`: a contiguous part of a step's `size` samples."""
     own = size // width
     first = step * size + index * own
     return [

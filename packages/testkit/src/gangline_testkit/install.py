@@ -1,6 +1,6 @@
-"""Temporary installation of a plugin, to test the kit and to try out a part.
+"""Temporary installation of a plugin, for tests.
 
-The plugin gets real metadata on `sys.path` and is found, composed and listed like any other.
+The plugin gets real metadata on `sys.path`, so that it is found, composed and listed like an installed plugin.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from pathlib import Path
 
 @contextmanager
 def as_installed(distribution: str, module: str, *, path: str | Path | None = None) -> Iterator[None]:
-    """Make `module` the entry module of an installed `distribution` in the block; `path` is where to import it from.
+    """Make `module` the entry module of an installed `distribution` in the block. path: directory of the module.
 
-    Raises what the import of the module raises.
+    Raises the exception of the import if the module cannot be imported.
     """
     from gangline.plugin.registry import installed
 

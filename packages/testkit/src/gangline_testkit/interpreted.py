@@ -1,4 +1,4 @@
-"""Tests of Triton kernels without a GPU, in a separate process because Triton reads its mode when imported."""
+"""Run tests of Triton kernels without a GPU, in a separate process because Triton reads its mode on import."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pytest
 
 
 def run_interpreted(tests: Path) -> None:
-    """Run a file of tests in which Triton interprets kernels on CPU tensors. Raises AssertionError with the output.
+    """Run a test file with Triton's interpreter, on CPU tensors. Raises AssertionError with the output if a test fails.
 
-    Skips the test on systems without Triton.
+    Skips the calling test on systems other than Linux.
     """
     if sys.platform != "linux":
-        pytest.skip("Triton is for Linux alone")
+        pytest.skip("Triton supports only Linux")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", str(tests)]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
     ran = subprocess.run(command, capture_output=True, text=True, env=environment | {"TRITON_INTERPRET": "1"})

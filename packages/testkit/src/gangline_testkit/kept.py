@@ -1,4 +1,4 @@
-"""Count of the bytes that autograd saves in a forward pass, to check `Node.count_activation_bytes` of a module."""
+"""Count the bytes that autograd saves in a forward pass, to check `Node.count_activation_bytes`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from torch import Tensor
 
 
 def count_kept_bytes(known: Iterable[Tensor], forward: Callable[[], object]) -> int:
-    """Return the bytes that `forward()` saves for its backward pass, each piece of memory once.
+    """Return the bytes that `forward()` saves for its backward pass; each storage counts once.
 
-    known: tensors that exist anyway and do not count, such as weights and the batch. The result of `forward` is kept
-    alive until all is counted: memory that is freed and reused would count as one piece.
+    known: tensors that do not count, such as weights and the batch. Saved tensors and the result of `forward` stay
+    alive during the count, because freed and reused memory would count only once.
     """
     own = {tensor.untyped_storage().data_ptr() for tensor in known}
     sizes: dict[int, int] = {}

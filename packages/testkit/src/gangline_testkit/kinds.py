@@ -1,4 +1,4 @@
-"""The kinds of plugins that core knows: the example and the conformance suite of each. Torch-free."""
+"""Kinds of plugins for core's hooks: the example and the conformance suite of each kind. Torch-free."""
 
 from __future__ import annotations
 
@@ -15,21 +15,27 @@ KINDS = tuple(
         summary=summary,
     )
     for name, hook, suite, summary, example in (
-        ("tracker", "gangline_trackers", "TrackerSuite", "where records go", ""),
-        ("health", "gangline_health_checks", "HealthCheckSuite", "a check of the run", ""),
-        ("callback", "gangline_callbacks", "CallbackSuite", "what acts while a run lives", ""),
-        ("data", "gangline_data_sources", "DataSourceSuite", "what a run reads", ""),
-        ("model", "gangline_models", "PartSuite", "a model of one's own", "gangline_testkit.examples.squared"),
-        ("edit", "gangline_model_edits", "ModelEditSuite", "a change of the model", ""),
-        ("optimizer", "gangline_optimizers", "OptimizerSuite", "how weights are stepped", ""),
-        ("schedule", "gangline_schedules", "ScheduleSuite", "the learning rate over the run", ""),
-        ("precision", "gangline_precisions", "PrecisionSuite", "how it computes", ""),
-        ("checkpoint", "gangline_checkpointers", "CheckpointerSuite", "keeps state", ""),
-        ("strategy", "gangline_parallel_strategies", "StrategySuite", "cuts the run", ""),
-        ("gradients", "gangline_gradient_reductions", "GradientsSuite", "how gradients are summed", HEAVIEST),
-        ("launcher", "gangline_launchers", "PartSuite", "how processes are started", ""),
-        ("simulator", "gangline_simulators", "SimulatorSuite", "what failures cost a long job", ""),
-        ("group", "gangline_parts", "PartSuite", "a group of one's own, and the part that reads it", ""),
-        ("command", "gangline_commands", "CommandSuite", "a verb of gangline", ""),
+        ("tracker", "gangline_trackers", "TrackerSuite", "sends the record of each step to a file or a service", ""),
+        ("health", "gangline_health_checks", "HealthCheckSuite", "checks each step of a run and reports faults", ""),
+        ("callback", "gangline_callbacks", "CallbackSuite", "runs code at fixed points of each step", ""),
+        ("data", "gangline_data_sources", "DataSourceSuite", "reads training and validation samples", ""),
+        ("model", "gangline_models", "PartSuite", "defines a model", "gangline_testkit.examples.squared"),
+        ("edit", "gangline_model_edits", "ModelEditSuite", "changes a model, for example by adapters", ""),
+        ("optimizer", "gangline_optimizers", "OptimizerSuite", "updates the weights", ""),
+        ("schedule", "gangline_schedules", "ScheduleSuite", "sets the learning rate of each step", ""),
+        ("precision", "gangline_precisions", "PrecisionSuite", "sets the number formats of weights and matmuls", ""),
+        ("checkpoint", "gangline_checkpointers", "CheckpointerSuite", "stores and restores the state of a run", ""),
+        ("strategy", "gangline_parallel_strategies", "StrategySuite", "shards the model and the batch over ranks", ""),
+        (
+            "gradients",
+            "gangline_gradient_reductions",
+            "GradientsSuite",
+            "sums gradients over data-parallel ranks",
+            HEAVIEST,
+        ),
+        ("launcher", "gangline_launchers", "PartSuite", "starts the processes of a run", ""),
+        ("simulator", "gangline_simulators", "SimulatorSuite", "simulates the cost of failures in a long job", ""),
+        ("group", "gangline_parts", "PartSuite", "opens a new group, with a part that reads the choice", ""),
+        ("command", "gangline_commands", "CommandSuite", "adds a command to gangline", ""),
     )
 )

@@ -1,7 +1,7 @@
 """`gangline new-plugin NAME`: write a plugin that installs, is listed, runs and passes its conformance suite.
 
-The code of a new plugin is the example of its kind under another name, so that documentation, tests and new plugins
-share one text. Kinds come from the hook `gangline_kinds`, including the kinds of core.
+The code of a new plugin is the example of its kind, renamed, so that documentation, tests and new plugins share one
+text. The hook `gangline_kinds` provides all kinds, including those of core.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ build-backend = "hatchling.build"
 name = "gangline-{name}"
 version = "0.1.0"
 requires-python = ">=3.11"
-dependencies = [{needs}]  # the contract's major version is the cap
+dependencies = [{needs}]  # below the next major version of the contract
 
 [project.entry-points."gangline.v1"]
 {name} = "{module}"
@@ -43,17 +43,17 @@ dependencies = [{needs}]  # the contract's major version is the cap
 TEST = """\
 class Test{title}({suite}):
     choice = "{choice}"
-    can = set()  # what the part claims; the suite warns of what it could claim besides
+    can = set()  # claims of the part; a warning names each further claim that would pass
 """
 
-# Further lines of a kind's suite.
+# Further lines of the suite class, by kind.
 MORE = {
     "checkpoint": """
     def get_local_settings(self, directory):
         return (f"checkpoint.folder={directory}/elsewhere",)
 """,
     "gradients": """
-    tolerance = 0.2  # of the mean of 40 sums
+    tolerance = 0.2  # maximum relative error of the mean of 40 sums
 """,
 }
 
@@ -61,22 +61,24 @@ README = """\
 # gangline-{name}
 
     pip install -e . gangline-testkit
-    {listed:38} # shows {choice}
+    {listed:38} # lists {choice}
     {use}
     pytest                                 # the conformance suite
     gangline conform gangline-{name}
 
-A comment beside each option is its help. The contract of this kind of part is in the documentation of gangline,
-under the hook `{hook}`.
+The comment after each option is its help text. The documentation of gangline describes the contract of the plugin under
+the hook `{hook}`.
 """
 
 
 def main(argv: Sequence[str]) -> int:
     """Write ./gangline-NAME. Raises UserError if the name is taken or invalid, or if the directory exists."""
-    parser = argparse.ArgumentParser(prog="gangline new-plugin", description="Write a plugin to start from.")
-    parser.add_argument("name", nargs="?", help="what users will type: 'mine' makes the distribution gangline-mine")
-    parser.add_argument("--kind", default="tracker", help="what it offers; see --kinds")
-    parser.add_argument("--kinds", action="store_true", help="list the kinds that there are, and end")
+    parser = argparse.ArgumentParser(
+        prog="gangline new-plugin", description="Write a new plugin package with code and tests."
+    )
+    parser.add_argument("name", nargs="?", help="name that users type; NAME=mine writes the distribution gangline-mine")
+    parser.add_argument("--kind", default="tracker", help="kind of plugin (default: tracker); --kinds lists all kinds")
+    parser.add_argument("--kinds", action="store_true", help="list all kinds of plugins, and exit")
     options = parser.parse_args(argv)
     if options.kinds:
         kinds = {kind.name: kind for kind in (*KINDS, *installed().get_kinds().values())}
@@ -84,7 +86,7 @@ def main(argv: Sequence[str]) -> int:
         print("\n".join(f"{name:{width}}  {kind.summary}" for name, kind in kinds.items()))
         return 0
     if options.name is None:
-        raise UserError("a plugin needs a name.", "", "gangline new-plugin mine --kind tracker")
+        raise UserError("the name of the new plugin is missing.", "", "gangline new-plugin mine --kind tracker")
     folder = write(options.name.removeprefix("gangline-"), options.kind, Path.cwd())
     print(f"wrote {folder.name}/\n")
     print(f"  cd {folder.name}\n  pip install -e . gangline-testkit\n  gangline plugins\n  pytest")
@@ -92,7 +94,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def write(name: str, kind: str, where: Path) -> Path:
-    """Write the plugin `gangline-<name>` of one kind into a new directory of `where`, and return the directory."""
+    """Write the plugin `gangline-<name>` into a new directory in `where`, and return the new directory."""
     plugin_kind, folder = _find_kind(kind), where / f"gangline-{name}"
     _refuse(name, plugin_kind, folder)
     for path, text in make_files(name, kind).items():
@@ -103,7 +105,7 @@ def write(name: str, kind: str, where: Path) -> Path:
 
 
 def make_files(name: str, kind: str) -> dict[str, str]:
-    """Return path -> content of every file of a new plugin."""
+    """Return {path: content} of every file of a new plugin."""
     plugin_kind, module = _find_kind(kind), f"gangline_{name.replace('-', '_')}"
     code = read_example(plugin_kind)
     entry = next(iter(code.values()))
@@ -129,13 +131,13 @@ def make_files(name: str, kind: str) -> dict[str, str]:
 
 
 def _quote_choice(choice: str) -> str:
-    """Return a choice as a user types it: a list in brackets."""
+    """Return a choice as a user types it, with brackets around a list."""
     group, _, part = choice.partition("=")
     return f"'{group}=[{'console,' if group == 'track' else ''}{part}]'" if group in LISTS else choice
 
 
 def _make_tests(name: str, kind: Kind) -> str:
-    """Return the text of a test file: a suite for each part of the example, the kind's own for the first."""
+    """Return the text of the test file: the suite of the kind for the first part, and a suite for each other part."""
     choices = list_choices(name, kind)
     others = {other.group: other.suite for other in reversed(installed().get_kinds().values())}
     suites = [kind.suite, *(others[choice.partition("=")[0]] for choice in choices[1:])]
@@ -151,7 +153,7 @@ def _make_tests(name: str, kind: Kind) -> str:
 
 
 def read_example(kind: Kind) -> dict[str, str]:
-    """Return path -> text of the example's files, MODULE for the name of its module; the entry module is first.
+    """Return {path: text} of the example's files, entry module first. In paths, MODULE stands for the module name.
 
     Raises LookupError if the kind names an example that does not exist.
     """
@@ -162,7 +164,7 @@ def read_example(kind: Kind) -> dict[str, str]:
         return {"MODULE.py": textwrap.dedent(text).strip() + "\n"}
     spec = find_spec(place)
     if spec is None or spec.origin is None:
-        raise LookupError(f"the kind {kind.name} starts from {place}, which is not there")
+        raise LookupError(f"the kind {kind.name} names the example module {place}, which cannot be found")
     entry = Path(spec.origin)
     if spec.submodule_search_locations is None:
         return {"MODULE.py": entry.read_text(encoding="utf-8")}
@@ -171,15 +173,17 @@ def read_example(kind: Kind) -> dict[str, str]:
 
 
 def parse_entry_name(code: str) -> str:
-    """Return the name of an example: that of the module in its first line. Raises LookupError if it has none."""
+    """Return the name of an example, from the module name in its first line. Raises LookupError if it is missing."""
     match = _MODULE.match(code)
     if match is None:
-        raise LookupError(f"an example begins with its file's name, '# gangline_mine.py: ...'; not {code[:40]!r}")
+        raise LookupError(
+            f"an example must begin with a comment like '# gangline_mine.py: ...', and begins with {code[:40]!r}"
+        )
     return match[1]
 
 
 def list_choices(name: str, kind: Kind) -> list[str]:
-    """Return the argument by which a user chooses each part of a new plugin; for a command, the command itself."""
+    """Return the arguments that choose the parts of a new plugin, such as "track=mine"; for a command, the command."""
     entry = next(iter(read_example(kind).values()))
     code = rename_example(entry, parse_entry_name(entry), name, kind)
     if kind.group:
@@ -188,13 +192,13 @@ def list_choices(name: str, kind: Kind) -> list[str]:
 
 
 def find_hooks(code: str) -> list[tuple[Hook, ast.FunctionDef]]:
-    """Return the hooks that an entry module implements, with their functions, in order."""
+    """Return (hook, function) of each hook that an entry module implements, in order."""
     functions = [node for node in ast.parse(code).body if isinstance(node, ast.FunctionDef)]
     return [(BY_NAME[function.name], function) for function in functions if function.name in BY_NAME]
 
 
 def list_parts(code: str) -> list[str]:
-    """Return "group=name" of each part that an entry module offers, if both are constants in the module."""
+    """Return "group=name" of each part that an entry module offers with a constant name and group."""
     parts = []
     for hook, function in find_hooks(code):
         for call in ast.walk(function):
@@ -206,7 +210,7 @@ def list_parts(code: str) -> list[str]:
 
 
 def rename_example(code: str, example: str, name: str, kind: Kind) -> str:
-    """Return the example's code with its name replaced: of the module, of the classes, of the part or the group."""
+    """Return the example's code with another name for its module, its classes, and its part or group."""
     own = name.replace("-", "_")
     code = code.replace(f"gangline_{example}", f"gangline_{own}")
     code = re.sub(rf"\b{example.title()}(?=[A-Z]|\b)", _make_title(name), code)
@@ -214,12 +218,12 @@ def rename_example(code: str, example: str, name: str, kind: Kind) -> str:
 
 
 def _opens_a_group(kind: Kind) -> bool:
-    """Return whether a kind opens a group. Groups need Python names; names of parts and commands may have a '-'."""
+    """Return whether plugins of a kind open a group. A group needs a Python name; parts and commands may have "-"."""
     return not kind.group and find_hooks(next(iter(read_example(kind).values())))[0][0].yields is Part
 
 
 def _choose_openers(group: str) -> list[str]:
-    """Return the choices that are needed for a group to exist: parts that open it, outermost first."""
+    """Return the choices of the parts that open a nested group, outermost first."""
     outer, nested, field = group.rpartition("/")
     if not nested:
         return []
@@ -235,7 +239,7 @@ def _find_kind(name: str) -> Kind:
     kinds = installed().get_kinds()
     if name not in kinds:
         raise UserError(
-            f"there is no kind of plugin {name!r}.", suggest_near(name, kinds), f"Kinds: {', '.join(kinds)}."
+            f"--kind {name}: no such kind of plugin.", suggest_near(name, kinds), f"Kinds: {', '.join(kinds)}."
         )
     return kinds[name]
 
@@ -243,16 +247,16 @@ def _find_kind(name: str) -> Kind:
 def _refuse(name: str, kind: Kind, folder: Path) -> None:
     if not _NAME.fullmatch(name):
         raise UserError(
-            f"{name!r} cannot be the name of a plugin.",
-            "A name is lower-case letters and digits, with '-' between words.",
+            f"{name!r} is not a valid plugin name.",
+            "A name has lower-case letters, digits and '-' between words, and starts with a letter.",
         )
     if folder.exists():
-        raise UserError(f"{folder.name} is already here.", "Choose another name, or move it away.")
+        raise UserError(f"the directory {folder.name} already exists.", "Choose another name, or move the directory.")
     group, _, part = list_choices(name, kind)[0].partition("=")
     if not kind.group and group in GROUPS:
-        raise UserError(f"{group} is a group of gangline itself.", "Choose another name.")
+        raise UserError(f"{group} is a group of gangline.", "Choose another name.")
     if not part and name in installed().get_commands():
-        raise UserError(f"gangline {name} exists.", "Choose another name.")
+        raise UserError(f"the command gangline {name} already exists.", "Choose another name.")
     if part in installed().get_offers(group):
         offer = installed().get_offers(group)[part]
-        raise UserError(f"{group}={part} exists; it is supplied by {offer.distribution}.", "Choose another name.")
+        raise UserError(f"{group}={part} already exists, supplied by {offer.distribution}.", "Choose another name.")

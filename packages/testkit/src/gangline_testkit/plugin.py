@@ -1,4 +1,4 @@
-"""Hooks of the kit: the commands `new-plugin` and `conform`, and the kinds of plugins to start from."""
+"""Hooks of gangline-testkit: the commands `new-plugin` and `conform`, and the kinds of plugins."""
 
 from __future__ import annotations
 
@@ -11,8 +11,16 @@ from gangline_testkit.kinds import KINDS
 @hookimpl
 def gangline_commands() -> Iterable[Command]:
     return (
-        Command(name="new-plugin", run="gangline_testkit.new_plugin:main", summary="Write a plugin to start from"),
-        Command(name="conform", run="gangline_testkit.conform:main", summary="Run the conformance suites of a plugin"),
+        Command(
+            name="new-plugin",
+            run="gangline_testkit.new_plugin:main",
+            summary="Write a new plugin package with code and tests",
+        ),
+        Command(
+            name="conform",
+            run="gangline_testkit.conform:main",
+            summary="Run the conformance suites of a plugin, and print a table",
+        ),
     )
 
 

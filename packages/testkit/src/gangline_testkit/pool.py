@@ -1,4 +1,4 @@
-"""Ranks that are forked once and kept, with an open process group, so that a multi-rank test costs milliseconds.
+"""Pools of ranks that are forked once and reused, with an open process group: a multi-rank test takes milliseconds.
 
     def body(scale):                                  # module-level, in the test file itself
         comm = rank.make_comms(Mesh.of({"dp_shard": rank.world})).get_comm("dp_shard")
@@ -7,8 +7,8 @@
     def test_sums():
         assert get_pool(4).run(body, 2.0)[0].tolist() == [8, 8, 8]
 
-The ranks come from a fork server that has torch loaded and never runs an operation: a process that has used an
-OpenMP region, as a test's own process has, cannot be forked without hanging.
+A fork server with torch loaded forks the ranks. The server never runs a torch operation, because the fork of a process
+that has used OpenMP, such as the process of the tests, hangs.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ PRELOAD = [
     "gangline_basics.model.decoder",
     "gangline_testkit.rank",
 ]
-GRACE_SECONDS = 2.0  # time for the other ranks to report, once one has failed
+GRACE_SECONDS = 2.0  # time for the other ranks to report after the first failure
 
 _pools: dict[int, Pool] = {}
-_server: int | None = None  # the process id of the server that has loaded PRELOAD
+_server: int | None = None  # process id of the fork server that has loaded PRELOAD
 
 
 class PoolBroken(RuntimeError):
-    """Error that a rank died or did not answer in time. The next `get_pool(world)` makes new ranks."""
+    """Error: a rank died or did not answer in time. The next `get_pool(world)` starts new ranks."""
 
 
 class Pool:
-    """`world` processes, one per rank, that wait for functions to run."""
+    """Pool of `world` processes, one per rank, which run the functions of tests."""
 
     def __init__(self, world: int) -> None:
         self.world = world
@@ -81,15 +81,14 @@ class Pool:
     def run(self, function: Callable, *args: Any, timeout: float = 300.0, grace: float = GRACE_SECONDS) -> list[Any]:
         """Call `function(*args)` on every rank, and return the results in rank order.
 
-        `function` and the types of `args` must be found by name: module-level, in any importable module or in the test
-        file. The exception of the first rank to fail is raised here, with that rank's number and traceback as a note.
-        The pool is then discarded, because its ranks may be left in the middle of a collective.
-        Raises PoolBroken if a rank died, or gave no answer in `timeout` seconds. After a failure the other ranks have
-        `grace` seconds to report.
+        `function` and the types of `args` must be defined at module level, in an importable module or in the test file.
+        If ranks fail, raises the exception of the first failed rank, with its rank number and traceback as a note.
+        Raises PoolBroken if a rank died, or did not answer within `timeout` seconds. After a failure the other ranks
+        have `grace` seconds to report, and the pool is discarded, because its ranks may wait in a collective.
         """
         parcel = pickle.dumps(pack((function, args)))
         for pipe in self._pipes:
-            with contextlib.suppress(BrokenPipeError):  # the rank has died; the wait below reports it
+            with contextlib.suppress(BrokenPipeError):  # the rank has died; the wait below detects it
                 pipe.send_bytes(parcel)
         results: dict[int, Any] = {}
         failures: dict[int, Failure] = {}
@@ -113,11 +112,11 @@ class Pool:
         self.close()
         if dead:
             details = "".join(f"\nrank {rank}: {failure.name}" for rank, failure in failures.items())
-            raise PoolBroken(f"of {self.world} ranks these died: {', '.join(map(str, dead))}{details}")
+            raise PoolBroken(f"ranks {', '.join(map(str, dead))} of {self.world} died{details}")
         if failures:
             rank, failure = min(failures.items(), key=lambda item: (item[1].of_a_peer, item[1].time))
             raise failure.make_error(rank, self.world)
-        raise PoolBroken(f"no answer in {timeout:g} s from ranks {', '.join(map(str, waiting))} of {self.world}")
+        raise PoolBroken(f"ranks {', '.join(map(str, waiting))} of {self.world} did not answer within {timeout:g} s")
 
     def close(self) -> None:
         """Kill the ranks."""
@@ -126,7 +125,7 @@ class Pool:
         self.broken = True
         for process in self._processes:
             if process.pid is not None and process.is_alive():
-                with contextlib.suppress(ProcessLookupError):  # already reaped by the server
+                with contextlib.suppress(ProcessLookupError):  # the fork server has already reaped the process
                     os.kill(process.pid, signal.SIGKILL)
         for process, pipe in zip(self._processes, self._pipes, strict=True):
             process.join()
@@ -135,7 +134,7 @@ class Pool:
 
 
 def get_pool(world: int) -> Pool:
-    """Return the kept pool of `world` ranks, which is created on first use and after one broke."""
+    """Return the shared pool of `world` ranks; starts a new pool on first use and if the ranks have died."""
     pool = _pools.get(world)
     if pool is None or pool.broken or not all(process.is_alive() for process in pool._processes):
         if pool is not None:
@@ -146,17 +145,17 @@ def get_pool(world: int) -> Pool:
 
 
 def close_all() -> None:
-    """Close every pool; the next use creates new ones."""
+    """Close every pool; the next `get_pool` starts new ranks."""
     for pool in _pools.values():
         pool.close()
     _pools.clear()
 
 
 def _start_server() -> None:
-    """Start the fork server with one thread per rank: its environment is fixed at start, and libgomp reads it on load.
+    """Start the fork server with OMP_NUM_THREADS=1, which libgomp reads when it is loaded in the server.
 
-    A server that other code has started in this process, as a launcher does, is stopped: every rank would import for
-    itself the modules that it has not loaded.
+    Stops a fork server that other code of this process has started, such as a launcher: that server lacks the modules
+    of PRELOAD, so that each rank would import them.
     """
     global _server
     from multiprocessing import forkserver

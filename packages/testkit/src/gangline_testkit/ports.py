@@ -1,4 +1,4 @@
-"""Free TCP ports for tests that start whole jobs."""
+"""Free TCP ports for tests that start complete jobs."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _given: set[int] = set()
 
 
 def free_port() -> int:
-    """Return a free port below the system's ephemeral ports, another one on each call.
+    """Return a free port in 20000 to 31999, below the ephemeral ports, and a different port on each call.
 
-    Raises RuntimeError if none is left.
+    Raises RuntimeError if all these ports are in use.
     """
     ports = [port for port in range(20000, 32000) if port not in _given]
     for port in random.sample(ports, len(ports)):
@@ -20,4 +20,4 @@ def free_port() -> int:
             probe.bind(("127.0.0.1", port))
             _given.add(port)
             return port
-    raise RuntimeError("no port between 20000 and 32000 is free")
+    raise RuntimeError("all TCP ports from 20000 to 31999 are in use")

@@ -1,4 +1,4 @@
-"""Conformance suite for precisions (`gangline_precisions`): matmuls and gradients against float64, short trainings."""
+"""Conformance suite for precisions (hook `gangline_precisions`): matmuls against float64, loss scale, short runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,18 @@ from gangline_testkit.strategy_ranks import StrategyJob
 from gangline_testkit.suite import PartSuite
 
 STEPS = 4
-OUTCOMES = [False, False, True, False, True, True, False, False, False, True]  # which steps were not finite
+OUTCOMES = [
+    False,
+    False,
+    True,
+    False,
+    True,
+    True,
+    False,
+    False,
+    False,
+    True,
+]  # whether each step was not finite, for `Precision.update`
 
 
 def _multiply(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
@@ -31,14 +42,14 @@ def _multiply(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
 
 
 def train_job(build: str, job: StrategyJob) -> tuple[list[float], list[dict[str, Tensor]], list[str]]:
-    """Return losses, gradients and dtypes of a short training in one process, in the precision under test."""
+    """Train in one process in the tested precision, and return (losses, gradients, dtypes of the master weights)."""
     precision: Precision = load(build)(job.run.precision, job.run)
     runtime = ranks.start_rows(job, precision)
     losses, gradients = [], []
     velocities: dict[int, torch.Tensor] = {}
     for step in range(STEPS):
         stepped = ranks.run_step(runtime, job.share(step, 0, 1))
-        for _ in range(40):  # a loss scale needs a few tries until the gradients fit
+        for _ in range(40):  # repeats the step until the loss scale is low enough for finite gradients
             if stepped.finite or not job.run.precision.finds_scale:
                 break
             precision.update(True)
@@ -56,13 +67,13 @@ def train_job(build: str, job: StrategyJob) -> tuple[list[float], list[dict[str,
 class PrecisionSuite(PartSuite):
     """Conformance suite for precisions; subclass it with ``choice = "precision=mine"``.
 
-    `tolerance`: largest distance of a matmul from float64, relative to its norm, if "faithful" is not claimed.
+    tolerance  maximum distance of a matmul from float64, relative to its norm, without the claim "faithful"
     """
 
     tolerance: ClassVar[float] = 0.06
     CLAIMS: ClassVar[dict[str, str]] = {
-        "faithful": "products are as exact as the compute dtype: 8 units in its last place",
-        "scale": "finds a loss scale: lowers it after a step that was not finite",
+        "faithful": "Matmuls are within 8 units in the last place of the compute dtype.",
+        "scale": "The precision lowers its loss scale after a step that is not finite.",
     }
 
     def build_precision(self, run: Run | None = None) -> Precision:
@@ -73,29 +84,31 @@ class PrecisionSuite(PartSuite):
         return 8 * torch.finfo(precision.compute_dtype).eps if "faithful" in self.can else self.tolerance
 
     def make_inputs(self, precision: Precision, *lead: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return x (*lead, 24), w (16, 24) and b (16,) of ordinary magnitude, in the dtype that a strategy passes."""
+        """Return random x (*lead, 24), w (16, 24) and b (16,) in the compute dtype, as a strategy passes them."""
         draws = torch.Generator().manual_seed(5)
         x, w, b = (torch.randn(shape, generator=draws) for shape in ((*lead, 24), (16, 24), (16,)))
         return tuple(t.to(precision.compute_dtype).requires_grad_() for t in (x, w * 0.2, b))  # type: ignore[return-value]
 
     def check_near(self, what: str, got: Tensor, want: Tensor, relative: float) -> None:
-        """Assert that `got` is within `relative` of the norm of `want`."""
+        """Assert that the distance of `got` from `want` is at most `relative` times the norm of `want`."""
         apart = float((got.detach().double() - want.detach().double()).norm() / want.detach().double().norm())
-        assert apart <= relative, f"{what} is {apart:.3g} of its norm away from float64; {relative:.3g} is allowed"
+        assert apart <= relative, f"{what} differs from float64 by {apart:.3g} of its norm; {relative:.3g} is allowed"
 
-    # --- dtypes and products -----------------------------------------------------------------------------------------
+    # --- dtypes and matmuls ------------------------------------------------------------------------------------------
 
-    def test_masters_have_at_least_float32(self) -> None:
-        """Check that master weights, which checkpoints store, and gradients have at least float32 in any precision."""
+    def test_master_weights_have_at_least_float32(self) -> None:
+        """Check that master weights, which checkpoints store, and gradients have at least float32."""
         precision = self.build_precision()
         for name in ("param_dtype", "compute_dtype", "reduce_dtype", "grad_dtype"):
-            assert getattr(precision, name).is_floating_point, f"{name} is {getattr(precision, name)}"
+            assert getattr(precision, name).is_floating_point, (
+                f"{name} must be a floating-point dtype, and is {getattr(precision, name)}"
+            )
         assert precision.param_dtype.itemsize >= 4
         assert precision.grad_dtype.itemsize >= 4
 
     @pytest.mark.parametrize("lead", [(5,), (2, 3), (1, 1, 7)], ids=str)
     @pytest.mark.parametrize("biased", [False, True])
-    def test_linear_is_the_product(self, lead: tuple[int, ...], biased: bool) -> None:
+    def test_linear_matches_a_float64_matmul(self, lead: tuple[int, ...], biased: bool) -> None:
         precision = self.build_precision()
         x, w, b = self.make_inputs(precision, *lead)
         y = precision.linear(x, w, b if biased else None)
@@ -104,13 +117,13 @@ class PrecisionSuite(PartSuite):
         self.check_near("x Wᵀ + b", y, _multiply(x, w, b if biased else None), self.compute_tolerance(precision))
 
     @mark_capability("faithful")
-    def test_linear_is_as_exact_as_its_dtype(self) -> None:
+    def test_linear_is_as_exact_as_the_compute_dtype(self) -> None:
         precision = self.build_precision()
         x, w, b = self.make_inputs(precision, 64)
         exact = 8 * torch.finfo(precision.compute_dtype).eps
         self.check_near("x Wᵀ + b", precision.linear(x, w, b), _multiply(x, w, b), exact)
 
-    def test_linear_has_the_gradients_of_the_product(self) -> None:
+    def test_linear_gradients_match_a_float64_matmul(self) -> None:
         precision = self.build_precision()
         x, w, b = self.make_inputs(precision, 4, 6)
         y = precision.linear(x, w, b)
@@ -120,10 +133,10 @@ class PrecisionSuite(PartSuite):
         product = exact[0] @ exact[1].T + exact[2]
         want = torch.autograd.grad(product, exact, upstream.double())
         for name, gradient, theirs in zip(("x", "w", "b"), got, want, strict=True):
-            self.check_near(f"the gradient of {name}", gradient, theirs, 2 * self.compute_tolerance(precision))
+            self.check_near(f"gradient of {name}", gradient, theirs, 2 * self.compute_tolerance(precision))
 
-    def test_linear_of_no_tokens(self) -> None:
-        """Check that `linear` works on a rank without tokens, with gradients of zero."""
+    def test_linear_works_without_tokens(self) -> None:
+        """Check that `linear` accepts an input without rows, as on a rank without tokens, with zero gradients."""
         precision = self.build_precision()
         x, w, b = self.make_inputs(precision, 0)
         y = precision.linear(x, w, b)
@@ -131,7 +144,7 @@ class PrecisionSuite(PartSuite):
         (gradient,) = torch.autograd.grad(y.sum(), w)
         assert not bool(gradient.any())
 
-    def test_linear_leaves_its_inputs_alone(self) -> None:
+    def test_linear_does_not_change_its_inputs(self) -> None:
         precision = self.build_precision()
         x, w, b = self.make_inputs(precision, 4)
         before = [t.detach().clone() for t in (x, w, b)]
@@ -145,38 +158,40 @@ class PrecisionSuite(PartSuite):
 
     # --- the loss scale ----------------------------------------------------------------------------------------------
 
-    def test_without_a_loss_scale_it_stays_one(self) -> None:
+    def test_scale_stays_1_without_loss_scaling(self) -> None:
         precision = self.build_precision()
         if "scale" not in self.can:
-            assert not self.run().precision.finds_scale, "PrecisionConfig.finds_scale, without the claim"
+            assert not self.run().precision.finds_scale, (
+                'PrecisionConfig.finds_scale is true, and the claim "scale" is missing in `can`'
+            )
             for outcome in OUTCOMES:
                 assert precision.scale == 1.0
                 precision.update(outcome)
 
     @mark_capability("scale")
-    def test_the_scale_falls_where_steps_are_not_finite(self) -> None:
+    def test_scale_falls_after_steps_that_are_not_finite(self) -> None:
         precision = self.build_precision()
-        assert self.run().precision.finds_scale, "PrecisionConfig.finds_scale is not true"
+        assert self.run().precision.finds_scale, 'the claim "scale" needs PrecisionConfig.finds_scale = True'
         first = precision.scale
         precision.update(True)
         assert 0 < precision.scale < first
         for _ in range(200):
             precision.update(True)
-        assert precision.scale > 0, "the scale falls to nothing"
+        assert precision.scale > 0, "the loss scale is 0 after 200 steps that are not finite"
         low = precision.scale
         for _ in range(5):
             precision.update(False)
         assert precision.scale >= low
 
-    def test_state_goes_through_a_checkpoint(self) -> None:
-        """Check that a precision restored from its state at any step has the loss scales of the original."""
+    def test_precision_restored_from_state_has_equal_scales(self) -> None:
+        """Check that a precision restored from its state after any step has the same loss scales as the original."""
         for place in range(len(OUTCOMES)):
             one, two = self.build_precision(), self.build_precision()
             for outcome in OUTCOMES[:place]:
                 one.update(outcome)
             two.load_state(json.loads(json.dumps(one.state())))
             for outcome in OUTCOMES[place:]:
-                assert one.scale == two.scale, f"another scale after a checkpoint at step {place}"
+                assert one.scale == two.scale, f"the restored precision has another loss scale (state of step {place})"
                 one.update(outcome)
                 two.update(outcome)
             assert one.scale == two.scale
@@ -184,23 +199,27 @@ class PrecisionSuite(PartSuite):
     # --- training ----------------------------------------------------------------------------------------------------
 
     def train_both(self) -> tuple[Any, Any]:
-        """Return a short training in this precision, and the reference's in the master dtype, float32 or float64."""
+        """Train a small model in this precision, and the reference in the master dtype (float32 or float64)."""
         run = self.run("run.deterministic=true")
         tree, plan = compose_model(run)
         master = self.build_precision(run).param_dtype
         job = StrategyJob(self.offer.part.build, run, tree, plan, Mesh.of({}), master, "ragged", STEPS)
         return get_pool(1).run(train_job, self.offer.part.build, job)[0], get_pool(1).run(ranks.expect, job, 1)[0][1]
 
-    def test_training_follows_the_masters_precision(self) -> None:
-        """Check that losses and unscaled gradients stay near a run that computes in the dtype of the master weights."""
+    def test_training_stays_near_the_master_dtype(self) -> None:
+        """Check that losses and unscaled gradients stay near the reference, which computes in the master dtype."""
         (losses, gradients, dtypes), steps = self.train_both()
         precision = self.build_precision()
         assert dtypes == [str(precision.param_dtype)]
         allowed = min(8 * self.compute_tolerance(precision), 0.25)
         for number, want in enumerate(steps):
             apart = abs(losses[number] - want.loss_sum) / want.loss_sum
-            assert apart <= allowed, f"the loss of step {number} is {apart:.3g} away; {allowed:.3g} is allowed"
+            assert apart <= allowed, (
+                f"the loss of step {number} differs from the master dtype by {apart:.3g}; allowed {allowed:.3g}"
+            )
         norm = sum(float(g.double().square().sum()) for g in steps[0].gradients.values()) ** 0.5
         for name, want in steps[0].gradients.items():
             apart = float((gradients[0][name].double() - want.double()).norm()) / norm
-            assert apart <= allowed, f"the first gradient of {name} is {apart:.3g} of the whole norm away"
+            assert apart <= allowed, (
+                f"the first gradient of {name} differs by {apart:.3g} of the global norm; allowed {allowed:.3g}"
+            )

@@ -1,4 +1,4 @@
-"""Processes that a test has started: which are alive, their parents, and how to kill them. It reads /proc."""
+"""Find, wait for and kill processes that a test has started. Reads /proc."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gangline.pulse.memory import list_pulses
 
 @dataclass(frozen=True)
 class Process:
-    """A living process: the id of its parent, and its command line."""
+    """Live process: the id of its parent and its command line."""
 
     parent: int
     command: str
@@ -37,13 +37,13 @@ def find_living(session: int) -> dict[int, Process]:
 
 
 def find_children(pid: int) -> dict[int, str]:
-    """Return by id the command lines of a process's children, including zombies that it has not yet waited for."""
+    """Return {process id: command line} of a process's children, including zombies."""
     ids = [int(word) for task in Path(f"/proc/{pid}/task").glob("*/children") for word in task.read_text().split()]
     return {child: _read_command(Path(f"/proc/{child}")) for child in sorted(ids)}
 
 
 def find_rank_processes(run_dir: Path) -> dict[int, int]:
-    """Return by rank the process ids of the living ranks of a run's newest start on this machine, read from pulses."""
+    """Return {rank: process id} of the live ranks of a run's newest start on this machine, read from their pulses."""
     heads = [memoryview(path.read_bytes()).cast("q")[: layout.HEAD].tolist() for path in list_pulses(run_dir)]
     newest = max((head[layout.GENERATION] for head in heads), default=0)
     living = [head for head in heads if head[layout.PID] and read_birth(head[layout.PID]) == head[layout.BORN]]
@@ -51,15 +51,15 @@ def find_rank_processes(run_dir: Path) -> dict[int, int]:
 
 
 def wait_until_none_lives(session: int, seconds: float = 60.0) -> None:
-    """Wait until no process of a session is alive; fail if one still is after this many seconds."""
+    """Wait until no process of a session is alive. Raises AssertionError after `seconds`."""
     deadline = time.monotonic() + seconds
     while (processes := find_living(session)) and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert not processes, f"still alive after {seconds:g} s: {processes}"
+    assert not processes, f"processes of session {session} are still alive after {seconds:g} s: {processes}"
 
 
 def kill(process: subprocess.Popen[Any]) -> None:
-    """Send SIGKILL to the process group that a process leads, even if it has just ended by itself, and wait for it."""
+    """Send SIGKILL to the process group of a group leader, and wait for the leader, which may have ended already."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

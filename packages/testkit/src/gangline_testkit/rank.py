@@ -1,4 +1,4 @@
-"""State of a rank of the pool: its index, the world size, and its Comms over any mesh of the pool's size."""
+"""State of a rank in a pool: its index, the world size, and its Comms over any mesh of `world` ranks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gangline_testkit.ship import unpack
 index = 0  # index of this process among the ranks of its pool
 world = 1
 
-# Error texts of the transport after it lost another rank.
+# Texts in errors of the transport after the connection to another rank is lost.
 _LOST_PEER = ("closed by peer", "Connection reset", "Timed out waiting", "timed out connecting")
 
 _comms: dict[tuple[Mesh, bool], Comms] = {}
@@ -33,34 +33,34 @@ _comms: dict[tuple[Mesh, bool], Comms] = {}
 
 @dataclass(frozen=True)
 class Failure:
-    """An exception that a rank raised, in a form that can be sent."""
+    """Exception of a rank, in a form that can be pickled."""
 
     pickled: bytes | None  # the exception itself; None if it cannot be pickled
     name: str
     trace: str
     time: float
-    of_a_peer: bool  # the transport lost another rank, which has the cause
+    of_a_peer: bool  # whether the error follows from the failure of another rank
 
     def make_error(self, rank: int, of: int) -> BaseException:
-        """Return the exception to raise in the calling process, with the rank's traceback as a note."""
+        """Return the exception for the calling process, with the rank number and the rank's traceback as a note."""
         error: BaseException
         try:
             error = pickle.loads(self.pickled) if self.pickled else RuntimeError(self.name)
         except Exception:
             error = RuntimeError(self.name)
-        error.add_note(f"on rank {rank} of {of}:\n{self.trace}")
+        error.add_note(f"traceback of rank {rank} of {of}:\n{self.trace}")
         return error
 
 
 def make_comms(mesh: Mesh, deterministic: bool = True) -> Comms:
-    """Return the Comms over `mesh` on the open process group, created once for each mesh and kept.
+    """Return the Comms over `mesh` on the open process group, created once per mesh and cached.
 
-    Raises ValueError for a mesh of another size than the pool.
+    Raises ValueError if the mesh and the pool have different numbers of ranks.
     """
     from gangline.comm.transport import connect
 
     if mesh.world != world:
-        raise ValueError(f"a mesh of {mesh.world} ranks in a pool of {world}")
+        raise ValueError(f"the mesh has {mesh.world} ranks, and the pool has {world} ranks")
     key = (mesh, deterministic)
     if key not in _comms:
         _comms[key] = connect(
@@ -70,10 +70,10 @@ def make_comms(mesh: Mesh, deterministic: bool = True) -> Comms:
 
 
 def serve(rank: int, of: int, place: str, pipe: Connection) -> None:
-    """Join the process group as a rank, then run what comes through the pipe until it closes."""
+    """Join the process group as a rank, then run the functions that arrive on the pipe until the pipe closes."""
     global index, world
     index, world = rank, of
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the test runner handles Ctrl-C and ends the ranks
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the test process handles Ctrl-C and kills the ranks
     threading.Thread(target=_die_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(of), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(of))
@@ -91,7 +91,7 @@ def serve(rank: int, of: int, place: str, pipe: Connection) -> None:
 
 
 def _meet(place: Path, limit: timedelta) -> Any:
-    """Return the pool's store: rank 0 serves it on a free port, which it writes to a file that the others read."""
+    """Return the pool's TCPStore: rank 0 serves it on a free port, and the other ranks read the port from a file."""
     from torch.distributed import TCPStore
 
     if index == 0:
@@ -107,10 +107,10 @@ def _answer(parcel: Any) -> bytes:
     try:
         function, args = unpack(parcel)
         return pickle.dumps(function(*args))
-    except BaseException as error:  # also pytest.fail, which does not raise an Exception
+    except BaseException as error:  # including that of pytest.fail, which is not an Exception
         try:
             pickled = pickle.dumps(error)
-            pickle.loads(pickled)  # fails for an exception with its own signature
+            pickle.loads(pickled)  # fails for exceptions whose constructor has other arguments
         except Exception:
             pickled = None
         text = str(error)

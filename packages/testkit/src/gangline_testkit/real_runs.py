@@ -1,11 +1,11 @@
-"""Real runs of the real command, with a small model on a small text, for tests of what a user sees.
+"""Runs of the real `train` command with a small model and a small text, for tests of user-visible behaviour.
 
 @pytest.fixture
 def runs(tmp_path):
-    with RealRuns(tmp_path) as found:
-        yield found
+    with RealRuns(tmp_path) as real_runs:
+        yield real_runs
 
-def test_a_run_goes_on_where_it_was(runs):
+def test_resumed_run_continues_at_its_last_step(runs):
     runs.train("run.dir=out", "checkpoint=mine", "run.steps=3")
     runs.train("resume=out", "run.steps=6")
     assert [record["step"] for record in runs.read_records("out")] == [1, 2, 3, 4, 5, 6]
@@ -46,24 +46,24 @@ _FOREIGN = re.compile(r"RANK|WORLD_SIZE|LOCAL_.*|GROUP_.*|ROLE_.*|MASTER_.*|TORC
 
 
 def copy_environment() -> dict[str, str]:
-    """Return the environment of this process without the variables that an agent sets for its ranks.
+    """Return the environment of this process without the variables that an agent or scheduler sets for ranks.
 
-    If an agent started the tests, a run must not take it for the agent of its own ranks.
+    Otherwise a run in tests that an agent started would use this agent for its own ranks.
     """
     return {name: value for name, value in os.environ.items() if not _FOREIGN.fullmatch(name)}
 
 
 def write_small_text(directory: Path) -> Path:
-    """Create a directory of 40 short files, some 20 KB of English, and return it.
+    """Create a directory of 40 short files, 20 KB of English in total, and return the directory.
 
-    Raises ValueError if it exists: another `RealRuns` uses it.
+    Raises ValueError if the directory exists, because another `RealRuns` uses it.
     """
     try:
         directory.mkdir()
     except FileExistsError as error:
         raise ValueError(
-            f"{directory} exists: RealRuns({directory.parent}) was made before. "
-            "Use that one for all runs of a test, or give each its own directory."
+            f"{directory} already exists: another RealRuns uses {directory.parent}. "
+            "Use one RealRuns for all runs of a test, or a separate directory for each RealRuns."
         ) from error
     for number in range(40):
         (directory / f"{number}.txt").write_text(f"file {number}: " + "the quick brown fox jumps. " * 20)
@@ -71,13 +71,13 @@ def write_small_text(directory: Path) -> Path:
 
 
 class RealRuns:
-    """A directory with a small text and runs in it. Processes that it started and that still live end with the block.
+    """Directory with a small text and the runs of a test. The end of the block kills live processes of the runs.
 
-    settings: overrides that each new run begins with; a test's own follow and win. seconds: timeout of a command.
-    warm: `train` and `fork` fork the command from a process that has torch loaded (`gangline_testkit.warm`); `start`
-    starts it cold. loaded: further modules that this process loads, if every run would import them; they see
-    `environment` as it is when the first run begins.
-    `environment` holds variables for every command, in addition to `copy_environment()`; add to it.
+    settings: first overrides of each new run; the overrides of a test follow and win. seconds: timeout of a command.
+    warm: whether `train` and `fork` fork the command from a process with torch loaded (`gangline_testkit.warm`);
+    `start` always starts cold. loaded: further modules that this process loads, if every run imports them; they are
+    imported with the value of `environment` at the first run. `environment`: variables for every command, in addition
+    to `copy_environment()`; tests may add variables.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class RealRuns:
         self.seconds = seconds
         self.warm = warm
         self.loaded = loaded
-        self.environment = {"OMP_NUM_THREADS": "1"}  # several ranks share a few cores
+        self.environment = {"OMP_NUM_THREADS": "1"}  # because the ranks share few cores
         self._started: list[subprocess.Popen[str]] = []
         self._server: warm_starts.WarmServer | None = None
 
@@ -113,19 +113,19 @@ class RealRuns:
     def start(
         self, *words: str, agent: Sequence[str] = (), prefix: Sequence[str] = (), **environment: str
     ) -> subprocess.Popen[str]:
-        """Start `train WORDS` in its own session, so that a test can press Ctrl-C on all of it; errors go to stdout.
+        """Start `train WORDS` in its own session, to which a test can send Ctrl-C; stderr goes to stdout.
 
-        A new run gets the settings; one that is resumed (`resume=`), or made from another (`from=`), has its own.
-        agent: what starts the ranks, as arguments of Python: ``["-m", "torch.distributed.run", "--nproc-per-node=2"]``.
-        prefix: a command that runs all that, such as ``["prlimit", "--fsize=4096"]``.
+        A new run gets the settings of this object; a run with `resume=` or `from=` has its own settings.
+        agent: Python arguments of the launcher: ``["-m", "torch.distributed.run", "--nproc-per-node=2"]``.
+        prefix: command that runs everything else, such as ``["prlimit", "--fsize=4096"]``.
         """
         return self._start([*prefix, sys.executable, *agent, "-m", TRAIN], words, self._make_variables(environment))
 
     def fork(self, *words: str, **environment: str) -> subprocess.Popen[str]:
-        """Start `train WORDS` from a process that has torch loaded: a third of the time, for tests of later behaviour.
+        """Start `train WORDS` as a fork of a process that has torch loaded, in a third of the time of a cold start.
 
-        The returned process stands for one in another session: it passes SIGINT, SIGTERM and SIGHUP on, and if it is
-        killed, so is that one.
+        The returned process is a client of the fork, which is in another session. The client forwards SIGINT, SIGTERM
+        and SIGHUP to the fork; if the client is killed, the server kills the fork.
         """
         if not self.warm:
             return self.start(*words, **environment)
@@ -136,10 +136,10 @@ class RealRuns:
         return self._start(server.make_command(TRAIN, variables), words, variables)
 
     def start_torchrun(self, agent: Sequence[str], *words: str, **environment: str) -> subprocess.Popen[str]:
-        """Start `train WORDS` as the ranks of torchrun; `agent` is torchrun's options: ``["--nproc-per-node=2"]``.
+        """Start `train WORDS` as the ranks of torchrun. agent: options of torchrun, such as ``["--nproc-per-node=2"]``.
 
-        Agent and ranks are forked from a process that has torch loaded, which for six of them saves 15 s of one core;
-        `start` with an agent starts them cold.
+        Agent and ranks are forks of a process that has torch loaded, which saves 15 s of one core for six processes.
+        `start` with an agent starts all processes cold.
         """
         variables = self._make_variables(environment)
         torchrun, train = (warm_starts.make_command(module, variables) for module in ("torch.distributed.run", TRAIN))
@@ -164,45 +164,49 @@ class RealRuns:
         return process
 
     def finish(self, process: subprocess.Popen[str], code: int = 0) -> str:
-        """Wait for a process to end by itself, with this exit code, and return its output."""
+        """Wait for the end of a process, check its exit code, and return its output."""
         printed, _ = process.communicate(timeout=self.seconds)
-        assert process.returncode == code, f"exit code {process.returncode}, wanted {code}:\n{printed}"
+        assert process.returncode == code, f"exit code {process.returncode}, expected {code}; output:\n{printed}"
         return printed
 
     def train(self, *words: str, code: int = 0, prefix: Sequence[str] = (), **environment: str) -> str:
-        """Run `train WORDS` to its end, with this exit code, and return its output. With a prefix it starts cold."""
+        """Run `train WORDS` to its end, check its exit code, and return its output. With a prefix it starts cold."""
         if prefix:
             return self.finish(self.start(*words, prefix=prefix, **environment), code)
         return self.finish(self.fork(*words, **environment), code)
 
     def expect_refusal(self, *words: str, **environment: str) -> str:
-        """Return the message of `train` for a user's mistake: exit code 2, no traceback."""
+        """Run `train WORDS`, check for exit code 2 (user error) without a traceback, and return the output."""
         printed = self.train(*words, code=2, **environment)
         assert "Traceback" not in printed, printed
         return printed
 
     def wait_for_step(self, process: subprocess.Popen[str], run_dir: str, step: int, seconds: float = 240.0) -> None:
-        """Wait until the record of the step is on disk; fail if the process ends without it, or after `seconds`."""
+        """Wait until metrics.jsonl has the step. Raises AssertionError after `seconds`, or if the run ends."""
         deadline = time.monotonic() + seconds
         while not self._has_reached(run_dir, step):
-            if process.poll() is not None:  # it may have reached the step between the two checks
-                assert self._has_reached(run_dir, step), f"ended early:\n{process.communicate()[0]}"
+            if (
+                process.poll() is not None
+            ):  # checks again, because the run may have reached the step just before its end
+                assert self._has_reached(run_dir, step), (
+                    f"the run ended before step {step}; output:\n{process.communicate()[0]}"
+                )
                 return
-            assert time.monotonic() < deadline, f"step {step} was not reached in {seconds:g} s"
+            assert time.monotonic() < deadline, f"{run_dir} did not reach step {step} within {seconds:g} s"
             time.sleep(0.01)
 
     # --- output files ------------------------------------------------------------------------------------------------
 
     def read_records(self, run_dir: str) -> list[dict[str, Any]]:
-        """Return each step's newest record."""
+        """Return the newest record of each step, from metrics.jsonl."""
         return read_records(self.directory / run_dir / "metrics.jsonl")
 
     def read_curve(self, run_dir: str) -> list[tuple[int, float, float]]:
-        """Return (step, loss, gradient norm) of each record: equal for two runs that computed equal bits."""
+        """Return (step, loss, gradient norm) of each record, to compare two runs bit for bit."""
         return [(record["step"], record["loss"], record["grad_norm"]) for record in self.read_records(run_dir)]
 
     def read_attempts(self, run_dir: str) -> list[dict[str, Any]]:
-        """Return the lines of `attempts.jsonl`: each start and each rollback of the run."""
+        """Return the parsed lines of `attempts.jsonl`: one per start and rollback of the run."""
         return [json.loads(line) for line in (self.directory / run_dir / "attempts.jsonl").read_text().splitlines()]
 
     def _has_reached(self, run_dir: str, step: int) -> bool:

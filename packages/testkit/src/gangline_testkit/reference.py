@@ -1,7 +1,7 @@
-"""Single-process reference of every layout: the model as its author wrote it, without code of any part.
+"""Single-process reference for tests of layouts: the unsharded model, trained without code of the parts under test.
 
-It shares with the parts under test the model, its plan, the initialisation of weights and `forward_context`; the step,
-the sums, the norm and the update are its own.
+The reference shares the model, the plan, the weight initialisation and `forward_context` with the parts under test. It
+has its own implementation of the step, the sums, the norm and the update.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gangline.shard import Shard, name_model_array
 
 @dataclass
 class Expected:
-    """Expected results of a step, in the global view."""
+    """Expected results of a step over all ranks, with full arrays."""
 
     loss_sum: float
     tokens: int
@@ -34,11 +34,11 @@ class Expected:
     norm: float
     gradients: dict[str, Tensor]
     metrics: dict[str, float | list[float]] = field(default_factory=dict)
-    shares: list[tuple[float, int]] = field(default_factory=list)  # loss sum and tokens of each group
+    shares: list[tuple[float, int]] = field(default_factory=list)  # (loss sum, tokens) of each group of microbatches
 
 
 class Reference:
-    """The full model in one process. Each group of microbatches is summed separately, as a data rank would."""
+    """Full model in one process. Gradients of each group of microbatches are summed separately, as on a data rank."""
 
     def __init__(self, tree: Node, plan: Plan, *, seed: int, dtype: torch.dtype) -> None:
         self.plan, self.seed, self.dtype = plan, seed, dtype
@@ -80,7 +80,7 @@ class Reference:
         return {**{name: weight.detach() for name, weight in self.weights.items()}, **self.buffers}
 
     def compute_loss(self, batch: Batch) -> Tensor:
-        """Return the loss sum of a batch: embedding, blocks, head."""
+        """Return the loss sum of a batch after the embedding, the blocks and the head."""
         hidden = self.model.get_submodule(self.plan.embed)(batch)
         for index in range(self.plan.layers):
             path = f"{self.plan.blocks}.{index}"
@@ -103,7 +103,7 @@ class Reference:
         )
 
     def step(self, groups: Sequence[Sequence[Batch]]) -> Expected:
-        """Return the results of forward and backward over all groups: gradients of (loss + emitted terms) / tokens."""
+        """Run forward and backward over all groups. Gradients are those of (loss + emitted losses) / tokens."""
         tokens = sum(int(batch.loss_mask.sum()) for group in groups for batch in group)
         emissions, loss_sum, number = Collected(), 0.0, 0
         totals: dict[str, Tensor] = {}
@@ -131,7 +131,7 @@ class Reference:
         return Expected(loss_sum, tokens, finite, norm, {n: g.clone() for n, g in totals.items()}, metrics, shares)
 
     def compute_norm(self) -> float:
-        """Return the norm: row squares in float64, then added by name, the order that layout invariance fixes."""
+        """Return the gradient norm: float64 sums of squared rows, added in name order for layout invariance."""
         sums = []
         for weight in self.trained.values():
             assert weight.grad is not None
@@ -157,7 +157,7 @@ class Reference:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Take one step of the kit's optimizer, then call `after_step` of the modules."""
+        """Update the weights by `descend`, then call `after_step` of the modules."""
         for name, weight in self.trained.items():
             assert weight.grad is not None
             descend(weight, weight.grad, self.velocity[name])
@@ -166,7 +166,7 @@ class Reference:
 
     @torch.no_grad()
     def evaluate(self, groups: Sequence[Sequence[Batch]]) -> tuple[float, int]:
-        """Return (loss sum, tokens) of all groups in evaluation mode."""
+        """Return (loss sum, tokens) over all groups in evaluation mode."""
         loss_sum, tokens = 0.0, 0
         self.model.eval()
         for number, batch in enumerate(batch for group in groups for batch in group):
@@ -182,7 +182,7 @@ class Reference:
 
 
 def descend(weight: Tensor, gradient: Tensor, velocity: Tensor) -> None:
-    """Take a momentum step operation by operation, so that a piece of a tensor gets the bits of the full tensor."""
+    """Take a momentum step in elementwise operations, so that a shard gets the same bits as the full tensor."""
     velocity.mul_(0.9)
     velocity.add_(gradient)
     weight.sub_(velocity * 0.25)

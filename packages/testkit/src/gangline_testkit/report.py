@@ -1,4 +1,4 @@
-"""Conformance suites run by pytest in this process, and their results for each part."""
+"""Run conformance suites with pytest in this process, and collect the results of each part."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Result:
 
 
 def find_suite(offer: Offer) -> str:
-    """Return the suite of a part, "package.module:Class": that of the kind of plugin that adds to its group."""
+    """Return the suite of a part as "package.module:Class": the suite of the plugin kind for the group of the part."""
     if issubclass(offer.part.config, EditConfig):
         return "gangline_testkit:ModelEditSuite"
     fitting = (kind.suite for kind in installed().get_kinds().values() if kind.group == offer.group)
@@ -58,22 +58,22 @@ def generate_tests(offers: Iterable[Offer], verbs: Iterable[str] = ()) -> str:
 
 
 def run_file(path: Path, tests: Sequence[str] = ()) -> list[Result]:
-    """Run the suites of a test file, or the `tests` in it ("TestMine::test_pure"), and return a result for each class.
+    """Run a test file, or only `tests` in the file ("TestMine::test_name"), and return a result for each class.
 
     Raises RuntimeError if the file cannot be collected.
     """
     collector = _Collector()
     options = ["-p", "no:terminal", "-p", "no:cacheprovider", "--import-mode=importlib", "-o", "addopts="]
-    # Ignores the settings of the working directory, and the files in the folders above.
+    # Ignore the pytest settings of the working directory, and conftest files in the folders above.
     options += ["-c", os.devnull, "--rootdir", str(path.parent), "--confcutdir", str(path.parent)]
-    options += ["-p", "no:unraisableexception"]  # it runs garbage collection five times
+    options += ["-p", "no:unraisableexception"]  # this plugin runs garbage collection five times
     node_ids = [f"{path}::{test}" for test in tests] or [str(path)]
     code = pytest.main([*options, *node_ids], plugins=[collector])
-    for name, module in list(sys.modules.items()):  # else another file of this name would get this module
+    for name, module in list(sys.modules.items()):  # so that another test file of this name is imported
         if getattr(module, "__file__", None) == str(path):
             del sys.modules[name]
     if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED):
-        raise RuntimeError(f"pytest ended with {code!r}: {collector.trouble or 'nothing was said'}")
+        raise RuntimeError(f"pytest could not run {path} ({code!r}): {collector.trouble or 'no error was reported'}")
     return collector.list_results()
 
 
@@ -126,7 +126,7 @@ class _Collector:
             result.waived.append(f"{nodeid.rpartition('::')[2]}: {warning.reason}")
 
     def list_results(self) -> list[Result]:
-        """Return the results in the order of the file; a capability could be claimed if all its probes passed."""
+        """Return the results in file order. A capability is reported as claimable if all its probes passed."""
         for (suite, capability), count in self._probes.items():
             if self._held[suite, capability] == count:
                 self._found[suite].could_claim.append(capability)

@@ -1,4 +1,4 @@
-"""Runs for the suites: a small model, quick parts, and the settings of the suite on top, as a user would type them."""
+"""Small runs for suites: a small model and fast parts, with further settings as a user types them."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ SMALL = (
 
 
 def build_small_run(*settings: str) -> Run:
-    """Return a small run with these settings; later ones win. Raises UserError as `train` would."""
+    """Return a small run with these settings; later settings win. Raises UserError as `train` does."""
     return from_dict(parse_settings([*SMALL, *settings]))
 
 
 def parse_settings(settings: Iterable[str]) -> dict[str, Any]:
-    """Return the plain data of a run with these settings."""
+    """Return the plain data (nested dicts) of a run with these settings."""
     parts: dict[str, Any] = {**get_default_choices(), "track": []}
     values: dict[str, Any] = {"parts": parts}
     groups = installed().list_groups()

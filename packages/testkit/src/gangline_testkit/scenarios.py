@@ -1,4 +1,4 @@
-"""Scenarios of the suite of strategies: layouts of the ranks, models with their batches, and tolerances."""
+"""Scenarios of `StrategySuite`: layouts, models with batches, and tolerances."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ FLOAT64, FLOAT32 = 1e-12, 1e-5  # bounds of layout invariance, relative to the l
 
 @dataclass(frozen=True)
 class RunLayout:
-    """A number of ranks, and the settings that lay the run out over them."""
+    """Number of ranks, and the settings of their layout."""
 
     world: int
     settings: tuple[str, ...] = ()
 
     @classmethod
     def from_words(cls, words: str) -> RunLayout:
-        """Parse axes and options of a strategy that has every axis, "pp=2 tp=2 zero=3"; a missing axis has one rank."""
+        """Parse axes and options of a strategy with all axes, such as "pp=2 tp=2 zero=3"; other axes have one rank."""
         options = {**dict.fromkeys(AXES, "1"), **dict(word.split("=") for word in words.split())}
         world = math.prod(int(options[axis]) for axis in AXES)
         return cls(world, tuple(f"parallel.{name}={value}" for name, value in options.items()))
@@ -32,17 +32,17 @@ class RunLayout:
 
 @dataclass(frozen=True)
 class Scenario:
-    """A model, its batches, and the number of steps."""
+    """Model settings, kind of batches, and number of steps."""
 
     settings: tuple[str, ...] = ()
     batches: str = "ragged"
     dtype: torch.dtype = torch.float64
-    lanes: int = 0  # size of the fold of the toy edit's module; 0: no edit
+    lanes: int = 0  # size of the fold of the toy edit `lanes`; 0: no edit
     recompute: bool = False
     steps: int = 3
 
 
-PLAIN = Scenario()  # three steps; most other scenarios have two, the second of which depends on the first update
+PLAIN = Scenario()  # other scenarios have fewer steps: the second step depends on the first update
 TIED = Scenario(("model.tied=true",), steps=2)
 DOCUMENTS = Scenario(batches="documents", steps=1)
 ACCUMULATED = Scenario(("batch.global_size=16", "batch.micro_size=2"), steps=2)
@@ -50,7 +50,7 @@ LANES = Scenario(lanes=2, steps=2)
 RECOMPUTED = Scenario(lanes=2, recompute=True, steps=1)
 SINGLE = Scenario(dtype=torch.float32, steps=1)
 EXACT = Scenario(("run.deterministic=true",), dtype=torch.float32, steps=2)
-EXACT_EVALUATION = Scenario(  # float64, many losses: the bits of their sum depend on grouping
+EXACT_EVALUATION = Scenario(  # many losses, so that the bits of their sum depend on the grouping
     ("run.deterministic=true", "batch.global_size=24"), batches="documents", steps=0
 )
 EXACT_TIED = Scenario(("run.deterministic=true", "model.tied=true"), dtype=torch.float32, steps=2)

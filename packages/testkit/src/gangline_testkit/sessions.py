@@ -1,4 +1,4 @@
-"""Whole runs inside the test's own process, or on the ranks of a pool, without a command or a launcher."""
+"""Complete runs in the process of a test or on the ranks of a pool, without a command or a launcher."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gangline_testkit import rank
 from gangline_testkit.pool import get_pool
 from gangline_testkit.runs import build_small_run
 
-# A few files of Python's own source. The default text is all of it, which takes longer to read than a small run.
+# The default text, all of Python's standard library, takes longer to read than a small run.
 TEXT = f"data.path={Path(email.__file__).parent}"
 SETTINGS = (
     "checkpoint=torch",
@@ -35,7 +35,7 @@ SETTINGS = (
 
 
 def open_session(run_dir: Path, *settings: str) -> Session:
-    """Return a run's session on this rank, restored if the directory has a checkpoint."""
+    """Return the session of a run on this rank, restored from its checkpoint if the directory has one."""
     text = () if any(setting.startswith("data=") for setting in settings) else (TEXT,)
     run = build_small_run(*SETTINGS, *text, *settings, f"run.dir={run_dir}")
     if rank.index == 0 and not run_dir.exists():
@@ -57,5 +57,5 @@ def train_on_ranks(world: int, run_dir: Path, *settings: str) -> int:
 
 
 def read_lines(run_dir: Path, file: str) -> list[dict[str, Any]]:
-    """Return every line of a file of the run, parsed as JSON."""
+    """Return the lines of a JSON Lines file in the run directory, parsed."""
     return [json.loads(line) for line in (run_dir / file).read_text().splitlines()]

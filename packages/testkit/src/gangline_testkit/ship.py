@@ -1,7 +1,7 @@
-"""Transport of functions and values into a rank, from any test file.
+"""Send functions and values from a test file to a rank.
 
-A test file collected with ``--import-mode=importlib`` has a module name that no other process can import. A parcel
-therefore names, with the pickle, the file of each such module, and the rank loads these files under their names before
+A test file collected with ``--import-mode=importlib`` has a module name that other processes cannot import. A parcel
+therefore contains the pickle and the path of each such file. The rank loads these files under their module names before
 it unpickles.
 """
 
@@ -21,7 +21,7 @@ from gangline.plugin.registry import installed
 
 @dataclass(frozen=True)
 class Parcel:
-    """A pickle, the files of its modules that cannot be imported by name, and the path to import all others from."""
+    """Pickle, with the files of modules that cannot be imported by name, and the sender's `sys.path` for the others."""
 
     content: bytes
     files: dict[str, str]
@@ -43,7 +43,7 @@ class _Noting(pickle.Pickler):
 
 
 def pack(value: Any) -> Parcel:
-    """Return a parcel. Raises pickle.PicklingError for what has no importable name (a lambda, a nested function)."""
+    """Return a parcel of a value. Raises pickle.PicklingError for a lambda or a nested function in the value."""
     buffer = io.BytesIO()
     pickler = _Noting(buffer)
     pickler.dump(value)
@@ -55,11 +55,11 @@ def pack(value: Any) -> Parcel:
     return Parcel(buffer.getvalue(), files, list(sys.path))
 
 
-_added: set[str] = set()  # entries that parcels added to this process's sys.path
+_added: set[str] = set()  # entries of sys.path that parcels added in this process
 
 
 def unpack(parcel: Parcel) -> Any:
-    """Return the value, after making plugins that are installed at the sender visible in this process."""
+    """Return the value of a parcel, after adding the sender's `sys.path` entries, so that its plugins are found."""
     leftovers = _added - set(parcel.path)
     new = [entry for entry in parcel.path if entry not in sys.path]
     if leftovers or new:
@@ -74,7 +74,7 @@ def unpack(parcel: Parcel) -> Any:
 
 
 def load_file(name: str, file: str) -> ModuleType:
-    """Import `file` as the module `name`, in packages that need not exist, and return the module."""
+    """Import `file` as the module `name`, with empty parent packages if they are missing, and return the module."""
     parent = name.rpartition(".")[0]
     while parent and parent not in sys.modules:
         sys.modules[parent] = ModuleType(parent)
@@ -94,7 +94,7 @@ def load_file(name: str, file: str) -> ModuleType:
 
 
 def _is_importable(name: str, file: str) -> bool:
-    """Return whether another process with this `sys.path` that imports `name` gets this very file."""
+    """Return whether an import of `name` in another process with this `sys.path` loads `file`."""
     where, spec = None, None
     parts = name.split(".")
     for depth in range(1, len(parts) + 1):

@@ -1,4 +1,4 @@
-"""Conformance suite for simulators (group `simulator`): every second in one account, closed forms on average."""
+"""Conformance suite for failure simulators (group `simulator`): time accounts, determinism, closed-form averages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import ClassVar
 from gangline.explain.reliability import FailureSimulator, SimulatedJob, SimulatedTime
 from gangline_testkit.suite import PartSuite, check_success
 
-COURSES = 20
+COURSES = 20  # simulations with different seeds, for averages
 JOBS = {
     "rare faults": SimulatedJob(nodes=128, days=300, save_seconds=60, restart_seconds=600, spares=99),
     "many faults": SimulatedJob(nodes=2048, days=54, save_seconds=5, restart_seconds=180, spares=999),
@@ -35,42 +35,52 @@ class SimulatorSuite(PartSuite):
         return self.build(self.build_config(self.run()))
 
     def mean(self, job: SimulatedJob) -> tuple[float, float]:
-        """Return (share of the time in steps that are not lost, faults), averaged over some courses."""
+        """Return (ETTR, number of faults), averaged over simulations with `COURSES` seeds."""
         courses = [self.build_simulator().simulate(replace(job, seed=seed)) for seed in range(COURSES)]
         return sum(one.ettr for one in courses) / COURSES, sum(one.faults for one in courses) / COURSES
 
-    def test_every_second_is_in_one_account(self) -> None:
+    def test_every_second_is_counted_once(self) -> None:
         for name, job in JOBS.items():
             course = self.build_simulator().simulate(job)
-            assert math.isclose(course.wall_seconds, job.days * 86400.0), f"{name}: another length of time"
+            assert math.isclose(course.wall_seconds, job.days * 86400.0), (
+                f"{name}: wall_seconds is {course.wall_seconds}, expected {job.days} days"
+            )
             total = sum(course.seconds.values())
-            assert math.isclose(total, course.wall_seconds, rel_tol=1e-9), f"{name}: {total} s of {course.wall_seconds}"
-            assert min(course.seconds.values()) >= 0, f"{name}: {course.seconds}"
-            assert 0 <= course.fewest_spares <= job.spares, f"{name}: {course.fewest_spares} spares"
+            assert math.isclose(total, course.wall_seconds, rel_tol=1e-9), (
+                f"{name}: the accounts sum to {total} s of {course.wall_seconds} s wall time"
+            )
+            assert min(course.seconds.values()) >= 0, f"{name}: an account has negative seconds: {course.seconds}"
+            assert 0 <= course.fewest_spares <= job.spares, (
+                f"{name}: fewest_spares is {course.fewest_spares}, outside [0, {job.spares}]"
+            )
 
-    def test_a_course_is_a_function_of_the_job(self) -> None:
-        """Check that a job has one course, also after another job and with a new simulator."""
+    def test_result_depends_only_on_the_job(self) -> None:
+        """Check that a job has equal results when repeated, after another job, and with a new simulator."""
         one, job = self.build_simulator(), JOBS["rare faults"]
         first: SimulatedTime = one.simulate(job)
         one.simulate(JOBS["many faults"])
-        assert one.simulate(job) == first, "another time it comes to something else"
-        assert self.build_simulator().simulate(job) == first, "another one comes to something else"
+        assert one.simulate(job) == first, "the second simulation of a job has another result"
+        assert self.build_simulator().simulate(job) == first, "a new simulator has another result for the same job"
 
-    def test_on_average_it_comes_to_the_closed_form(self) -> None:
+    def test_average_matches_the_closed_form(self) -> None:
         """Check that with enough spares, ETTR is within 3 % and faults within 10 % of the closed form on average."""
         for name, job in JOBS.items():
             (ettr, faults), expected = self.mean(job), job.reliability.compute_ettr(job.every)
-            assert math.isclose(ettr, expected, rel_tol=0.03), f"{name}: an ETTR of {ettr:.4f}, expected {expected:.4f}"
+            assert math.isclose(ettr, expected, rel_tol=0.03), (
+                f"{name}: the mean ETTR is {ettr:.4f}, expected {expected:.4f}"
+            )
             number = job.days * 86400.0 / job.reliability.mtbf_seconds
-            assert math.isclose(faults, number, rel_tol=0.1), f"{name}: {faults:g} faults, expected {number:.1f}"
+            assert math.isclose(faults, number, rel_tol=0.1), (
+                f"{name}: the mean number of faults is {faults:g}, expected {number:.1f}"
+            )
 
-    def test_more_faults_cost_more(self) -> None:
+    def test_more_faults_lower_the_ettr(self) -> None:
         job = JOBS["many faults"]
         usual, _ = self.mean(job)
         worse, _ = self.mean(replace(job, faults_per_node_day=4 * job.faults_per_node_day))
-        assert worse < usual, f"an ETTR of {worse:.4f} with four times the faults, of {usual:.4f} else"
+        assert worse < usual, f"ETTR is {worse:.4f} with four times the faults, not below {usual:.4f}"
 
-    def test_builds_without_torch(self) -> None:
+    def test_simulator_is_built_without_torch(self) -> None:
         name = self.choice.partition("=")[2]
         command = [sys.executable, "-c", _TORCH_FREE, name]
         check_success(subprocess.run(command, capture_output=True, text=True, timeout=120, env=os.environ))

@@ -1,4 +1,4 @@
-"""Functions that a rank runs for `StrategySuite`: build the runtime as core would, run it, and return raw numbers."""
+"""Functions that a rank runs for `StrategySuite`: build the runtime as core does, run it, and return raw numbers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from gangline_testkit.toys.rows import RowsRuntime
 
 @dataclass(frozen=True)
 class StrategyJob:
-    """One run of a strategy, as data."""
+    """Inputs of a training run with a strategy."""
 
     build: str
     run: Run
@@ -41,10 +41,10 @@ class StrategyJob:
     plan: Plan
     mesh: Mesh
     dtype: torch.dtype
-    batches: str  # a kind of `gangline_testkit.inputs`
+    batches: str  # `gangline_testkit.inputs.Kind`
     steps: int = 3
-    recompute: bool = False  # full recomputation, whatever the run says
-    compute: torch.dtype | None = None  # dtype of matmuls; None: `dtype`, as weights and gradients
+    recompute: bool = False  # full recomputation, regardless of the run's setting
+    compute: torch.dtype | None = None  # dtype of matmuls; None: `dtype`, the dtype of weights and gradients
 
     def make_key(self) -> str:
         """Return a key that is equal for equal jobs."""
@@ -69,7 +69,7 @@ class StrategyJob:
         )
 
     def share_for_score(self, index: int, width: int) -> list[Batch]:
-        """Return a data rank's share for `score`, one sample a batch; the last sample is padding and has no targets."""
+        """Return a data rank's share for `score`, one sample per batch; the last global sample is padding."""
         batch = self.run.batch
         batches = share(
             self.steps,
@@ -88,7 +88,7 @@ class StrategyJob:
 
 @dataclass
 class RankStep:
-    """Results of one step on one rank; `held` are this rank's pieces of the gradients."""
+    """Results of one step on one rank; held: this rank's shards of the gradients."""
 
     loss_sum: float
     tokens: int
@@ -96,14 +96,14 @@ class RankStep:
     metrics: dict[str, Any]
     norm: float
     held: list[Held]
-    own: tuple[float, int]  # loss sum and tokens of this rank alone
+    own: tuple[float, int]  # (loss sum, tokens) of this rank only
 
 
 @dataclass
 class Trained:
-    """Results of a whole job on one rank."""
+    """Results of a complete job on one rank."""
 
-    coordinate: tuple[int, int]
+    coordinate: tuple[int, int]  # `Runtime.data_coordinate`: (index, width)
     registry: Registry
     names: list[str]  # names of parameters(), in order
     first: list[Held] = field(default_factory=list)  # the initial arrays
@@ -114,7 +114,7 @@ class Trained:
 
 
 def start(job: StrategyJob, wrap: Callable[[Comms], Comms] = lambda comms: comms) -> Runtime:
-    """Return the sharded and initialised runtime, as `gangline.train.build` makes it; `wrap` wraps its Comms."""
+    """Return the sharded and initialised runtime, built as in `gangline.train.build`. wrap: wrapper of its Comms."""
     comms = wrap(rank.make_comms(job.mesh, job.run.deterministic))
     section = job.run.job
     recompute = Recompute.full if job.recompute else section.recompute
@@ -127,9 +127,9 @@ def start(job: StrategyJob, wrap: Callable[[Comms], Comms] = lambda comms: comms
 
 
 def start_rows(job: StrategyJob, precision: Precision) -> Runtime:
-    """Return the job's model on the toy strategy: rows of matrices and boxes of stacks, with sums in rank order.
+    """Return the runtime of the job's model on the toy strategy `rows`, which sums in rank order.
 
-    For parts that are not strategies; `job.build` is ignored.
+    For tests of parts that are not strategies: `job.build` is ignored.
     """
     comms = rank.make_comms(job.mesh, True)
     finish = make_finish(Recompute.none, False, 1, job.plan.seams)
@@ -140,23 +140,23 @@ def start_rows(job: StrategyJob, precision: Precision) -> Runtime:
 
 
 def hold_arrays(runtime: Runtime) -> list[Held]:
-    """Return copies of this rank's arrays, under names without "model/"."""
+    """Return copies of this rank's shards of the model arrays, under names without "model/"."""
     return [(parse_parameter(s.name), s.offset, s.local.detach().clone()) for s in runtime.shards()]
 
 
 def hold_gradients(runtime: Runtime) -> list[Held]:
-    """Return copies of this rank's pieces of the gradients."""
+    """Return copies of this rank's shards of the gradients."""
     gradients = []
     for parameter in runtime.parameters():
         for piece in parameter.pieces:
-            assert piece.tensor.grad is not None, f"{parameter.name} has no gradient"
+            assert piece.tensor.grad is not None, f"a piece of {parameter.name} has no gradient after the step"
             assert piece.tensor.grad.shape == piece.tensor.shape
             gradients.append((parameter.name, piece.shard.offset, piece.tensor.grad.detach().clone()))
     return gradients
 
 
 def run_step(runtime: Runtime, microbatches: list[Batch]) -> RankStep:
-    """Run forward, backward and the norm; gradients are not scaled and weights not stepped."""
+    """Run forward and backward, and measure the gradient norm, without clipping and without a weight update."""
     result = runtime.step(microbatches)
     norm = runtime.clip(None)
     own, gradients = (result.own_loss_sum, result.own_tokens), hold_gradients(runtime)
@@ -164,7 +164,7 @@ def run_step(runtime: Runtime, microbatches: list[Batch]) -> RankStep:
 
 
 def apply(runtime: Runtime, velocities: dict[int, Tensor]) -> None:
-    """Take one step of the kit's optimizer on the pieces."""
+    """Update this rank's pieces by `reference.descend`, then call `finish_update`."""
     with torch.no_grad():
         for parameter in runtime.parameters():
             for piece in parameter.pieces:
@@ -175,7 +175,7 @@ def apply(runtime: Runtime, velocities: dict[int, Tensor]) -> None:
 
 
 def train(job: StrategyJob) -> Trained:
-    """Train for some steps, then evaluate and score the samples of the step after them."""
+    """Train for `job.steps` steps, then evaluate and score the samples of the next step."""
     runtime = start(job)
     index, width = runtime.data_coordinate
     names = [parameter.name for parameter in runtime.parameters()]
@@ -214,11 +214,11 @@ def list_shards(job: StrategyJob) -> list[tuple[str, tuple[int, ...], tuple[int,
 
 
 def list_pieces(job: StrategyJob) -> list[tuple[str, tuple[int, ...], list[tuple[tuple[int, ...], tuple[int, ...]]]]]:
-    """Return (name, shape, offsets and shapes of its pieces) of every parameter. The pieces must be leaves."""
+    """Return (name, shape, [(offset, shape) of each piece]) of every parameter; checks that pieces are leaf tensors."""
     pieces = []
     for parameter in start(job).parameters():
         assert all(piece.tensor.is_leaf for piece in parameter.pieces), (
-            f"{parameter.name} has a piece that is not a leaf"
+            f"a piece of {parameter.name} is not a leaf tensor"
         )
         places = [(tuple(piece.shard.offset), tuple(piece.tensor.shape)) for piece in parameter.pieces]
         pieces.append((parameter.name, tuple(parameter.shape), places))
@@ -226,14 +226,14 @@ def list_pieces(job: StrategyJob) -> list[tuple[str, tuple[int, ...], list[tuple
 
 
 def transform_matrix(matrix: Tensor) -> Tensor:
-    """Return a function of a matrix whose every element depends on the full matrix."""
+    """Return W Wᵀ W + |W|, of which every element depends on the full matrix."""
     return matrix @ matrix.T @ matrix + matrix.norm()
 
 
 def map_matrices(job: StrategyJob) -> tuple[list[Held], list[MatrixId], dict[MatrixId, int]]:
-    """Map all matrices, doubled, by `transform_matrix` and the runtime's `map_matrices`.
+    """Map all matrices, times 2, by `transform_matrix` with the runtime's `map_matrices`.
 
-    Returns this rank's pieces of the results, the ids that it mapped, and the owners by `find_matrix_owners`.
+    Returns (this rank's shards of the results, ids that this rank mapped, owners by `find_matrix_owners`).
     """
     runtime, pieces, mapped = start(job), [], list[MatrixId]()
 
@@ -251,7 +251,7 @@ def map_matrices(job: StrategyJob) -> tuple[list[Held], list[MatrixId], dict[Mat
 
 
 def expect_mapped(job: StrategyJob) -> dict[str, Tensor]:
-    """Return the reference of one process: `transform_matrix(2 * matrix)` of every matrix, by name."""
+    """Return `transform_matrix(2 * matrix)` of every matrix by name, computed in one process."""
     reference, arrays = Reference(job.tree, job.plan, seed=job.run.seed, dtype=job.dtype), {}
     for name, weight in reference.weights.items():
         if weight.dim() >= 2:
@@ -270,9 +270,10 @@ def clip_gradients(job: StrategyJob, max_norm: float) -> Clipped:
 
 
 def clip_changed_gradients(job: StrategyJob, max_norm: float, factor: float) -> list[Clipped | None]:
-    """Run two steps, multiply each one's gradients by `factor`, and return what `clip` makes of them.
+    """Run two steps, multiply the gradients of each step by `factor`, and return the results of `clip` for each step.
 
-    In the first step `remeasure` is not called, and `clip` may raise RuntimeError (None); in the second it is.
+    Only the second step calls `remeasure` before `clip`. In the first step `clip` may raise RuntimeError; the result is
+    then None.
     """
     runtime, outcomes = start(job), list[Clipped | None]()
     for announced in (False, True):
@@ -297,7 +298,7 @@ def clip_changed_gradients(job: StrategyJob, max_norm: float, factor: float) -> 
 
 
 def score_misfits(job: StrategyJob) -> list[str]:
-    """Return what `score` raises for a batch of two samples, and for a first share that is shorter than the others."""
+    """Return the errors of `score` for a batch of two samples, and for a share shorter than those of other ranks."""
     runtime = start(job)
     index, width = runtime.data_coordinate
     one = job.share_for_score(index, width)[0]
@@ -316,15 +317,15 @@ def score_misfits(job: StrategyJob) -> list[str]:
 
 
 def write_and_evaluate(job: StrategyJob, factor: float) -> tuple[float, int]:
-    """Multiply every array through its shard's view, as a load would fill it, then evaluate.
+    """Multiply the memory of every shard by `factor`, as a load overwrites it, then evaluate.
 
-    Replicas that may differ do: the ranks whose arrays no checkpoint holds multiply by twice the factor.
+    On replicas that may differ (`Runtime.differs`) and that no checkpoint stores, the factor is doubled.
     """
     runtime = start(job)
     place = job.mesh.coordinate(rank.index)
     if any(place[axis] for axis in runtime.differs):
         factor *= 2
-    runtime.step(job.share(0, *runtime.data_coordinate))  # so that values kept from an earlier step would show
+    runtime.step(job.share(0, *runtime.data_coordinate))  # so that values cached from an earlier step are detected
     with torch.no_grad():
         for shard in runtime.shards():
             shard.local.mul_(factor)
@@ -341,7 +342,7 @@ def expect_written(job: StrategyJob, factor: float) -> tuple[float, int]:
 
 
 def step_bad_sample(job: StrategyJob, value: float) -> list[RankStep]:
-    """Run a step in which sample 0 alone meets a weight that is not finite, then repeat it with a weight of 0."""
+    """Run a step in which only sample 0 reads an embedding row of `value`, then again with a row of zeros."""
     runtime = start(job)
     index, width = runtime.data_coordinate
     batches = job.share(0, index, width)
@@ -361,7 +362,7 @@ def step_bad_sample(job: StrategyJob, value: float) -> list[RankStep]:
 
 
 def step_without_targets(job: StrategyJob) -> RankStep:
-    """Run a step in which no target counts on any rank."""
+    """Run a step with an empty loss mask on every rank."""
     runtime = start(job)
     batches = job.share(0, *runtime.data_coordinate)
     return run_step(runtime, [replace(batch, loss_mask=torch.zeros_like(batch.loss_mask)) for batch in batches])

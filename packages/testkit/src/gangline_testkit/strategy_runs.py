@@ -1,4 +1,4 @@
-"""Runs of the suite of strategies on ranks, and of the reference in one process."""
+"""Training runs of `StrategySuite` on ranks, and of the reference in one process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gangline_testkit.strategy_ranks import StrategyJob, Trained
 from gangline_testkit.suite import PartSuite
 from gangline_testkit.toys.plugin import Lanes, edit_lanes
 
-_done: dict[str, Any] = {}  # results by job, because many tests read one run
+_done: dict[str, Any] = {}  # results by job: many tests read the results of one run
 
 
 class StrategyRuns(PartSuite):
@@ -40,13 +40,13 @@ class StrategyRuns(PartSuite):
                 yield RunLayout(world)
 
     def make_job(self, layout: RunLayout, scenario: Scenario) -> StrategyJob:
-        """Return the scenario's job under the layout, as core would set it up."""
+        """Return the job of a scenario in a layout, composed as core composes it."""
         run = self.run("run.deterministic=false", *layout.settings, *scenario.settings)
         tree, plan = compose_model(run)
         if scenario.lanes:
             tree, plan, _ = edit_lanes(tree, plan, Lanes(fold=scenario.lanes))
         mesh = Mesh.of(run.parallel.size_axes(layout.world))
-        assert mesh.world == layout.world, f"axes({layout.world}) lays out {mesh.world} ranks"
+        assert mesh.world == layout.world, f"size_axes({layout.world}) returns a mesh of {mesh.world} ranks"
         build = self.offer.part.build
         return StrategyJob(
             build, run, tree, plan, mesh, scenario.dtype, scenario.batches, scenario.steps, scenario.recompute
@@ -57,14 +57,14 @@ class StrategyRuns(PartSuite):
         return get_pool(job.mesh.world).run(body, job, *args)
 
     def train_job(self, job: StrategyJob) -> list[Trained]:
-        """Return each rank's record of the job, which is run once and cached."""
+        """Return the results of each rank; the job runs once and its results are cached."""
         key = f"{type(self).__qualname__} {job.make_key()}"
         if key not in _done:
             _done[key] = self.run_on_ranks(ranks.train, job)
         return _done[key]
 
     def train_reference(self, job: StrategyJob, width: int) -> Any:
-        """Return the reference's record of the job, with groups of microbatches as on `width` data ranks."""
+        """Return the results of the reference, which groups microbatches as `width` data ranks do; cached."""
         plain = replace(job, build="", mesh=Mesh.of({}), recompute=False)
         key = f"{width} {replace(plain, run=_drop_strategy(plain.run)).make_key()}"
         if key not in _done:
@@ -72,7 +72,7 @@ class StrategyRuns(PartSuite):
         return _done[key]
 
     def assemble_shards(self, per_rank: list[list[Held]], names: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the global view of what the ranks hold, with the shapes that the reference knows."""
+        """Return full arrays, assembled from the shards of all ranks, with the shapes of the reference arrays."""
         return assemble(per_rank, get_shapes(names))
 
     def compare(self, layout: RunLayout, scenario: Scenario, relative: float) -> None:
@@ -86,15 +86,15 @@ class StrategyRuns(PartSuite):
             assert_number_close(f"loss of step {number}", one.loss_sum, want.loss_sum, relative)
             assert one.tokens == want.tokens
             gradients = self.assemble_shards([of_rank.steps[number].held for of_rank in got], want.gradients)
-            compare_all(f"gradient of step {number}:", gradients, want.gradients, relative)
-            assert_number_close(f"norm of step {number}", one.norm, want.norm, relative)
-        compare_all("at the end:", self.assemble_shards([of_rank.last for of_rank in got], last), last, relative)
+            compare_all(f"step {number}: gradient", gradients, want.gradients, relative)
+            assert_number_close(f"gradient norm of step {number}", one.norm, want.norm, relative)
+        compare_all("final array", self.assemble_shards([of_rank.last for of_rank in got], last), last, relative)
         assert_number_close("evaluated loss", got[0].evaluated[0], evaluated[0], relative)
         close("score of sample", got[0].scores, scores, relative)
 
 
 def _drop_strategy(run: Any) -> Any:
-    """Return the run as far as the reference reads it."""
+    """Return the run without its strategy, which the reference does not read."""
     return replace(run, parallel=None)
 
 

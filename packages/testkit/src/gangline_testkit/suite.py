@@ -1,4 +1,4 @@
-"""Base of every conformance suite: the part can be found, chosen, stored and listed without importing torch."""
+"""Base class of every conformance suite, with tests that a part is found, chosen, stored and listed without torch."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from gangline.plugin.registry import installed, load
 from gangline_testkit.claims import find_overridden, find_standard_tests
 from gangline_testkit.runs import build_small_run
 
-GUARD = "test_standard_tests_are_all_here"
-IMPORT_SECONDS = 0.5  # CPU time for importing an entry module, beyond gangline itself
-LONGEST_SUMMARY = 120
+GUARD = "test_no_standard_test_is_overridden_or_deleted"
+IMPORT_SECONDS = 0.5  # maximum CPU seconds to import an entry module, without the import of gangline
+LONGEST_SUMMARY = 120  # characters
 
 _IMPORT = """
 import json, os, sys, time
@@ -42,11 +42,11 @@ out.write(json.dumps({"seconds": time.process_time() - began, "heavy": heavy}))
 
 
 class PartSuite:
-    """Conformance suite for any part. A suite of a group derives from this; an author's class sets `choice`.
+    """Conformance suite for any part. The suites of groups derive from this class; an author's class sets `choice`.
 
     choice    "group=name", as a user types it
-    settings  more settings that the part's tests run with: ("checkpoint.level=3",)
-    can       claims of the part: words of the suite's `CLAIMS`
+    settings  further settings of the runs in the tests: ("checkpoint.level=3",)
+    can       claims of the part: keys of the suite's `CLAIMS`
     """
 
     choice: ClassVar[str]
@@ -57,7 +57,7 @@ class PartSuite:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if GUARD in vars(cls) and not cls.__module__.startswith("gangline_testkit."):
-            raise TypeError(f"{cls.__name__} overrides {GUARD}, which watches over the other tests")
+            raise TypeError(f"{cls.__name__} must not override {GUARD}, which checks that no other test is overridden")
 
     # --- the part ----------------------------------------------------------------------------------------------------
 
@@ -76,7 +76,7 @@ class PartSuite:
         return load(self.offer.part.build)
 
     def run(self, *settings: str) -> Run:
-        """Return a small run with the part chosen, its settings, and then these."""
+        """Return a small run with the part, the settings of the suite, and then these settings."""
         return build_small_run(*self.get_model_settings(), *self.around, *self.chosen, *self.settings, *settings)
 
     @property
@@ -93,13 +93,13 @@ class PartSuite:
         return (*(f"{group}=[{','.join(names)}]" for group, names in lists.items()), *single)
 
     def keep_chosen(self, *settings: str) -> tuple[str, ...]:
-        """Return settings of other parts, without groups in which the author or the part has made a choice."""
+        """Return these settings without those of groups in which the author or the part has made a choice."""
         theirs = {word.partition("=")[0] for word in (*self.chosen, *self.settings)}
         return tuple(word for word in settings if word.partition("=")[0] not in theirs)
 
     @property
     def around(self) -> tuple[str, ...]:
-        """Choice of a part that opens the part's group; empty for a group that always exists."""
+        """Choice of a part that opens the group of the tested part; empty for a group that always exists."""
         outer, nested, field = self.group.rpartition("/")
         if not nested:
             return ()
@@ -107,7 +107,7 @@ class PartSuite:
         return (f"{outer}={'on' if 'on' in openers else openers[0]}",)
 
     def get_model_settings(self) -> tuple[str, ...]:
-        """Return settings that come before the part's own; a suite of a group overrides it."""
+        """Return settings that precede those of the part; the suite of a group may override this method."""
         return ()
 
     def build_config(self, run: Run) -> PartConfig:
@@ -120,49 +120,57 @@ class PartSuite:
             config = getattr(config, field)
         return config
 
-    # --- hygiene -----------------------------------------------------------------------------------------------------
+    # --- packaging ---------------------------------------------------------------------------------------------------
 
-    def test_standard_tests_are_all_here(self) -> None:
+    def test_no_standard_test_is_overridden_or_deleted(self) -> None:
         """Check that no standard test is replaced or deleted, except with `waive("why")`."""
         overrides = find_overridden(type(self))
-        assert not overrides, f"standard tests are overridden: {', '.join(overrides)}; put waive('why') in their place"
+        assert not overrides, (
+            f"standard tests are overridden or deleted: {', '.join(overrides)}; use waive('why') instead"
+        )
 
-    def test_claims_are_known_words(self) -> None:
+    def test_every_claim_is_known_to_the_suite(self) -> None:
         unknown = sorted(set(self.can) - set(self.CLAIMS))
-        assert not unknown, f"no such claims: {', '.join(unknown)}; there are {', '.join(self.CLAIMS)}"
+        assert not unknown, (
+            f"unknown claims in `can`: {', '.join(unknown)}; claims of this suite: {', '.join(self.CLAIMS)}"
+        )
         capabilities = {getattr(test, "capability", None) for test in find_standard_tests(type(self)).values()} - {None}
         assert capabilities <= set(self.CLAIMS)
 
     def test_entry_module_imports_without_torch(self) -> None:
         """Check that the entry module, which `train --help` imports, loads no torch, Hydra or transformers."""
         heavy = self.import_entry_module()["heavy"]
-        assert not heavy, f"{find_entry_module(self.offer.distribution)} imports {', '.join(heavy)}"
+        assert not heavy, f"{find_entry_module(self.offer.distribution)} must not import {', '.join(heavy)}"
 
     def test_entry_module_imports_quickly(self) -> None:
         seconds = self.import_entry_module()["seconds"]
         if seconds >= IMPORT_SECONDS:  # retry: the machine was busy, or modules had to be compiled
             of = find_entry_module(self.offer.distribution), os.environ.get("PYTHONPATH", "")
             seconds = min(seconds, _import_module.__wrapped__(*of)["seconds"])
-        assert seconds < IMPORT_SECONDS, f"{seconds:.2f} s of CPU; {IMPORT_SECONDS} s are allowed"
+        assert seconds < IMPORT_SECONDS, (
+            f"importing the entry module takes {seconds:.2f} s of CPU, more than {IMPORT_SECONDS} s"
+        )
 
     def test_entry_module_prints_nothing(self) -> None:
         printed = self.import_entry_module()["printed"]
-        assert not printed, f"printed on import: {printed!r}"
+        assert not printed, f"importing the entry module prints {printed!r}"
 
     def import_entry_module(self) -> dict[str, Any]:
-        """Return what importing the entry module does in a new process: CPU seconds, heavy modules, printed text."""
+        """Import the entry module in a new process, and return the CPU seconds, heavy modules and printed text."""
         return _import_module(find_entry_module(self.offer.distribution), os.environ.get("PYTHONPATH", ""))
 
     def test_summary_is_one_short_line(self) -> None:
         summary = self.offer.part.summary
         assert summary.strip() == summary
-        assert len(summary) <= LONGEST_SUMMARY, f"{len(summary)} letters; {LONGEST_SUMMARY} fit into the table"
+        assert len(summary) <= LONGEST_SUMMARY, (
+            f"the summary has {len(summary)} characters, more than {LONGEST_SUMMARY}"
+        )
 
     def test_build_path_resolves(self) -> None:
-        assert callable(self.build), f"{self.offer.part.build} cannot be called"
+        assert callable(self.build), f"build={self.offer.part.build} is not a function"
 
-    def test_config_survives_being_stored(self) -> None:
-        """Check that the configuration survives as plain data, as config.yaml and checkpoints store it."""
+    def test_config_survives_storage(self) -> None:
+        """Check that the configuration is equal after storage as plain data, as in config.yaml and checkpoints."""
         run = self.run()
         run_dict = json.loads(json.dumps(to_dict(run)))
         assert self.build_config(from_dict(run_dict)) == self.build_config(run)
@@ -177,7 +185,7 @@ class PartSuite:
         """Prefix of the part's options: "checkpoint", "track.jsonl"."""
         return f"{self.group}.{self.offer.part.name}" if self.group in LISTS else self.group.replace("/", ".")
 
-    def test_chosen_by_its_name_on_the_command_line(self) -> None:
+    def test_part_is_chosen_by_name_on_the_command_line(self) -> None:
         from gangline.config.compose import compose
 
         group, _, name = self.choice.partition("=")
@@ -185,18 +193,20 @@ class PartSuite:
         (run,) = compose([*self.around, word, *self.settings])
         assert type(self.build_config(run)) is self.offer.part.config
 
-    def test_variables_are_words_for_the_environment(self) -> None:
-        """Check that the variables are valid and equal each time; core sets them, unless the user has."""
+    def test_environment_variables_are_valid_and_repeatable(self) -> None:
+        """Check that `get_environment` returns valid variables, equal on each call, and sets none: core sets them."""
         run, before = self.run(), dict(os.environ)
         config = self.build_config(run)
         variables = config.get_environment(run)
-        assert variables == config.get_environment(run), "another time it wants other variables"
-        assert dict(os.environ) == before, "it sets variables itself"
+        assert variables == config.get_environment(run), "`get_environment` returns other variables on the second call"
+        assert dict(os.environ) == before, "`get_environment` sets variables in os.environ; it must only return them"
         for name, value in variables.items():
-            assert re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name), f"{name!r} is no name of a variable"
-            assert isinstance(value, str), f"{name} is {value!r}, no text"
+            assert re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name), (
+                f"{name!r} is not a valid name of an environment variable"
+            )
+            assert isinstance(value, str), f"the value of {name} must be a str, and is {value!r}"
 
-    def test_what_it_wraps_around_a_comm_carries_the_same(self) -> None:
+    def test_wrapped_comm_returns_the_results_of_the_bare_comm(self) -> None:
         """Check on two ranks that every operation of a wrapped Comm gives the results of the bare Comm."""
         run = self.run()
         config = self.build_config(run)
@@ -208,7 +218,7 @@ class PartSuite:
 
 
 def check_success(done: subprocess.CompletedProcess[str]) -> None:
-    """Check that a process ended well. Raises AssertionError that begins with the last line of its stderr."""
+    """Check that a process exited with 0. Raises AssertionError that begins with the last line of its stderr."""
     if done.returncode:
         raise AssertionError(f"{done.stderr.strip().rpartition(chr(10))[2]}\n{done.stderr}")
 
@@ -218,7 +228,7 @@ def find_entry_module(distribution: str) -> str:
     for entry in entry_points(group=ENTRY_POINTS):
         if entry.dist is not None and entry.dist.metadata["Name"] == distribution:
             return entry.module
-    raise LookupError(f"{distribution} has no entry point in the group {ENTRY_POINTS}")
+    raise LookupError(f"the distribution {distribution} registers no entry point in the group {ENTRY_POINTS}")
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Conformance suite for trackers (group `track`): runs, a kill, a rollback, and records that are hard to write."""
+"""Conformance suite for trackers (group `track`): complete, killed and rolled-back runs, and unusual records."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SUMMARY = {"why": "done", "evidence": "", "step": 20, "steps": 20, "tokens": 409
 
 
 def make_strange_records() -> list[StepRecord]:
-    """Return records with values that are not finite or unknown, lists, verdicts, and other metrics in each step."""
+    """Return records with nonfinite and missing values, lists and verdicts, and with different metrics in each step."""
     plain = make_healthy(1)[0]
     verdict = {"kind": "not-finite", "where": "step 2", "confidence": 1.0, "evidence": "nan", "suggestion": "skip"}
     return [
@@ -46,28 +46,31 @@ def make_strange_records() -> list[StepRecord]:
 
 
 class TrackerSuite(PartSuite):
-    """Conformance suite: ``choice = "track=mine"``. To claim anything, override `read_back` to read records back."""
+    """Conformance suite for trackers; subclass it with ``choice = "track=mine"``.
+
+    A claim needs a suite class that overrides `read_back`, to read stored records.
+    """
 
     CLAIMS: ClassVar[dict[str, str]] = {
-        "keeps": "every record can be read back",
-        "resumes": "after a resume or a way back no step shows twice, and none of an abandoned branch",
+        "keeps": "Every record is stored once, in order, and can be read back.",
+        "resumes": "After a resume or a rollback, each step is stored once, without abandoned steps.",
     }
 
     def read_back(self, directory: Path) -> list[tuple[int, float]]:
-        """Return (step, loss) of every record in the run directory, in order.
+        """Return (step, loss) of every stored record of the run, in order.
 
-        Raises AssertionError until an author overrides it.
+        Raises AssertionError if the suite class does not override this method.
         """
-        raise AssertionError("nothing reads the records back: override `read_back`")
+        raise AssertionError("override `read_back` in the suite class to read the stored records")
 
     def build_tracker(self, directory: Path) -> Tracker:
-        """Return a tracker on a run directory."""
+        """Return a new tracker of the run in this directory."""
         directory.mkdir(exist_ok=True)
         run = self.run(f"run.dir={directory}")
         return self.build(self.build_config(run), run)
 
     def start_tracker(self, directory: Path, first_step: int = 0) -> Tracker:
-        """Return a tracker after `begin`, at the start or the resume of a run."""
+        """Return a tracker after `begin`. first_step: 0 for a new run, else the step of a resume."""
         tracker = self.build_tracker(directory)
         tracker.begin(
             Start(
@@ -85,14 +88,14 @@ class TrackerSuite(PartSuite):
         return tracker
 
     def run_once(self, directory: Path, records: list[StepRecord], first_step: int = 0, end: bool = True) -> None:
-        """Send a tracker one start of a run, as core does; without `end` the run was killed."""
+        """Send the records of one start of a run to a tracker, as core does. end: false for a killed run."""
         tracker = self.start_tracker(directory, first_step)
         for record in records:
             tracker.record(record)
         if end:
             tracker.end(dict(SUMMARY))
 
-    def test_a_run_is_told_from_begin_to_end(self, tmp_path: Path) -> None:
+    def test_tracker_accepts_a_complete_run(self, tmp_path: Path) -> None:
         tracker = self.start_tracker(tmp_path / "run")
         tracker.note("a line for people, with [brackets] and % signs")
         for record in make_healthy(20):
@@ -100,32 +103,32 @@ class TrackerSuite(PartSuite):
         tracker.note("saved step-00000020")
         tracker.end(dict(SUMMARY))
 
-    def test_strange_records_raise_nothing(self, tmp_path: Path) -> None:
+    def test_unusual_records_raise_no_error(self, tmp_path: Path) -> None:
         self.run_once(tmp_path / "run", make_strange_records())
 
-    def test_records_are_left_as_they_are(self, tmp_path: Path) -> None:
-        """Check that records stay unchanged: other trackers and the health checks read the same objects."""
+    def test_tracker_does_not_change_records(self, tmp_path: Path) -> None:
+        """Check that the tracker does not change records: other trackers and health checks read the same objects."""
         records = make_strange_records()
         before = repr(copy.deepcopy(records))  # compares text, because nan differs from itself
         self.run_once(tmp_path / "run", records)
-        assert repr(records) == before, "the tracker changed a record"
+        assert repr(records) == before, "the tracker changed a step record"
 
-    def test_a_run_that_ends_before_its_first_step(self, tmp_path: Path) -> None:
+    def test_run_may_end_before_its_first_step(self, tmp_path: Path) -> None:
         self.start_tracker(tmp_path / "run").end({**SUMMARY, "why": "SIGTERM", "step": 0, "steps": 0, "tokens": 0})
 
-    def test_a_killed_run_can_be_gone_on_with(self, tmp_path: Path) -> None:
-        """Check that new processes resume in the directory of a killed run, twice from the same step."""
+    def test_killed_run_can_be_resumed_twice(self, tmp_path: Path) -> None:
+        """Check that new processes can resume in the directory of a killed run, twice from the same step."""
         records = make_healthy(12)
         self.run_once(tmp_path / "run", records[:8], end=False)
         self.run_once(tmp_path / "run", records[5:9], first_step=5, end=False)
         self.run_once(tmp_path / "run", records[5:], first_step=5)
 
-    def test_a_way_back_within_a_run(self, tmp_path: Path) -> None:
-        """Check that steps can repeat, as after a rollback."""
+    def test_steps_may_repeat_after_a_rollback(self, tmp_path: Path) -> None:
+        """Check that a tracker accepts repeated steps, as after a rollback."""
         records = make_healthy(12)
         self.run_once(tmp_path / "run", [*records[:8], *records[5:]])
 
-    def test_writes_only_into_the_run_directory(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_tracker_writes_only_into_the_run_directory(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         elsewhere = tmp_path / "elsewhere"
         elsewhere.mkdir()
         monkeypatch.chdir(elsewhere)
@@ -134,15 +137,15 @@ class TrackerSuite(PartSuite):
         assert {path.name for path in tmp_path.iterdir()} == {"run", "elsewhere"}
 
     @mark_capability("keeps")
-    def test_every_record_is_kept(self, tmp_path: Path) -> None:
-        """Check that every record is kept once, in order."""
+    def test_every_record_is_stored_once_in_order(self, tmp_path: Path) -> None:
+        """Check that every record is stored once, in order of steps."""
         records = make_healthy(20)
         self.run_once(tmp_path / "run", records)
         self.check_same(self.read_back(tmp_path / "run"), records)
 
     @mark_capability("resumes")
-    def test_an_abandoned_branch_is_gone(self, tmp_path: Path) -> None:
-        """Check that abandoned steps are dropped: a kill after step 8, a resume from 5, then a rollback to 9."""
+    def test_abandoned_steps_are_removed(self, tmp_path: Path) -> None:
+        """Check that abandoned steps are removed: a kill after step 8, a resume from step 5, a rollback to step 9."""
         records = make_healthy(12)
         other = [replace(record, loss=record.loss + 10) for record in records[5:]]
         again = [replace(record, loss=record.loss + 20) for record in records[9:]]
@@ -155,4 +158,6 @@ class TrackerSuite(PartSuite):
         """Assert equal steps, and losses equal to six digits (some trackers store float32)."""
         assert [step for step, _ in kept] == [record.step for record in records]
         for (step, loss), record in zip(kept, records, strict=True):
-            assert math.isclose(loss, record.loss, rel_tol=1e-6), f"step {step}: {loss} instead of {record.loss}"
+            assert math.isclose(loss, record.loss, rel_tol=1e-6), (
+                f"step {step}: the stored loss is {loss}, expected {record.loss}"
+            )

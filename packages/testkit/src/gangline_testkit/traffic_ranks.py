@@ -1,4 +1,4 @@
-"""Functions that a rank runs for the test of traffic marks: a step, and the bytes that it sent for each purpose."""
+"""Functions that a rank runs for the test of `mark_traffic`: a step, and the bytes sent for each purpose."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from gangline_testkit import strategy_ranks as ranks
 
 @dataclass
 class StepTraffic:
-    """Bytes that one rank sent in a step, by purpose, and the bytes of its gradients."""
+    """Bytes that one rank sent in a step by purpose, and the size of its gradients in bytes."""
 
     sent: Counter[str]
     gradients: int
 
 
 class CountingComm(Wrapped):
-    """Comm that counts the bytes that a rank sends by purpose, as if by rings and direct messages."""
+    """Comm that counts the bytes that a rank sends by purpose, assuming ring algorithms and direct messages."""
 
     def __init__(self, inner: Comm, sent: Counter[str]) -> None:
         super().__init__(inner)
         self.sent = sent
 
     def _count(self, nbytes: int, ranges: int) -> None:
-        """Count `ranges` of the `size` equal ranges of `nbytes` as sent."""
+        """Count `ranges` of `self.size` equal ranges of `nbytes` bytes as sent."""
         self.sent[get_purpose()] += nbytes * ranges // self.size
 
     def _all_reduce(self, x: Tensor, op: Reduction, background: bool) -> Pending[Tensor]:
@@ -55,7 +55,7 @@ class CountingComm(Wrapped):
 
 
 def count_step(job: ranks.StrategyJob) -> StepTraffic:
-    """Run a step and the norm of its gradients, and return this rank's traffic."""
+    """Run a step and measure its gradient norm, and return this rank's traffic."""
     traffic: Counter[str] = Counter()
     runtime = ranks.start(job, lambda comms: WrappedComms(comms, lambda comm: CountingComm(comm, traffic)))
     traffic.clear()

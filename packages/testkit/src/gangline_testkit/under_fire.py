@@ -1,4 +1,4 @@
-"""Functions that a rank runs while a save is killed at some moment: the rank, its child processes, or both."""
+"""Functions that a rank runs for kills during a save: of the rank, its child processes, or both."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gangline_testkit.processes import find_children
 
 @dataclass(frozen=True)
 class Shot:
-    """A kill of `whom`, "rank", its "children", or "both", on rank `victim`, `seconds` after a save began."""
+    """Kill of `whom` on rank `victim`, `seconds` after the start of a save. whom: "rank", "children" or "both"."""
 
     victim: int
     whom: str
@@ -27,10 +27,10 @@ class Shot:
 def save_under_fire(
     job: ranks.CheckpointerJob, salts: dict[str, int], steps: tuple[int, int, int], shot: Shot
 ) -> list[str]:
-    """Load the newest checkpoint, save, save during a kill, save again; return the outcome of each.
+    """Load the newest checkpoint, then save three times, with the kill during the second save; return all outcomes.
 
-    `salts`: salt of each checkpoint that may exist. The first save also starts every process of the checkpointer.
-    The last of the three saves runs if no rank was killed.
+    salts: salt of each checkpoint that may exist. The first save also starts every process of the checkpointer. The
+    third save runs only if the kill ended no rank.
     """
     checkpointer, came = ranks.open_checkpointer(job), []
     registry = ranks.build_registry(job.mesh, job.large)
@@ -57,7 +57,7 @@ def save_under_fire(
 
 
 def measure_save(job: ranks.CheckpointerJob, step: int) -> float:
-    """Return the seconds of a save when every process it needs is running: the shortest of two."""
+    """Return the shorter duration in seconds of two saves, after a first save has started all processes."""
     checkpointer, seconds = ranks.open_checkpointer(job), []
     try:
         for number in range(3):
@@ -75,8 +75,8 @@ def _kill(whom: str) -> None:
         os.kill(pid, signal.SIGKILL)
     if whom != "children":
         os.kill(os.getpid(), signal.SIGKILL)
-    # Time to notice: a request to a process that is just dying gets no answer. On a busy machine it dies late. Its
-    # parent should then reap it, but may do so only when it misses it.
+    # Wait until the processes have died, because a request to a dying process gets no answer. Then wait until the
+    # parent has reaped the dead processes; a parent may reap them only when it needs them, so this wait is short.
     _wait(lambda: not any(_is_alive(pid) for pid in killed), 60.0)
     _wait(lambda: not any(Path(f"/proc/{pid}").exists() for pid in killed), 3.0)
     time.sleep(0.02)

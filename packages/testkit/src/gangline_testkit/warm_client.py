@@ -1,7 +1,7 @@
-"""Client of `warm`: python -I -S warm_client.py SOCKET MODULE WORDS stands for a process that the server forks for it.
+"""Client of `warm`: `python -I -S warm_client.py SOCKET MODULE ARGUMENTS` requests a fork and represents it.
 
-The forked process gets the client's standard files, directory and variables. The client passes signals on, and ends as
-the forked process ends. It imports little, because it is started often.
+The forked process gets the client's standard files, working directory and environment. The client forwards signals to
+the forked process, and ends with its exit code or signal. It imports few modules, because tests start it often.
 """
 
 import json
@@ -12,7 +12,7 @@ import struct
 import sys
 
 NUMBER = struct.Struct("!q")
-FIRST = getattr(signal, "SIGRTMIN", 0) + 6  # first of `gangline.launch.signals.HandedOn`, as a test compares
+FIRST = getattr(signal, "SIGRTMIN", 0) + 6  # equals the first of `gangline.launch.signals.HandedOn`; a test checks this
 HANDED_ON = range(FIRST, FIRST + 5) if hasattr(signal, "SIGRTMIN") else ()
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *HANDED_ON)
 
@@ -38,10 +38,10 @@ def main() -> None:
 
 
 def read_number(server: socket.socket) -> int:
-    """Return the next number that the server sends."""
+    """Return the next number from the server. Exits if the connection is closed."""
     reply = server.recv(NUMBER.size, socket.MSG_WAITALL)
     if not reply:
-        sys.exit("the server of warm commands is gone")
+        sys.exit("warm start failed: the connection to the warm server is closed")
     return int(NUMBER.unpack(reply)[0])
 
 

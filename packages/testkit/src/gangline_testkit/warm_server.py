@@ -1,6 +1,6 @@
-"""Server that has torch and Hydra loaded, and becomes `python -m MODULE ...` by a fork: see `warm`.
+"""Server of `warm`: a process with torch and Hydra loaded, whose forks run `python -m MODULE ...`.
 
-It only imports: it runs no torch operation and no thread, so that its forks are as good as new processes.
+The server only imports modules. It runs no torch operation and no thread, so that its forks behave like new processes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from gangline_testkit.warm_client import NUMBER
 
 SIGNALS_OF_THE_SERVER = "gangline_basics.launch.server"
 LOADED = (
-    *(name for name in forkserver.PRELOAD if name != SIGNALS_OF_THE_SERVER),  # for the ranks' own server
+    *(name for name in forkserver.PRELOAD if name != SIGNALS_OF_THE_SERVER),  # only for the fork server of the ranks
     "gangline.api",
     "gangline.plugin.builtin",
     "gangline.cli",
@@ -50,10 +50,11 @@ LOADED = (
     "hydra",
     "yaml",
 )
-DRAWING = ("matplotlib.figure", "matplotlib.backends.backend_svg")  # a run draws its loss at the end; an extra
-# Groups whose parts every rank builds. Other parts may start threads as they are imported.
+# Modules that plot the loss figure at the end of a run; an optional dependency.
+DRAWING = ("matplotlib.figure", "matplotlib.backends.backend_svg")
+# Groups whose parts every rank builds. The import of other parts may start threads.
 BUILT = ("model", "parallel", "optimizer", "checkpoint")
-RANK = (  # imported by each rank as its model is built
+RANK = (  # modules that each rank imports when it builds the model
     "gangline_basics.model.block",
     "gangline_basics.model.attention",
     "gangline_basics.model.feed_forward",
@@ -63,23 +64,23 @@ RANK = (  # imported by each rank as its model is built
     "numpy.random",
     "torch.utils._device",
 )
-MANY = 4096  # above every file number
+MANY = 4096  # above every open file descriptor
 CLIENT = str(Path(__file__).with_name("warm_client.py"))
-# Modules that import torch. If a forked command runs `python -m MODULE`, this server forks that process, too.
+# Modules that import torch. If a forked command starts `python -m MODULE`, this server forks that process too.
 STARTED = ("gangline.cli.train", "gangline_basics.launch.node")
 
 
 def main() -> None:
-    """Serve requests that come in on the socket of the first argument until the pipe of the second has no writer.
+    """Serve requests on the socket of the first argument, until the pipe of the second argument has no writer.
 
-    The other arguments are modules to load in addition to `LOADED`.
+    Both arguments are file descriptors. Further arguments are modules to load in addition to `LOADED`.
     """
     forkserver.set_environment()
     _load(sys.argv[3:])
     _compose()
     inspect.stack = _stack
     gc.collect()
-    gc.freeze()  # so that garbage collection in a fork copies no memory
+    gc.freeze()  # so that garbage collection in a fork does not copy memory pages
     listener, alive = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
     address = listener.getsockname()
     request = _serve(listener, alive)
@@ -89,7 +90,7 @@ def main() -> None:
 
 
 def _load(more: Sequence[str]) -> None:
-    """Import what commands need, and `more`; if torch is not installed, only what needs no torch."""
+    """Import the modules of commands and `more`. Without torch, skips modules that need torch."""
     for name in (*LOADED, *more):
         try:
             importlib.import_module(name)
@@ -99,7 +100,7 @@ def _load(more: Sequence[str]) -> None:
     with contextlib.suppress(ImportError):
         for name in DRAWING:
             importlib.import_module(name)
-    for plugin in entry_points(group=ENTRY_POINTS):  # each command finds the plugins itself
+    for plugin in entry_points(group=ENTRY_POINTS):  # each command discovers the plugins again
         with contextlib.suppress(Exception):
             importlib.import_module(plugin.module)
     for name in (*_list_builds(), *RANK):
@@ -108,7 +109,7 @@ def _load(more: Sequence[str]) -> None:
 
 
 def _list_builds() -> list[str]:
-    """Return the modules that build the installed parts of `BUILT`: dozens of imports that each rank would repeat."""
+    """Return the modules with the build functions of all installed parts of the groups `BUILT`."""
     from gangline.plugin.registry import installed
 
     offers = [offer for group in BUILT for offer in installed().get_offers(group).values()]
@@ -117,7 +118,7 @@ def _list_builds() -> list[str]:
 
 
 def _compose() -> None:
-    """Compose a run once, so that forks have what Hydra's parser caches. No choice of parts is kept."""
+    """Compose a run once to fill the caches of Hydra's parser for all forks, then clear gangline's plugin cache."""
     from gangline.config.compose import compose_one
     from gangline.plugin.registry import installed
 
@@ -127,10 +128,10 @@ def _compose() -> None:
 
 
 def _stack(context: int = 1) -> list[inspect.FrameInfo]:
-    """Return `inspect.stack` without lines of source.
+    """Return `inspect.stack()` without source lines.
 
-    For source lines it searches all modules, thousands here, for each frame. Torch's rendezvous and Hydra request
-    twenty stacks at the start of a run, which took more than half of the processor time of a small run.
+    `inspect.stack` searches thousands of loaded modules for the source lines of each frame. Torch's rendezvous and
+    Hydra call it twenty times at the start of a run, more than half of the CPU time of a small run.
     """
     frame, frames = inspect.currentframe(), []
     while frame is not None and (frame := frame.f_back) is not None:
@@ -140,7 +141,7 @@ def _stack(context: int = 1) -> list[inspect.FrameInfo]:
 
 
 def _run_module(module: str) -> int:
-    """Run `python -m MODULE`, and return its exit code, or minus the signal that ended it."""
+    """Run a module as `python -m MODULE` does, and return its exit code, or minus the signal number."""
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     except SystemExit as end:
@@ -158,7 +159,7 @@ def _run_module(module: str) -> int:
 
 
 def _end(code: int) -> NoReturn:
-    """End as Python ends, without tearing down modules: with torch that costs more than a second of a core."""
+    """Exit as Python does, but without module teardown, which with torch takes more than a second of a core."""
     threading._shutdown()  # type: ignore[attr-defined]  # waits for threads
     atexit._run_exitfuncs()
     sys.stdout.flush()
@@ -170,7 +171,7 @@ def _end(code: int) -> NoReturn:
 
 
 def _serve(listener: socket.socket, alive: int) -> dict[str, Any] | None:
-    """Fork a process for each request, and send its id and exit code to the client; return the request in the fork."""
+    """Fork a process per request, and send its id and exit code to the client. Returns the request in the fork."""
     child_pipe, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -185,9 +186,9 @@ def _serve(listener: socket.socket, alive: int) -> dict[str, Any] | None:
             os.read(child_pipe, 4096)
             _tell_ends(running)
         for pid, asker in running.items():
-            if asker in ready:  # closed, because the client was killed: kill its process
+            if asker in ready:  # the client was killed, which closed the socket: kill its process
                 os.kill(pid, signal.SIGKILL)
-                os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # the next request finds it gone
+                os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # so that the process is dead before the next request
         if listener in ready:
             asker, _ = listener.accept()
             request, files = _receive(asker)
@@ -217,7 +218,7 @@ def _tell_ends(running: dict[int, socket.socket]) -> None:
 
 
 def _receive(asker: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """Return a request, and the files for its standard input, output and errors."""
+    """Return (request, file descriptors for standard input, output and error)."""
     first, files, _, _ = socket.recv_fds(asker, NUMBER.size, 3)
     (length,) = NUMBER.unpack(first)
     content = b""
@@ -227,7 +228,7 @@ def _receive(asker: socket.socket) -> tuple[dict[str, Any], list[int]]:
 
 
 def _become(request: dict[str, Any], address: str) -> None:
-    """Become the requested process, as if its Python had just started."""
+    """Set up this fork as the requested process: signals, session, directory, environment, path, arguments."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
@@ -250,7 +251,7 @@ def _become(request: dict[str, Any], address: str) -> None:
 
 
 def _forget(entries: Sequence[str]) -> None:
-    """Remove loaded modules of packages that this process finds in other versions, in these entries of its path."""
+    """Remove loaded modules of packages that exist in `entries`, so that this process imports its own versions."""
     for name in {name.partition(".")[0] for name in sys.modules} - {"__main__"}:
         spec = PathFinder.find_spec(name, entries)
         if spec is not None and spec.loader is not None:  # a plain directory does not hide a package
@@ -259,7 +260,7 @@ def _forget(entries: Sequence[str]) -> None:
 
 
 def _make_popen(address: str) -> type[subprocess.Popen[Any]]:
-    """Return a Popen for which the server forks processes of `STARTED` that inherit this process's variables."""
+    """Return a Popen for which the server forks processes of `STARTED` that inherit this environment."""
 
     class Popen(subprocess.Popen[Any]):
         def __init__(self, args: Any, *more: Any, **options: Any) -> None:
@@ -278,9 +279,9 @@ def _list_entries(environment: Any) -> list[str]:
 
 
 def _fork_the_first_server(spawn: Any) -> Any:
-    """Return multiprocessing's way to start processes, except that the server of the ranks is forked from here.
+    """Return a replacement of `spawnv_passfds` that forks this process for the first fork server of the ranks.
 
-    A later server is not, because by then this process has threads and has used torch.
+    Later fork servers start cold, because by then this process has threads and has used torch.
     """
     prefixes = ["from multiprocessing.forkserver import main"]
 
@@ -300,11 +301,11 @@ def _fork_the_first_server(spawn: Any) -> Any:
 
 
 def _be_the_server(code: str, files: list[int]) -> None:
-    """Run `python -c CODE` with these files open and no others, in a process that has just been forked."""
+    """Run code as `python -c CODE` does in a new fork, with only these file descriptors open."""
     _leave_no_file_of_the_parent(files)
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, signal.SIG_DFL)
-    server: Any = _forkserver._forkserver  # it belongs to the parent, which holds its lock
+    server: Any = _forkserver._forkserver  # the state of the parent, which holds the lock
     server._lock = threading.Lock()
     server._forkserver_address = server._forkserver_alive_fd = server._forkserver_pid = None
     tracker: Any = resource_tracker._resource_tracker
@@ -317,15 +318,15 @@ def _be_the_server(code: str, files: list[int]) -> None:
 
 
 def _leave_no_file_of_the_parent(files: list[int]) -> None:
-    """Replace every open file, except the standard ones and these, by the null device.
+    """Replace every open file descriptor, except 0 to 2 and `files`, by the null device.
 
-    They are not closed: an object that holds a file's number, such as a handler of a logger, would write into the next
-    file that gets the number, for example the pipe of a rank, or close it.
+    Closed descriptors would be reused, for example for the pipe of a rank. An inherited object that has the old number,
+    such as a logging handler, would then write into the pipe or close it.
     """
     null = os.open(os.devnull, os.O_RDWR)
     for number in map(int, os.listdir("/dev/fd")):
         if number > 2 and number != null and number not in files:
-            with contextlib.suppress(OSError):  # the listing's own file is closed
+            with contextlib.suppress(OSError):  # the descriptor of the listing itself is already closed
                 os.fstat(number)
                 os.dup2(null, number)
     os.close(null)

@@ -1,12 +1,14 @@
-"""Tracker that sends records to a service from a separate thread: no step waits for it, and a kill loses no step.
+"""Tracker that sends records to a service on a separate thread: no step waits for it, and a kill loses no step.
 
-The thread of the training loop puts records into a bounded queue and continues. The tracker's thread opens the run at
-the service, reads the newest step there, sends missing steps from metrics.jsonl up to the step at which this start
-continues, and then sends new records. So each step is sent once: the next start sends the records that a kill left in
-the queue, and a step that is repeated after a kill or a rollback keeps the values that were sent first. (The history of
-a service cannot be rewritten; metrics.jsonl and TensorBoard show the current branch of the run.)
+The training loop puts records into a bounded queue and continues. The tracker's thread opens the run at the service
+and reads the newest step there. It sends the missing steps from metrics.jsonl, up to the step at which this start
+continues, and then new records.
 
-An exception of the service is raised by the next call of the loop; core reports it once and removes the tracker.
+Each step is therefore sent once. The next start sends the records that a kill left in the queue. A step that is
+repeated after a kill or a rollback keeps the values that were sent first, because the history of a service cannot be
+rewritten. metrics.jsonl and TensorBoard show the current branch of the run.
+
+The next call of the training loop raises an exception of the service; core reports it once and removes the tracker.
 """
 
 from __future__ import annotations
@@ -31,11 +33,11 @@ if TYPE_CHECKING:
     from gangline.config import Run
 
 BATCH = 200  # maximum number of records in one call of `Connection.send`
-PAUSE = 5.0  # seconds to collect records for one call, because a call per record costs more
+PAUSE = 5.0  # seconds to collect records for one `Connection.send`, because one call per record costs more
 
 
 class TrackingFailed(RuntimeError):
-    """Failure of a tracking service, which gets no more records; the run continues without it."""
+    """Failure of a tracking service. The run continues without this tracker."""
 
 
 class Connection(ABC):
@@ -43,7 +45,7 @@ class Connection(ABC):
 
     @abstractmethod
     def open(self, start: Start) -> int:
-        """Create the run at the service, or continue it; return the newest step of the run there, 0 without steps."""
+        """Create or continue the run at the service, and return the newest step there; 0 without steps."""
 
     @abstractmethod
     def send(self, records: list[StepRecord]) -> None:
@@ -51,11 +53,11 @@ class Connection(ABC):
 
     @abstractmethod
     def close(self, summary: dict[str, Any], notes: list[str], pictures: list[Path]) -> None:
-        """End the run at the service. notes: notes of this start; pictures: PNG files in the run directory."""
+        """End the run at the service. notes: console notes of this start; pictures: PNG files in the run directory."""
 
 
 class BackgroundTracker(Tracker):
-    """Tracker that sends to a `Connection`, which `connect` creates on the tracker's thread. name: name in messages."""
+    """Tracker that sends records to a `Connection`, which its thread creates by `connect`. name: for messages."""
 
     def __init__(self, name: str, config: Service, connect: Callable[[], Connection]) -> None:
         self.name, self.config, self.connect = name, config, connect
@@ -66,7 +68,7 @@ class BackgroundTracker(Tracker):
         self.thread: threading.Thread | None = None
         self.until: float | None = None  # deadline of `end` on the monotonic clock, set by `start_end`
 
-    # --- on the loop's thread ----------------------------------------------------------------------------------------
+    # --- training loop's thread --------------------------------------------------------------------------------------
 
     def begin(self, start: Start) -> None:
         key = (self.name, start.directory)
@@ -78,18 +80,21 @@ class BackgroundTracker(Tracker):
         self._raise_failure()
         if record.step % self.config.every and record.validation_loss is None:
             return
-        if self.waiting.qsize() < self.config.queue:  # the last slot is for the summary; only this thread puts
+        if self.waiting.qsize() < self.config.queue:  # the last slot is for the summary; only this thread puts items
             self.waiting.put_nowait(record)
         else:
             self.missed += 1
             if self.missed == 1:
-                self._say(f"is slower than the run: from step {record.step} on it lacks steps; metrics.jsonl has all")
+                self._say(
+                    f"is slower than the run and drops steps from step {record.step} on; metrics.jsonl has all steps. "
+                    f"To drop fewer:  track.{self.name}.every=10   or   track.{self.name}.queue=100000"
+                )
 
     def note(self, text: str) -> None:
         self.notes.append(text)
 
     def start_end(self, summary: dict[str, Any]) -> None:
-        """Put the summary into the queue without waiting, so that all services end at the same time."""
+        """Put the summary into the queue without a wait, so that all services end at the same time."""
         if self.until is None:
             self.until = time.monotonic() + self.config.deadline_seconds
             self.waiting.put_nowait(summary)
@@ -108,10 +113,11 @@ class BackgroundTracker(Tracker):
         if late:
             backlog = self.waiting.qsize()
             self._say(
-                f"was left after {self.config.deadline_seconds:g} s with about {backlog} records to send; {SENT_LATER}"
+                f"did not finish within deadline_seconds={self.config.deadline_seconds:g}: "
+                f"about {backlog} records are not sent; {SENT_LATER}"
             )
         elif self.missed:
-            self._say(f"lacks {self.missed} steps, for it was slower than the run; metrics.jsonl has all")
+            self._say(f"dropped {self.missed} steps because it was slower than the run; metrics.jsonl has all steps")
 
     def _compute_time_left(self) -> float:
         return 0.0 if self.until is None else max(0.0, self.until - time.monotonic())
@@ -123,7 +129,7 @@ class BackgroundTracker(Tracker):
     def _say(self, text: str) -> None:
         print(f"train: track={self.name} {text}", file=sys.stderr, flush=True)
 
-    # --- on the tracker's thread -------------------------------------------------------------------------------------
+    # --- tracker's thread --------------------------------------------------------------------------------------------
 
     def _work(self, start: Start, earlier: BackgroundTracker | None) -> None:
         try:
@@ -131,7 +137,7 @@ class BackgroundTracker(Tracker):
                 with suppress(TrackingFailed):
                     earlier.end({"why": "error"})
             self._serve(start)
-        except BaseException as error:  # a service may raise any exception, such as SystemExit
+        except BaseException as error:  # libraries of services may raise any exception, such as SystemExit
             first = str(error).strip().splitlines()
             self.failure = ": ".join([type(error).__name__, *first[:1]])
 
@@ -161,7 +167,7 @@ class BackgroundTracker(Tracker):
         fields = StepRecord.__dataclass_fields__
         missing = [
             StepRecord(**{key: value for key, value in line.items() if key in fields})
-            for line in read_records(path, lambda text: self._say(f"lacks steps: {text}"))
+            for line in read_records(path, lambda text: self._say(f"cannot send some earlier steps: {text}"))
             if newest < line["step"] <= start.first_step
             and (line["step"] % self.config.every == 0 or line.get("validation_loss") is not None)
         ]
@@ -170,7 +176,7 @@ class BackgroundTracker(Tracker):
         return missing[-1].step if missing else newest
 
     def _receive_records(self) -> tuple[list[StepRecord], dict[str, Any] | None]:
-        """Return (new records, summary or None if the run has not ended); wait for a first item, then up to `PAUSE`."""
+        """Collect items for up to `PAUSE` s after the first, and return (records, summary or None during the run)."""
         records: list[StepRecord] = []
         until: float | None = None
         while len(records) < BATCH:
@@ -186,17 +192,17 @@ class BackgroundTracker(Tracker):
         return records, None
 
 
-_LIVE: dict[tuple[str, str], BackgroundTracker] = {}  # trackers of this process that have begun and not ended
-SENT_LATER = "metrics.jsonl has all, and the run's next start sends what is missing"
+_LIVE: dict[tuple[str, str], BackgroundTracker] = {}  # active trackers of this process, by name and run directory
+SENT_LATER = "metrics.jsonl has all steps, and the next start of the run (resume=) sends missing steps"
 
 
 def get_scalars(record: StepRecord) -> dict[str, float]:
-    """Return {name: value} of the measurements in a step record that are single numbers."""
+    """Return {name: value} of all single numbers in a step record."""
     return {name: to_float(value) for name, value in list_numbers(record).items() if not isinstance(value, list)}
 
 
 def get_lists(record: StepRecord) -> dict[str, list[float]]:
-    """Return {name: finite values} of the measurements that are lists; histograms accept only finite values."""
+    """Return {name: finite values} of all lists in a step record; histograms accept only finite values."""
     lists = {name: map(to_float, value) for name, value in list_numbers(record).items() if isinstance(value, list)}
     return {name: [value for value in values if math.isfinite(value)] for name, values in lists.items()}
 
@@ -215,7 +221,7 @@ def flatten_options(content: dict[str, Any], prefix: str = "") -> dict[str, Any]
 
 
 def build(config: Service, run: Run) -> BackgroundTracker:
-    """Return the tracker of a service. The tracker's thread imports the library of the service, which takes seconds."""
+    """Return the tracker of a service. Its thread imports the library of the service, which takes seconds."""
 
     def connect() -> Connection:
         connection: Connection = importlib.import_module(config.home).connect(config)

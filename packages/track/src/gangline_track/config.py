@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Service(TrackConfig):
-    """Options of every tracking service. A separate thread sends queued records, so no step waits for the service."""
+    """Options of every tracking service. A separate thread sends the records, so no step waits for the service."""
 
     module: ClassVar[str] = ""  # module name of the service's library
     extra: ClassVar[str] = ""  # extra of gangline-track that installs the library, and the name of the tracker
@@ -30,9 +30,9 @@ class Service(TrackConfig):
 
     def check(self, run: Run) -> list[Problem]:
         if find_spec(self.module) is None:
-            what = f"track={self.extra} needs the library {self.module}, and it is not installed."
-            why = "It is an extra of gangline-track."
-            return [Problem(what, why, f"pip install 'gangline-track[{self.extra}]'   or another tracker")]
+            what = f"track={self.extra} needs the library {self.module}, which is not installed."
+            why = "The library is an optional dependency of gangline-track."
+            return [Problem(what, why, f"pip install 'gangline-track[{self.extra}]'   or choose another tracker")]
         return []
 
 
@@ -67,8 +67,10 @@ class Mlflow(Service):
         uri = self.uri or os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:"
         lacks = [name for name in ("sqlalchemy", "alembic") if find_spec(name) is None]
         if not problems and uri.startswith("sqlite:") and lacks:
-            what = f"track=mlflow keeps a file of SQLite, and lacks {' and '.join(lacks)} for it."
-            problems.append(Problem(what, "", "pip install 'gangline-track[mlflow]'   or track.mlflow.uri=http://..."))
+            what = f"track=mlflow needs {' and '.join(lacks)} to write a SQLite file (no tracking server is set)."
+            problems.append(
+                Problem(what, "", "pip install 'gangline-track[mlflow]'   or   track.mlflow.uri=http://...")
+            )
         return problems
 
 
@@ -88,8 +90,14 @@ class Trackio(Service):
     def check(self, run: Run) -> list[Problem]:
         problems = super().check(run)
         if self.space and self.server:
-            what = "track.trackio.space and track.trackio.server are two places, and a run is sent to one."
-            problems.append(Problem(what, "", "track.trackio.space=null   or   track.trackio.server=null"))
+            what = "track.trackio.space and track.trackio.server exclude each other."
+            problems.append(
+                Problem(
+                    what,
+                    "Trackio sends a run to one destination.",
+                    "track.trackio.space=null   or   track.trackio.server=null",
+                )
+            )
         return problems
 
     def get_environment(self, run: Run) -> dict[str, str]:
@@ -107,12 +115,12 @@ PARTS = (
         name="mlflow",
         config=Mlflow,
         build="gangline_track.background:build",
-        summary="MLflow: a tracking server, or a file of SQLite",
+        summary="MLflow: a tracking server or a local SQLite file",
     ),
     Part(
         name="trackio",
         config=Trackio,
         build="gangline_track.background:build",
-        summary="Trackio: a file of SQLite here, a Space, or a server",
+        summary="Trackio: local SQLite files, a Hugging Face Space or a server",
     ),
 )

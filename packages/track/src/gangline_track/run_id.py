@@ -10,13 +10,13 @@ from gangline.storage.files import read_regular, write_whole
 
 
 class RunId:
-    """Id of a run at a service. place: server address and project; at another place, the run has another id."""
+    """Stored id of a run at a service. place: server address and project; another place needs another id."""
 
     def __init__(self, run_dir: str | Path, service: str, place: str) -> None:
         self.path, self.place = Path(run_dir) / "track" / f"{service}.json", redact_secrets(place)
 
     def read(self) -> str | None:
-        """Return the stored id; None if no id is stored for this place, or if the file is damaged."""
+        """Return the stored id, or None if the file is missing, damaged or of another place."""
         try:
             content = json.loads(read_regular(self.path))
             name, place = str(content["id"]), content["place"]
@@ -24,7 +24,7 @@ class RunId:
                 return None
         except (OSError, ValueError, KeyError, TypeError):
             return None
-        if place != self.place:  # an earlier version stored the address with its secrets
+        if place != self.place:  # an earlier version of gangline stored the URL with its secrets
             self.write(name)
         return name
 
@@ -34,5 +34,5 @@ class RunId:
 
 
 def redact_secrets(place: str) -> str:
-    """Return a place without user, password and query of its URL, which may contain secrets."""
+    """Return a place without the user, password and query of its URL, which may be secret."""
     return re.sub(r"(://)[^/\s@]*@|\?\S*", r"\1", place)

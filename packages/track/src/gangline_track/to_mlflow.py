@@ -1,4 +1,4 @@
-"""MLflow tracker: one run of an experiment, by `MlflowClient`; the active MLflow run of the process is not changed."""
+"""MLflow tracker: logs to one MLflow run by `MlflowClient`, without changing the active MLflow run of the process."""
 
 from __future__ import annotations
 
@@ -17,13 +17,17 @@ from gangline_track.background import Connection, flatten_options, get_scalars
 from gangline_track.config import Mlflow
 from gangline_track.run_id import RunId
 
-METRICS, PARAMS, LENGTH = 1000, 100, 500  # maximum metrics and params per call, and characters of a value
+METRICS, PARAMS, LENGTH = 1000, 100, 500  # limits of MLflow: metrics per call, params per call, characters of a value
 NOTE = "mlflow.note.content"  # tag that MLflow shows as the run's description
-STATUS = {"done": "FINISHED", "stop": "FAILED", "error": "FAILED"}  # all other reasons are signals: KILLED
+STATUS = {
+    "done": "FINISHED",
+    "stop": "FAILED",
+    "error": "FAILED",
+}  # reason of the end -> MLflow status; signals and other reasons: KILLED
 
 
 class MlflowConnection(Connection):
-    """Run at MLflow. MLflow has no histograms, so measurements that are lists are not sent."""
+    """Run at MLflow. Lists in records are not sent, because MLflow has no histograms."""
 
     def __init__(self, config: Mlflow) -> None:
         self.config = config
@@ -89,7 +93,7 @@ class MlflowConnection(Connection):
 
 
 def make_local_uri(directory: str | Path) -> str:
-    """Return the URI of the SQLite file in a run directory."""
+    """Return the MLflow URI of the SQLite file in a run directory."""
     return f"sqlite:///{(Path(directory) / 'mlflow.db').absolute()}"
 
 

@@ -1,4 +1,4 @@
-"""Trackio tracker. Trackio identifies a run by its name, so the name gets a random suffix."""
+"""Trackio tracker. The run name gets a random suffix, because Trackio identifies runs by name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gangline_track.run_id import RunId
 
 
 class TrackioConnection(Connection):
-    """Run at Trackio, stored on this machine unless a Space or a server is configured."""
+    """Run at Trackio, stored on this machine unless `space` or `server` is set."""
 
     def __init__(self, config: Trackio) -> None:
         self.config = config
@@ -37,7 +37,7 @@ class TrackioConnection(Connection):
             auto_log_gpu=False,
         )
         run_id.write(self.run.name)
-        self.newest = self.run._next_step - 1  # private: Trackio reads it when a run begins
+        self.newest = self.run._next_step - 1  # private attribute: next step of the run, which Trackio reads in `init`
         return max(self.newest, 0)
 
     def send(self, records: list[StepRecord]) -> None:

@@ -1,4 +1,4 @@
-"""Weights & Biases tracker: the wandb step is the training step, and all starts of a run continue one wandb run."""
+"""Weights & Biases tracker: wandb steps equal training steps, and all starts of a run continue one wandb run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class WandbConnection(Connection):
 
     def __init__(self, config: Wandb) -> None:
         self.config = config
-        self.last: int | None = None  # newest step that this start has sent
+        self.last: int | None = None  # newest step that was sent since this start
 
     def open(self, start: Start) -> int:
         run_id = RunId(start.directory, "wandb", f"{self.config.entity or ''}/{self.config.project}")
@@ -38,16 +38,18 @@ class WandbConnection(Connection):
                 why = explain_no_service(self.config.connect_seconds)
                 mode = "offline" if why else mode
             self.run = self._begin(start, name, mode)
-        except Exception as error:  # an expired key, no network, another user's project
+        except Exception as error:  # such as an expired key, a missing network, or another user's project
             if mode != "online":
                 raise
             why = str(error).strip().splitlines()[0]
-            wandb.teardown()  # wandb still holds the id of the run that it could not create
+            wandb.teardown()  # otherwise wandb keeps the id of the failed run
             self.run = self._begin(start, name, "offline")
         if why:
             later = f"wandb sync {Path(start.directory) / 'wandb'}/offline-run-*"
             print(
-                f"train: track=wandb goes on offline: {why}\n  To send it later:  {later}", file=sys.stderr, flush=True
+                f"train: track=wandb continues offline: {why}\n  To upload the run later:  {later}",
+                file=sys.stderr,
+                flush=True,
             )
         if mode == "disabled":
             return 0
@@ -90,22 +92,24 @@ class WandbConnection(Connection):
         if notes:
             self.run.notes = "\n".join(notes[-LINES:])
         self.run.summary.update({f"run/{name}": value for name, value in summary.items() if value is not None})
-        if pictures and self.last is not None:  # at the last step, because a new step would count as a training step
+        if (
+            pictures and self.last is not None
+        ):  # at the last sent step, because another step would count as a training step
             self.run.log({f"pictures/{path.stem}": wandb.Image(str(path)) for path in pictures}, step=self.last)
         self.run.finish(exit_code=0 if summary.get("why") == "done" else 1)
 
 
 def explain_no_service(seconds: float) -> str:
-    """Return why a login to wandb fails, or "". If an API key is set, first checks that the service is reachable."""
+    """Log in to wandb, and return why it failed, or "". With an API key, first checks that the service is reachable."""
     if wandb.api.api_key and (why := explain_unreachable(wandb.setup().settings.base_url, seconds)):
         return why
-    return "" if wandb.login(prompt=False) else "there is no key: wandb login, or WANDB_API_KEY"
+    return "" if wandb.login(prompt=False) else "no wandb API key: run `wandb login`, or set WANDB_API_KEY"
 
 
 def explain_unreachable(url: str, seconds: float) -> str:
-    """Return why no connection to the service is possible; "" if it is, or if a proxy is configured.
+    """Return why a connection to the service fails; "" if it succeeds, or if a proxy is configured.
 
-    wandb itself may wait forever for a service whose machine refuses the connection.
+    wandb may wait forever for a service whose machine refuses connections.
     """
     place = urlsplit(url)
     if getproxies() or place.hostname is None:
@@ -115,7 +119,7 @@ def explain_unreachable(url: str, seconds: float) -> str:
             (place.hostname, place.port or (80 if place.scheme == "http" else 443)), seconds
         ).close()
     except OSError as error:
-        return f"{url} cannot be reached: {error}"
+        return f"cannot connect to {url}: {error}"
     return ""
 
 

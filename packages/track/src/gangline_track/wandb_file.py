@@ -1,7 +1,7 @@
-"""Reader of run-ID.wandb, wandb's local record of a run, to find the steps that an earlier start logged.
+"""Reader of run-ID.wandb, wandb's local log of a run, to find the newest step that earlier starts logged.
 
 The file has a header of 7 bytes, then the log format of LevelDB: blocks of 32 KiB with chunks of (checksum, length,
-kind). One or several chunks form a record, a message of wandb's protocol. A record that a kill truncated is skipped.
+kind). One or several chunks form a record, which is a message of wandb's protocol. A truncated record is skipped.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ def read_messages(path: Path) -> Iterator[bytes]:
 
 
 def read_history(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
-    """Yield (step, {name: value as JSON text}) for every logged step."""
+    """Yield (step, {name: value as JSON text}) of every logged step."""
     protocol = import_module("wandb.proto.wandb_internal_pb2")  # generated at run time, so type checkers do not see it
     for message in read_messages(path):
         record = protocol.Record()
         try:
             record.ParseFromString(message)
-        except Exception:  # a truncated last record
+        except Exception:  # the last record is truncated
             return
         if record.HasField("history"):
             items = {".".join(item.nested_key) or item.key: item.value_json for item in record.history.item}

@@ -1,4 +1,4 @@
-"""Example plugins that `gangline new-plugin` starts from; smaller ones are in the specifications of hooks.
+"""Larger example plugins for `gangline new-plugin`; smaller examples are in the specifications of hooks.
 
-They are read as text and never imported from here. The first line of each says the name it goes by.
+`new-plugin` reads the examples as text and never imports them. The first line of an example contains its name.
 """

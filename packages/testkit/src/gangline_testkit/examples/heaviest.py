@@ -1,4 +1,4 @@
-# gangline_heaviest.py: each rank sends its largest gradients. train parallel=ddp launch.processes=2 gradients=heaviest
+# gangline_heaviest.py: ranks send their largest gradients. train parallel=ddp launch.processes=2 gradients=heaviest
 from dataclasses import dataclass
 
 from gangline import Part, hookimpl
@@ -7,12 +7,12 @@ from gangline.config import GradientsConfig, ShareBelowOne
 
 @dataclass
 class Heaviest(GradientsConfig):
-    """Sends the largest gradients of a bucket; the others are added to the next step's (arXiv 1704.05021)."""
+    """Sends the largest gradients of a bucket, and adds the rest to the next step (top-k, arXiv 1704.05021)."""
 
     share: ShareBelowOne = 0.25  # share of a bucket's gradients to send
 
     def count_sent(self, size, ranks, scatters, itemsize):
-        return self.share * size * (itemsize + 8) * (ranks - 1)  # values and their indices, to each other rank
+        return self.share * size * (itemsize + 8) * (ranks - 1)  # values and int64 indices, to each other rank
 
     def count_kept(self, size, ranks, scatters):
         return size
@@ -37,7 +37,7 @@ def build(config, run):
             def add(every_value):
                 rows = flat.new_zeros(comm.size, flat.numel())
                 rows.scatter_(1, every_place.wait().view(comm.size, -1), every_value.view(comm.size, -1))
-                return sum_rows(rows)  # in order of rank, so with the same bits on all ranks
+                return sum_rows(rows)  # in rank order, so that all ranks get equal bits
 
             return Later(comm.start_all_gather(values), add)
 
@@ -50,6 +50,6 @@ def gangline_gradient_reductions():
         name="heaviest",
         config=Heaviest,
         build="gangline_heaviest:build",
-        summary="Each rank sends its largest gradients, and keeps the others",
-        layout_dependent="each rank sends the largest of its gradients, and keeps the others for the next step",
+        summary="Top-k gradients with error feedback",
+        layout_dependent="each rank sends only its largest gradients, and adds the rest to its next step",
     )

@@ -1,7 +1,6 @@
-"""A strategy whose replicas differ between synchronisations: local SGD (Stich, arXiv 1805.09767).
+"""Toy strategy: local SGD (Stich, arXiv 1805.09767), with replicas that differ between averages of the weights.
 
-Each rank is a replica that holds the full model and steps by the gradients of its own samples; after some steps all
-ranks take the mean of their weights.
+Each rank trains a replica of the full model on its own samples. Every `every` steps all ranks average their weights.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from gangline_testkit.toys.plugin import Apart
 
 
 class ApartRuntime(WholeRuntime):
-    """Runtime of local SGD. The optimizer's moments stay each replica's own."""
+    """Runtime of local SGD. Replicas do not average the state of the optimizer."""
 
     differs = frozenset({"dp_replicate"})
 
@@ -32,11 +31,13 @@ class ApartRuntime(WholeRuntime):
     def step(self, microbatches: Sequence[Batch]) -> StepResult:
         self.steps = microbatches[0].step + 1
         result = super().step(microbatches)
-        bad = torch.tensor([float(not result.finite)], device=self.device)  # the gradients of one replica
+        bad = torch.tensor(
+            [float(not result.finite)], device=self.device
+        )  # whether the gradients of this replica are not finite
         return replace(result, finite=not float(self.comm.all_reduce(bad, "max")))
 
     def _begin_backward(self, microbatch: int, last: int) -> None:
-        """Send nothing: gradients stay on their replica."""
+        """Skip the gradient reduction: gradients stay on their replica."""
 
     def _reduce(self) -> list[Tensor]:
         gradients = self.storage.assign_gradients()
@@ -73,7 +74,7 @@ class ApartRuntime(WholeRuntime):
 
     @contextmanager
     def _use_first_weights(self) -> Iterator[None]:
-        """Give every replica, in the block, the weights of the first replica, which checkpoints store."""
+        """Copy the weights of the first replica, which checkpoints store, to every replica during the block."""
         own = [shard.local.detach().clone() for shard in self.shards()]
         with torch.no_grad():
             for shard in self.shards():

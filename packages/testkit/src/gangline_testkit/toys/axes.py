@@ -1,7 +1,7 @@
-"""Computation of a rank of `rows` along `tp`, `cp` and `pp`: its shards of parameters, its tokens, its blocks.
+"""Computation of `rows` along `tp`, `cp` and `pp`: shards of parameters, parts of sequences, blocks of a stage.
 
-No weight is stored sharded along these axes, sharded values are gathered in full and sliced, and one microbatch at a
-time passes the stages: just enough to check that a sharded module computes what the full one computes.
+A minimal implementation to check that sharded modules compute the same as full modules. It stores full weights, gathers
+sharded values in full and slices them, and runs one microbatch at a time through the stages.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gangline_basics.parallel.autograd import all_gather, all_reduce
 
 
 class _Enter(torch.autograd.Function):
-    """Identity before a column-parallel matmul; backward sums the parts of x's gradient over the ranks."""
+    """Identity before a column-parallel matmul; the backward pass sums the gradient of x over the ranks."""
 
     @staticmethod
     def forward(ctx, x: Tensor, comm: Comm) -> Tensor:
@@ -36,7 +36,7 @@ class _Enter(torch.autograd.Function):
 
 
 class _Leave(torch.autograd.Function):
-    """Sum of partial results after a row-parallel matmul; backward is the identity."""
+    """Sum of partial results over the ranks after a row-parallel matmul; the backward pass is the identity."""
 
     @staticmethod
     def forward(ctx, x: Tensor, comm: Comm) -> Tensor:
@@ -48,20 +48,20 @@ class _Leave(torch.autograd.Function):
 
 
 class Axes:
-    """The model on one rank. Embedding and head stay replicated along `tp`, as a plan allows.
+    """Model on one rank, sharded along `tp`, `cp` and `pp`. Embedding and head are replicated along `tp`.
 
     used  name of a parameter -> all its names in modules
 
-    Raises ValueError if tp does not divide a dim that it shards.
+    Raises ValueError if tp does not divide a dim that the plan shards.
     """
 
     def __init__(self, model: nn.Module, plan: Plan, comms: Comms, used: Mapping[str, Sequence[str]]) -> None:
         self.model, self.plan, self.world = model, plan, comms.world
         self.tp, self.cp, self.pp = (comms.get_comm(axis) for axis in ("tp", "cp", "pp"))
-        self.beside = comms.get_comm("cp", "pp")  # ranks that have other tokens, or other blocks
-        self.speaks = self.tp.index == 0  # else another rank reports for this one
+        self.beside = comms.get_comm("cp", "pp")  # ranks with other tokens or other blocks
+        self.speaks = self.tp.index == 0  # whether this tp rank contributes to losses and metrics
         self.first = self.speaks and self.cp.index == self.pp.index == 0
-        self.dims: dict[str, int] = {}  # name -> the dim that tp shards
+        self.dims: dict[str, int] = {}  # name -> dim that tp shards
         for name, (alias, *_) in used.items():
             parameter, module = model.get_parameter(alias), model.get_submodule(alias.rpartition(".")[0])
             cut = plan.get_cuts(name, parameter.dim()).get("tp")
@@ -70,7 +70,7 @@ class Axes:
                 continue
             if parameter.shape[cut.dim] % (cut.unit * self.tp.size):
                 size = parameter.shape[cut.dim]
-                raise ValueError(f"{name}: {size} in units of {cut.unit} do not divide by tp={self.tp.size}")
+                raise ValueError(f"{name}: size {size} is not divisible by tp={self.tp.size} in units of {cut.unit}")
             self.dims[name] = cut.dim
 
     def _has_seam(self, name: str, path: str) -> bool:
@@ -79,13 +79,13 @@ class Axes:
     # --- tp: shards of parameters ------------------------------------------------------------------------------------
 
     def take_part(self, name: str, whole: Tensor) -> Tensor:
-        """Return the shard of a full array that this rank computes with; all of it if tp does not shard it."""
+        """Return this rank's tp shard of a full array, or the full array if tp does not shard the array."""
         return whole.chunk(self.tp.size, self.dims[name])[self.tp.index] if name in self.dims else whole
 
     def reduce_gradient(self, name: str, gradient: Tensor, shape: Sequence[int]) -> Tensor:
-        """Return the full gradient, summed over tp, cp and pp; replicated parameters must have equal ones along tp.
+        """Return the full gradient, summed over tp, cp and pp; for replicated parameters it must be equal along tp.
 
-        Raises no error if these differ: the gradient is then wrong, and a comparison finds it.
+        If they differ, the result is wrong without an error, and the comparison with one process fails.
         """
         whole = gradient.new_zeros(shape)
         self.take_part(name, whole).copy_(gradient)
@@ -96,7 +96,7 @@ class Axes:
         return self.beside.all_reduce(whole) if self.beside.size > 1 else whole
 
     def install(self) -> None:
-        """Make the modules compute with shards; their matmuls are set already, blocks not yet finished."""
+        """Make the modules compute with shards. Called after `set_products` and before `finish_blocks`."""
         bound: set[str] = set()
         for path, module in self.model.named_modules():
             cut = [name for name, _ in module.named_parameters(path, recurse=False) if name in self.dims]
@@ -120,9 +120,9 @@ class Axes:
     # --- cp: a part of the tokens ------------------------------------------------------------------------------------
 
     def split_tokens(self, batch: Batch) -> Batch:
-        """Return this rank's part of each sequence. Raises ValueError if cp does not divide their length."""
+        """Return a batch with this rank's part of each sequence. Raises ValueError if cp does not divide the length."""
         if batch.shape[1] % self.cp.size:
-            raise ValueError(f"sequences of {batch.shape[1]} tokens do not divide by cp={self.cp.size}")
+            raise ValueError(f"the sequence length {batch.shape[1]} is not divisible by cp={self.cp.size}")
         values = {item.name: getattr(batch, item.name) for item in fields(batch)}
         cut = {name: x for name, x in values.items() if isinstance(x, Tensor) and x.dim() == 2}
         own: dict[str, Any] = {name: self._take_part(x) for name, x in cut.items()}
@@ -144,7 +144,7 @@ class Axes:
         position: Tensor,
         *more,
     ) -> Tensor:
-        """Return this rank's part of the attention over all tokens, by the function that the module has."""
+        """Return this rank's part of the attention over all tokens. own: attention function of the module."""
         q, k, v = (self._gather(x, 2) for x in (q, k, v))
         document = None if document is None else self._gather(document, 1)
         out = own(q, k, v, document, self._gather(position, 1), *more)
@@ -156,7 +156,7 @@ class Axes:
     # --- pp: a part of the blocks ------------------------------------------------------------------------------------
 
     def compute_loss(self, batch: Batch) -> Tensor:
-        """Return the loss of this rank's tokens if its blocks are the last, else 0; `backward` continues from here."""
+        """Return the loss of this rank's tokens on the last stage, else 0, and store the outputs for `backward`."""
         last, hidden = self.pp.size - 1, None
         for stage in range(self.pp.size):
             if stage == self.pp.index:
@@ -168,7 +168,7 @@ class Axes:
         return self._out if self.pp.index == last else torch.zeros((), dtype=torch.float64)
 
     def backward(self, coefficient: float) -> None:
-        """Run backward for the last `compute_loss`, times `coefficient`."""
+        """Run the backward pass of the last `compute_loss`, with the loss times `coefficient`."""
         gradient = None
         for stage in reversed(range(self.pp.size)):
             if stage == self.pp.index:
@@ -189,7 +189,7 @@ class Axes:
         return self.model.get_submodule(self.plan.head)(hidden, batch) if last else hidden
 
     def _send_stage(self, x: Tensor | None) -> Tensor:
-        """Return one stage's output, of three dims, on all stages as a leaf; the other stages add zeros."""
+        """Send the output (3 dims) of one stage to all stages, by a sum with zeros, and return it as a leaf tensor."""
         sizes = torch.tensor((0, 0, 0) if x is None else x.shape)
         self.pp.all_reduce(sizes)
         dtype = next(self.model.parameters()).dtype

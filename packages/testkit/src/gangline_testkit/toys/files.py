@@ -1,4 +1,4 @@
-"""A checkpointer on plain files: one .npy for each primary box, one index, made visible by a rename."""
+"""Toy checkpointer: one .npy file per primary box, one index, and a rename as commit."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from gangline.shard import Box, Registry, Shard, name_dtype
 from gangline.storage.files import write_whole
 from gangline_testkit.toys.plugin import Files
 
-Index = dict[str, list[dict[str, Any]]]  # array -> its boxes: offset, shape, file, checksum
+Index = dict[str, list[dict[str, Any]]]  # array -> boxes with offset, shape, file and checksum
 
 
 class FilesCheckpointer(Checkpointer):
-    """Checkpointer with the boxes in `checkpoints/<id>` as .npy files, and an index of their places and CRC-32.
+    """Checkpointer with .npy files in `checkpoints/<id>`, and an index of their boxes and CRC-32 checksums.
 
-    Ranks meet through the job's store: each reports when its boxes are durable, rank 0 then writes the index and
-    renames. It runs no collective, so that a rank that dies leaves the others a clear time-out.
+    Ranks synchronise through the job store. Each rank reports its durable files; rank 0 then writes the index and
+    renames the directory. There are no collectives: after the death of a rank, the others get a timeout of the store.
     """
 
     def __init__(self, config: Files, run: Run, store: Store | None) -> None:
@@ -46,7 +46,7 @@ class FilesCheckpointer(Checkpointer):
     def save(
         self, request: SaveRequest, shards: Sequence[Shard], registry: Registry, document: dict[str, Any]
     ) -> SaveHandle:
-        """Write the files of every rank, and rename the directory on rank 0. Raises SaveFailed."""
+        """Write the files of every rank, and rename the directory on rank 0. Raises SaveFailed on all ranks."""
         id = CheckpointId(request.step, document["attempt"])
         final = self.directory / str(id)
         self.turn += 1
@@ -55,7 +55,11 @@ class FilesCheckpointer(Checkpointer):
             shutil.rmtree(final.with_name(f".{id}"), ignore_errors=True)
             final.with_name(f".{id}").mkdir(parents=True)
         self.meet(f"begin-{id}", world, id)
-        error = "it is there already" if final.exists() else self.write_boxes(final.with_name(f".{id}"), rank, shards)
+        error = (
+            "the checkpoint already exists"
+            if final.exists()
+            else self.write_boxes(final.with_name(f".{id}"), rank, shards)
+        )
         self.tell(f"error-{id}-{rank}", error)
         self.meet(f"written-{id}", world, id)
         errors = [self.share_status(f"error-{id}-{other}", error) for other in range(world)]
@@ -69,7 +73,7 @@ class FilesCheckpointer(Checkpointer):
         return SaveHandle(id).finish()
 
     def write_boxes(self, directory: Path, rank: int, shards: Sequence[Shard]) -> str:
-        """Write this rank's primary boxes and their part of the index, and return the error, or ""."""
+        """Write this rank's primary boxes and their index entries, and return the error text, or ""."""
         index: Index = {}
         try:
             for number, shard in enumerate(shard for shard in shards if shard.primary):
@@ -92,7 +96,7 @@ class FilesCheckpointer(Checkpointer):
         return ""
 
     def commit(self, final: Path, document: dict[str, Any]) -> str:
-        """Write one index and rename the directory, on rank 0 when all boxes are durable; return the error, or ""."""
+        """Merge the index entries of all ranks, and rename the directory, on rank 0. Returns the error text, or ""."""
         draft = final.with_name(f".{final.name}")
         try:
             whole: Index = {}
@@ -110,7 +114,7 @@ class FilesCheckpointer(Checkpointer):
         return ""
 
     def explain_damage(self, id: CheckpointId) -> str:
-        """Return the damage found in a checkpoint by reading every byte, or ""."""
+        """Read every byte of a checkpoint, and return the damage as text, or ""."""
         try:
             index = self.read_index(id)
             for name, boxes in index["arrays"].items():
@@ -122,7 +126,7 @@ class FilesCheckpointer(Checkpointer):
             return str(bad)
         return ""
 
-    # --- meeting through the store -----------------------------------------------------------------------------------
+    # --- agreement of ranks by the store -----------------------------------------------------------------------------
 
     def tell(self, key: str, text: str) -> None:
         if self.store is not None:
@@ -135,7 +139,7 @@ class FilesCheckpointer(Checkpointer):
         return "" if text == "fine" else text
 
     def meet(self, where: str, world: int, id: CheckpointId) -> None:
-        """Wait until all ranks are here; the store's own time-out ends a wait for a dead rank."""
+        """Wait until all ranks have called this. The timeout of the store ends a wait for a dead rank."""
         if self.store is None or world == 1:
             return
         key = f"files/{self.turn}/{where}"
@@ -150,21 +154,21 @@ class FilesCheckpointer(Checkpointer):
         return sorted(id for id in ids if id is not None)
 
     def read_index(self, id: CheckpointId) -> dict[str, Any]:
-        """Return the index, which says where each box is stored. Raises BadCheckpoint."""
+        """Return the index of a checkpoint, with the file of each box. Raises BadCheckpoint."""
         path = self.directory / str(id) / "index"
         try:
             checksum, _, text = path.read_text().partition("\n")
             if zlib.crc32(text.encode()) != int(checksum):
-                raise BadCheckpoint("every array", None, path, "its checksum differs")
+                raise BadCheckpoint("every array", None, path, "the CRC-32 checksum differs")
             index = json.loads(text)
             if not self.is_of(index["document"], id):
-                raise BadCheckpoint("every array", None, path, "it is of another checkpoint")
+                raise BadCheckpoint("every array", None, path, "the index states the id of another checkpoint")
             return index
         except (OSError, ValueError) as error:
             raise BadCheckpoint("every array", None, path, str(error)) from error
 
     def is_of(self, document: dict[str, Any], id: CheckpointId) -> bool:
-        """Return whether a document belongs to a checkpoint, since a directory may have been renamed."""
+        """Return whether a document states this checkpoint id; not after a rename of the directory."""
         return CheckpointId(document["step"], document["attempt"]) == id
 
     def read_document(self, id: CheckpointId) -> dict[str, Any]:
@@ -174,7 +178,7 @@ class FilesCheckpointer(Checkpointer):
         return {name: tuple(boxes[0]["whole"]) for name, boxes in self.read_index(id)["arrays"].items()}
 
     def load(self, id: CheckpointId, shards: Iterable[Shard], registry: Registry) -> None:
-        """Fill the shards, and share damage with all ranks. Raises BadCheckpoint on all if one rank found any."""
+        """Fill the shards. Raises BadCheckpoint on all ranks if one rank finds damage."""
         self.turn += 1
         rank, error = int(os.environ.get("RANK", "0")), None
         try:
@@ -185,7 +189,7 @@ class FilesCheckpointer(Checkpointer):
         self.meet("loaded", registry.mesh.world, id)
         for other in range(registry.mesh.world):
             if (status := self.share_status(f"damage-{other}", str(error or ""))) and error is None:
-                error = BadCheckpoint("an array", None, self.directory / str(id), f"rank {other} saw: {status}")
+                error = BadCheckpoint("an array", None, self.directory / str(id), f"rank {other} reports: {status}")
         if error is not None:
             raise error
 
@@ -198,14 +202,16 @@ class FilesCheckpointer(Checkpointer):
         for shard in shards:
             boxes = arrays.get(shard.name)
             if boxes is None:
-                raise UserError(f"checkpoint {id} does not have {shard.name}.")
+                raise UserError(f"checkpoint {id} does not have the array {shard.name}.")
             if tuple(boxes[0]["whole"]) != tuple(shard.global_shape):
-                raise UserError(f"{shard.name} is {boxes[0]['whole']} in checkpoint {id}, not {shard.global_shape}.")
+                raise UserError(
+                    f"{shard.name} has shape {boxes[0]['whole']} in checkpoint {id}, expected {shard.global_shape}."
+                )
             for entry in boxes:
                 self.fill(shard, Box(tuple(entry["offset"]), tuple(entry["shape"])), entry, self.directory / str(id))
 
     def fill(self, shard: Shard, box: Box, kept: dict[str, Any], directory: Path) -> None:
-        """Copy the intersection of a stored box and a shard."""
+        """Copy the intersection of a stored box and a shard into the shard."""
         common = box.intersect(shard.box)
         if common is None:
             return
@@ -215,11 +221,11 @@ class FilesCheckpointer(Checkpointer):
 
 
 def _read_checked(name: str, box: Box, kept: dict[str, Any], directory: Path) -> bytes:
-    """Return the file of a stored box. Raises BadCheckpoint if its checksum differs."""
+    """Return the bytes of the file of a stored box. Raises BadCheckpoint if the checksum differs."""
     path = directory / kept["file"]
     content = path.read_bytes() if path.exists() else b""
     if zlib.crc32(content) != kept["checksum"]:
-        raise BadCheckpoint(name, box.limits, path, "its checksum differs")
+        raise BadCheckpoint(name, box.limits, path, "the CRC-32 checksum differs")
     return content
 
 

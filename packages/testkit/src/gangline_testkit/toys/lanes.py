@@ -1,4 +1,4 @@
-"""A third-party module on a fold, as an example of a plugin's own layer.
+"""Toy module on a fold, as an example of a plugin's own layer.
 
 L lanes, F features within each, D model width, N tokens (of all ranks of the fold).
 """
@@ -16,10 +16,10 @@ from gangline_testkit.toys.plugin import LanesNode
 
 
 class LanesModule(nn.Module):
-    """x (B, T, D) -> the sum over lanes l of (1 + balance_l) · W_out_l silu(W_in_l x), a little jittered in training.
+    """Sum over lanes l of (1 + balance_l) · W_out_l silu(W_in_l x) for x (B, T, D), with jitter in training.
 
-    On a fold of f ranks each has L/f lanes: the tokens of all f are gathered, each rank sums its lanes for all tokens,
-    and the sums are scattered back to the ranks that the tokens came from.
+    On a fold of f ranks, each rank has L/f lanes. An all-gather collects the tokens of the f ranks, each rank sums its
+    lanes for all tokens, and a reduce-scatter returns the sums to the ranks of the tokens.
     """
 
     balance: Tensor
@@ -33,7 +33,7 @@ class LanesModule(nn.Module):
         self.axis: Comm | None = None
 
     def bind(self, axis: Comm) -> None:
-        """Bind the fold's ranks; called once, after sharding."""
+        """Set the Comm over the ranks of the fold. Called once, after sharding."""
         self.axis = axis
 
     def forward(self, x_BTD: Tensor) -> Tensor:
@@ -50,13 +50,15 @@ class LanesModule(nn.Module):
         use = torch.zeros(len(self.balance), dtype=torch.float64)
         use[first : first + here] = (active.detach() > 0).sum((1, 2)).double().cpu()
         energy = y_BTD.square().mean(-1)
-        forward_context.emit_metric("use", use.to(x_BTD.device), "sum")  # each rank of the fold counts its own lanes
+        forward_context.emit_metric(
+            "use", use.to(x_BTD.device), "sum"
+        )  # each rank of the fold has counts only for its own lanes
         forward_context.emit_metric("energy", energy.mean(), "mean")
         forward_context.emit_metric("peak", energy.max(), "max")
         energy_sum = (energy * forward_context.get_loss_mask(y_BTD)).sum()
         return forward_context.emit_loss(y_BTD, self.penalty * energy_sum, "penalty")
 
     def after_step(self, totals: dict[str, Tensor]) -> None:
-        """Raise the weight of lanes that were used less than the average, and lower that of the others."""
+        """Raise the balance of lanes with less use than average, and reduce the balance of the others."""
         use = totals["use"]
         self.balance += 0.01 * torch.sign(use.mean() - use).to(self.balance)

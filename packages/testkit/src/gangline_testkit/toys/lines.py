@@ -1,4 +1,4 @@
-"""A tracker that writes a text file with one line per step."""
+"""Toy tracker: a text file with one line per step."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class LinesTracker(Tracker):
         self.last = record.step
 
     def forget_after(self, step: int) -> None:
-        """Drop the file's lines of later steps."""
+        """Remove the lines of steps after `step` from the file."""
         lines = self.path.read_text().splitlines(keepends=True) if self.path.exists() else []
         self.path.write_text("".join(line for line in lines if int(line.split()[0]) <= step))
         self.last = step

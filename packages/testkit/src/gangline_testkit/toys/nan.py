@@ -1,4 +1,4 @@
-"""A health check for steps that are not finite."""
+"""Toy health check for steps that are not finite."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gangline_testkit.toys.plugin import Nan
 
 
 class NanCheck(HealthCheck):
-    """Health check that skips single steps that are not finite, and counts how many came in a row."""
+    """Health check that skips steps that are not finite, and stops the run after `patience` consecutive ones."""
 
     def __init__(self, config: Nan, run: Run) -> None:
         self.patience, self.row = config.patience, 0
@@ -21,7 +21,7 @@ class NanCheck(HealthCheck):
         self.row = 0 if record.finite else self.row + 1
         if self.row:
             action = Action.SKIP if self.row < self.patience else Action.STOP
-            evidence = f"loss {record.loss}, gradient norm {record.grad_norm}, {self.row} in a row"
+            evidence = f"loss {record.loss}, gradient norm {record.grad_norm}, consecutive nonfinite steps: {self.row}"
             yield Verdict("not-finite", f"step {record.step}", 1.0, evidence, action, overrides=("not-finite",))
 
     def state(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A data source of counting words."""
+"""Toy data source: counting numbers as text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gangline_testkit.toys.plugin import Numbers
 
 
 class NumbersSource(DataSource):
-    """Windows of one text, every tenth held out; without `path` the text is "100000 100001 ...".
+    """Source of windows of one text, of which every tenth is held out. Without `path` the text is "100000 100001 ...".
 
     Raises UserError if the file is missing or too short.
     """
@@ -26,13 +26,13 @@ class NumbersSource(DataSource):
         if config.path is not None:
             path = Path(str(config.path))
             if not path.is_file():
-                raise UserError(f"data.path={path} is no file.")
+                raise UserError(f"data.path={path} must be a file.")
             words = path.read_bytes()
         self.tokens = np.frombuffer(words, dtype=np.uint8)
         windows = range((len(words) - 1) // self.sequence_length)
         self.windows = [n for n in windows if (n % 10 == 9) == (split == "validation")]
         if not self.windows:
-            raise UserError(f"data.path={config.path} is too short.")
+            raise UserError(f"data.path={config.path} is too short: no complete window of the split {split!r}.")
 
     def sample(self, i: int) -> Sample:
         start = self.windows[i % len(self.windows)] * self.sequence_length

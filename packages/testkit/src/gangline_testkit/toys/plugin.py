@@ -1,4 +1,4 @@
-"""Entry module of the toys: configurations and hooks, torch-free like every entry module."""
+"""Entry module of the toy parts, with configurations and hooks. Torch-free."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gangline.plugin.parts import Part
 
 @dataclass
 class Rows(ParallelConfig):
-    """Every parameter of two dims and more sharded by rows over `dp_shard`; vectors replicated."""
+    """Shards every parameter of two or more dims by rows over `dp_shard`, and replicates vectors."""
 
     def count_ranks(self, gpus: int) -> int:
         return gpus or 2
@@ -36,9 +36,9 @@ class Rows(ParallelConfig):
 
 @dataclass
 class Apart(ParallelConfig):
-    """The full model on every rank, which steps by itself."""
+    """Trains a separate replica on each rank, and averages the weights every `every` steps (local SGD)."""
 
-    every: PositiveInt = 4  # steps between averages of the weights over all ranks
+    every: PositiveInt = 4  # interval in steps between averages of the weights over all ranks
 
     def count_ranks(self, gpus: int) -> int:
         return gpus or 2
@@ -46,22 +46,22 @@ class Apart(ParallelConfig):
 
 @dataclass
 class Lanes(EditConfig):
-    """Feed-forwards replaced by `lanes` narrow ones side by side, which `fold` ranks of `dp_shard` share."""
+    """Replaces each feed-forward by parallel narrow feed-forwards (lanes), sharded over a fold of `dp_shard`."""
 
-    lanes: PositiveInt = 4
-    width: PositiveInt = 8
-    fold: PositiveInt = 1
+    lanes: PositiveInt = 4  # number of lanes
+    width: PositiveInt = 8  # hidden width of a lane
+    fold: PositiveInt = 1  # number of ranks that share the lanes
     penalty: NonNegativeFloat = 0.01  # weight of the emitted loss
 
     def check(self, run) -> list[Problem]:
         if self.lanes % self.fold:
-            return [Problem(f"lanes.lanes={self.lanes} does not divide by lanes.fold={self.fold}")]
+            return [Problem(f"lanes.lanes={self.lanes} must be a multiple of lanes.fold={self.fold}.")]
         return []
 
 
 @dataclass(frozen=True, kw_only=True)
 class LanesNode(Node):
-    """A third-party node: it names its own module, which no table in the model lists."""
+    """Node of a plugin's own module, which core does not know."""
 
     module: ClassVar[str] = "gangline_testkit.toys.lanes:LanesModule"
     dim: int
@@ -77,7 +77,7 @@ class LanesNode(Node):
 
 
 def edit_lanes(tree: Node, plan: Plan, options: Lanes) -> tuple[Node, Plan, list[str]]:
-    """Replace every block's feed-forward by a LanesNode."""
+    """Replace the feed-forward of every block by a `LanesNode`, and return (tree, plan, claimed paths)."""
     claimed = [path for path, _ in iterate_nodes(tree) if path.endswith(".feed_forward")]
     for path in claimed:
         dim = dict(iterate_nodes(tree))[path].dim  # type: ignore[attr-defined]
@@ -100,60 +100,64 @@ def edit_lanes(tree: Node, plan: Plan, options: Lanes) -> tuple[Node, Plan, list
 
 @dataclass
 class Nan(HealthConfig):
-    """Skips a step that was not finite, and ends the run after `patience` such steps in a row."""
+    """Skips steps that are not finite, and stops the run after `patience` consecutive ones."""
 
-    patience: PositiveInt = 3
+    patience: PositiveInt = 3  # number of consecutive steps that are not finite before the run stops
 
 
 @dataclass
 class Previous(CallbackConfig):
-    """Keeps the weights from before the newest step."""
+    """Stores a copy of the weights before the newest step."""
 
 
 @dataclass
 class Files(CheckpointConfig):
-    """One .npy file for each box and one index, made visible by a rename."""
+    """Writes one .npy file per box and an index, and commits the checkpoint by a rename."""
 
-    keep_last: int | None = None  # number of newest complete checkpoints to keep; null: all
+    keep_last: int | None = None  # number of newest complete checkpoints to keep; null: keep all
 
 
 @dataclass
 class Numbers(DataConfig):
-    """Counting words, or the text in `path`; every tenth window is held out."""
+    """Reads a text of counting numbers, or the file `path`; every tenth window is held out."""
 
-    numbers: PositiveInt = 2000
+    numbers: PositiveInt = 2000  # number of words of the built-in text
 
 
 @dataclass
 class LineFile(TrackConfig):
-    """A text file with one line per step."""
+    """Writes a text file with one line per step."""
 
 
 @hookimpl
 def gangline_parallel_strategies() -> Iterable[Part]:
-    yield Part(name="rows", config=Rows, build="gangline_testkit.toys.rows:build", summary="rows over dp_shard (a toy)")
+    yield Part(name="rows", config=Rows, build="gangline_testkit.toys.rows:build", summary="Toy: rows over dp_shard")
     yield Part(
         name="apart",
         config=Apart,
         build="gangline_testkit.toys.apart:build",
-        summary="replicas that meet now and then (a toy)",
-        layout_dependent="each replica steps by the gradients of its own samples, then all take the mean",
+        summary="Toy: local SGD, replicas that average their weights at intervals",
+        layout_dependent="each replica trains on its own samples, and replicas average their weights at intervals",
     )
 
 
 @hookimpl
 def gangline_checkpointers() -> Iterable[Part]:
-    yield Part(name="files", config=Files, build="gangline_testkit.toys.files:FilesCheckpointer", summary="plain files")
+    yield Part(
+        name="files", config=Files, build="gangline_testkit.toys.files:FilesCheckpointer", summary="Toy: .npy files"
+    )
 
 
 @hookimpl
 def gangline_data_sources() -> Iterable[Part]:
-    yield Part(name="numbers", config=Numbers, build="gangline_testkit.toys.numbers:NumbersSource", summary="counting")
+    yield Part(
+        name="numbers", config=Numbers, build="gangline_testkit.toys.numbers:NumbersSource", summary="Toy: numbers"
+    )
 
 
 @hookimpl
 def gangline_health_checks() -> Iterable[Part]:
-    yield Part(name="nan", config=Nan, build="gangline_testkit.toys.nan:NanCheck", summary="steps that are not finite")
+    yield Part(name="nan", config=Nan, build="gangline_testkit.toys.nan:NanCheck", summary="Toy: nonfinite steps")
 
 
 @hookimpl
@@ -162,14 +166,16 @@ def gangline_model_edits() -> Iterable[Part]:
         name="on",
         config=Lanes,
         build="gangline_testkit.toys.plugin:edit_lanes",
-        summary="narrow feed-forwards side by side, on a fold",
+        summary="Toy: parallel narrow feed-forwards on a fold",
         group="lanes",
     )
 
 
 @hookimpl
 def gangline_trackers() -> Iterable[Part]:
-    yield Part(name="lines", config=LineFile, build="gangline_testkit.toys.lines:LinesTracker", summary="a text file")
+    yield Part(
+        name="lines", config=LineFile, build="gangline_testkit.toys.lines:LinesTracker", summary="Toy: text file"
+    )
 
 
 @hookimpl
@@ -178,5 +184,5 @@ def gangline_callbacks() -> Iterable[Part]:
         name="previous",
         config=Previous,
         build="gangline_testkit.toys.previous:PreviousCallback",
-        summary="the weights before the newest step",
+        summary="Toy: copy of the weights before the newest step",
     )

@@ -1,4 +1,4 @@
-"""A callback that keeps the weights from before the newest step, and saves and validates them with the run's."""
+"""Toy callback: a copy of the weights before the newest step, which the run saves and validates."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A strategy that shards every matrix by rows over `dp_shard` (ZeRO stage 3; Rajbhandari et al., SC 2020).
+"""Toy strategy: every matrix sharded by rows over `dp_shard` (ZeRO stage 3; Rajbhandari et al., SC 2020).
 
-Along the other axes modules compute with shards: `size_axes`.
+The module `axes` implements the axes tp, cp and pp.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from gangline_testkit.toys.rows_storage import RowsOf, build_layout
 
 
 class RowsRuntime(Runtime):
-    """Runtime that gathers all weights before a step, and after it gives each rank the sum of its rows' gradients."""
+    """Runtime that gathers all weights before a step, and reduce-scatters gradients by rows after the step."""
 
     def __init__(self, job: Job) -> None:
         run, plan, model, mesh, comms, precision = job.run, job.plan, job.model, job.mesh, job.comms, job.precision
@@ -77,8 +77,8 @@ class RowsRuntime(Runtime):
     # --- storage -----------------------------------------------------------------------------------------------------
 
     def _describe(self, model: nn.Module) -> dict[str, tuple[tuple[int, ...], str]]:
-        """Return shape and dtype of every array by its stored name; fills `used` (aliases), `frozen` and `buffers`."""
-        self.used: dict[str, list[str]] = {}  # name -> all its names in the model
+        """Return {name: (shape, dtype)} of every array, and set `used` (names of tied uses), `frozen` and `buffers`."""
+        self.used: dict[str, list[str]] = {}  # name of a parameter -> all its names in the model
         parameters = dict(model.named_parameters(remove_duplicate=False))
         first: dict[int, str] = {}
         for alias, parameter in parameters.items():
@@ -147,7 +147,7 @@ class RowsRuntime(Runtime):
         return frame
 
     def _compute_divisor(self, tokens: int, microbatches: Sequence[Batch]) -> int:
-        """Return the divisor of the objective: the tokens of all ranks."""
+        """Return the divisor of the loss: the tokens of all ranks."""
         return tokens
 
     @mark_traffic("gradients")
@@ -165,7 +165,7 @@ class RowsRuntime(Runtime):
 
     @mark_traffic("norm")
     def _compute_global_norm(self) -> Tensor:
-        """Return the norm: squares of each row, from one rank each, added by name: equal for any number of ranks."""
+        """Return the gradient norm, summed over rows in name order, which is bit-identical in any layout."""
         every = []
         for part in self.trained.values():
             squares = torch.zeros(math.prod(part.shape[:-1]), dtype=torch.float64)

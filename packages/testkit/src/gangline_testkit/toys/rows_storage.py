@@ -1,6 +1,6 @@
-"""Storage of a parameter in `rows`: this rank's rows as leaf tensors, and the full parameter for compute.
+"""Storage of a parameter in `rows`: this rank's rows as leaf tensors, gathered to the full parameter for compute.
 
-The full parameter, or under a fold the part of it that this rank's position on the fold holds.
+On a fold, the full parameter is the part for this rank's position on the fold.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from gangline.shard import Box, Division, Layout, Registry, name_model_array
 
 
 def split_evenly(length: int, parts: int) -> tuple[int, ...]:
-    """Return the bounds of `parts` parts of a length, as even as possible."""
+    """Return the bounds that split a length into `parts` parts, as evenly as possible."""
     return tuple(i * length // parts for i in range(parts + 1))
 
 
 def build_layout(shape: tuple[int, ...], dtype: str, mesh: Mesh, cut: tuple[int, int] | None) -> Layout:
     """Return the layout of an array that is sharded by rows over `dp_shard`.
 
-    cut: (dim, size) of an array on a fold: split along that dim over the fold first, then by rows over the rest.
+    cut: (dim, fold size) of an array on a fold, which is split along this dim over the fold, then by rows over the
+    remaining ranks; None without a fold.
     """
     divisions: tuple[Division, ...] = ()
     part_shape, size = list(shape), 1
@@ -40,7 +41,7 @@ def build_layout(shape: tuple[int, ...], dtype: str, mesh: Mesh, cut: tuple[int,
 
 
 class RowsOf:
-    """One parameter on this rank. `comm` holds the ranks that share its rows: all, or under a fold its `fold_rest`."""
+    """One parameter on this rank. comm: the ranks that share its rows; on a fold, those of `fold_rest`."""
 
     def __init__(self, name: str, registry: Registry, rank: int, comm: Comm, dtype: torch.dtype, trained: bool) -> None:
         self.name, self.comm, self.dtype, self.trained = name, comm, dtype, trained
@@ -59,7 +60,7 @@ class RowsOf:
         return self.place.shape[-1]
 
     def gather_rows(self, pieces: Sequence[Tensor]) -> Tensor:
-        """Return all rows, gathered from the pieces that each rank holds."""
+        """Return the full parameter, gathered from the rows of all ranks."""
         if not self.cut:
             return pieces[0].detach().clone()
         counts = [stop - start for start, stop in zip(self.bounds, self.bounds[1:], strict=False)]
@@ -71,7 +72,7 @@ class RowsOf:
         return torch.cat([part[:count] for part, count in zip(every, counts, strict=True)]).view(self.place.shape)
 
     def reduce_rows(self, gradient: Tensor) -> list[Tensor]:
-        """Return this rank's pieces of a full gradient, summed over the ranks in rank order."""
+        """Return this rank's shards of a full gradient, summed over the ranks in rank order."""
         if not self.cut:
             return [self.comm.all_reduce(gradient.clone())]
         counts = [stop - start for start, stop in zip(self.bounds, self.bounds[1:], strict=False)]
@@ -81,13 +82,13 @@ class RowsOf:
         return self.split(sum_rows(parts.view(self.comm.size, own_count, self.width)))
 
     def split(self, rows: Tensor) -> list[Tensor]:
-        """Return this rank's rows as its boxes."""
+        """Return this rank's rows, split into tensors of the shapes of its boxes."""
         sizes = [box.size // self.width for box in self.boxes]
         return [part.view(box.shape) for part, box in zip(rows.split(sizes), self.boxes, strict=True)] if sizes else []
 
 
 def _place_on_fold(layout: Layout, mesh: Mesh, rank: int) -> Box:
-    """Return the box of the array that this rank's position on the fold holds."""
+    """Return the box of an array for this rank's position on the fold."""
     first = layout.divisions[0] if layout.divisions else None
     if first is None or first.rows:
         return Box((0,) * len(layout.shape), layout.shape)

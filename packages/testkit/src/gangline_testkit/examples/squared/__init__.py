@@ -1,4 +1,4 @@
-# gangline_squared/__init__.py: a decoder whose feed-forwards square a ReLU instead of gating. train model=squared
+# gangline_squared/__init__.py: a decoder whose feed-forwards compute relu(x)^2 without a gate. train model=squared
 # (Primer: So et al., arXiv 2109.08668)
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -16,7 +16,7 @@ class SquaredNode(Node):
     module: ClassVar[str] = "gangline_squared.modules:SquaredFeedForward"
     dim: int
     ffn_dim: int
-    w_up: Node = LINEAR  # child nodes, so that an edit can replace them or wrap them in adapters
+    w_up: Node = LINEAR  # child nodes, so that edits can replace linears or wrap them in adapters
     w_down: Node = LINEAR
 
     def __post_init__(self):
@@ -25,7 +25,7 @@ class SquaredNode(Node):
 
 @dataclass
 class Squared(Tiny):
-    """The options of `tiny`."""
+    """Options of the model, equal to those of `tiny`."""
 
 
 def build(config, run):
@@ -35,9 +35,9 @@ def build(config, run):
         return build_block(config, build_attention(config, index, run), feed_forward=feed_forward)
 
     tree, plan = plan_family(config, make_block)
-    return tree, replace(plan, names=())  # no architecture of Hugging Face has this layer
+    return tree, replace(plan, names=())  # no Hugging Face architecture has this layer
 
 
 @hookimpl
 def gangline_models():
-    yield Part(name="squared", config=Squared, build="gangline_squared:build", summary="A squared ReLU")
+    yield Part(name="squared", config=Squared, build="gangline_squared:build", summary="relu(x)^2 in feed-forwards")
