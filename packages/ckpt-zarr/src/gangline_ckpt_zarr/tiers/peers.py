@@ -172,7 +172,7 @@ class Peer:
     def _ask(self, question: dict[str, Any], silent: float) -> tuple[socket.socket, dict[str, Any]]:
         address = _read(self._path)
         if address is None or address.node != self.node:
-            raise ConnectionError("the address of its keeper is missing")
+            raise ConnectionError("the address of its keeper is missing or invalid")
         connection = socket.create_connection((address.host, address.port), min(CONNECT_SECONDS, silent))
         try:
             handshake.ask(connection, address.token, silent)
