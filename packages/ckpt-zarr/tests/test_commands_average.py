@@ -154,7 +154,10 @@ def test_average_refuses_incompatible_checkpoints_and_outputs(three, tmp_path, c
     two = [str(three), *STEPS[:2]]
     for words, said in (
         ([str(three), "-o", str(tmp_path / "x")], "needs at least two checkpoints, got 1"),
-        ([*two, str(tmp_path / "wide"), "-o", str(tmp_path / "x")], "model/bias: (33,) float64 in the first, (34,) float64 in"),
+        (
+            [*two, str(tmp_path / "wide"), "-o", str(tmp_path / "x")],
+            "model/bias: (33,) float64 in the first, (34,) float64 in",
+        ),
         ([*two, str(tmp_path / "another"), "-o", str(tmp_path / "x")], "rope_theta is "),
         ([str(tmp_path / "bare"), str(tmp_path / "bare"), "-o", str(tmp_path / "x")], "bare is unknown"),
         ([*two, "-o", str(tmp_path / "there")], "exists already"),

@@ -275,7 +275,10 @@ def test_verify_detects_changed_shape_in_open_copy(source, tmp_path, capsys):
     node.write_text(node.read_text().replace('"shape": [8, 24]', '"shape": [24, 8]'))
     capsys.readouterr()
     assert main(["ckpt", "verify", str(tmp_path / "open")]) == 1
-    assert f"model/columns in {node} is damaged: the content does not match the root's zarr.json" in capsys.readouterr().out
+    assert (
+        f"model/columns in {node} is damaged: the content does not match the root's zarr.json"
+        in capsys.readouterr().out
+    )
 
 
 def test_verify_detects_swapped_chunk_files(source, tmp_path, capsys):

@@ -80,7 +80,9 @@ def test_brief_store_outage_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_permanent_store_outage_raises_store_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agreement, "_UNREACHED", 0.01)
     monkeypatch.setattr(agreement, "_LONGEST", 0.001)
-    with pytest.raises(StoreLost, match="the connection to the job's key-value store is lost: the store is lost for a while"):
+    with pytest.raises(
+        StoreLost, match="the connection to the job's key-value store is lost: the store is lost for a while"
+    ):
         PrefixedStore(DictStore(lost=10**9), "ckpt/1").get("key")
 
 

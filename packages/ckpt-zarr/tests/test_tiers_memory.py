@@ -160,7 +160,8 @@ def test_unannounced_keeper_warns_once_and_keeps_local_checkpoints(job: Job, tmp
     with keeper(tmp_path, tmp_path / "log"):
         checkpointer = job.start()
         (note,) = checkpointer.take_notices()
-        assert f"other nodes cannot use the memory tier of this node, because its address could not be published: {tmp_path}" in note
+        why = "other nodes cannot use the memory tier of this node, because its address could not be published: "
+        assert f"{why}{tmp_path}" in note
         assert ".memory/lock: Is a directory. The run continues" in note
         assert f"rm -r {tmp_path}/.memory" in note
         job.step(1)

@@ -226,7 +226,8 @@ def test_memory_directory_writable_by_others_is_refused(
         places.locate_user().mkdir()
         places.locate_user().chmod(0o777)
     for ask in (places.refuse_foreign, places.make):
-        with pytest.raises(UserError, match=r"another user could change the run's checkpoints in memory(.|\n)*sudo rm -r /\S+\n(.|\n)*memory_every=null"):
+        wanted = r"could change the run's checkpoints in memory(.|\n)*sudo rm -r /\S+\n(.|\n)*memory_every=null"
+        with pytest.raises(UserError, match=wanted):
             ask()
 
 
@@ -397,7 +398,9 @@ def test_hung_node_delays_only_one_save_until_deadline(tmp_path: Path, monkeypat
 def test_recovered_node_is_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine").write_bytes(b"mine")
     copies = Copies([Peer(tmp_path, "b")])
-    assert "the address of its keeper is missing" in copies.put("step-00000001/data-1/00000.bin", tmp_path / "mine", 0.1, lambda: None)
+    assert "the address of its keeper is missing" in copies.put(
+        "step-00000001/data-1/00000.bin", tmp_path / "mine", 0.1, lambda: None
+    )
     (tmp_path / "b").mkdir()
     server = Server(tmp_path / "b")
     announce(tmp_path, Address("b", identify_machine(), server.port, server.token))

@@ -128,7 +128,7 @@ def explain(case: Planned, run: Run, cluster: Cluster) -> Explained:
     explanation = run.parallel.explain(run, mesh, case.model, cluster.topology)
     if explanation is None:
         raise UserError(
-            "gangline plan does not support this parallel strategy.",
+            "this parallel strategy is not supported.",
             "The configuration of the strategy must implement `explain`.",
             "Choices: parallel=single, parallel=ddp, or a strategy of gangline-parallel-megatron-style.",
         )

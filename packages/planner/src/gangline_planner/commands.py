@@ -136,7 +136,7 @@ def _calibrate(argv: Sequence[str]) -> int:
     )
     options = flags.read(argv)
     if not options.out.endswith(".yaml"):
-        raise UserError("gangline plan calibrate needs the name of a .yaml file to write.", "--out=FILE.yaml")
+        raise UserError("calibrate needs the name of a .yaml file to write.", "--out=FILE.yaml")
     print(calibrate(Path(options.out), options.processes, options.rounds))
     return 0
 
@@ -152,9 +152,7 @@ def _print_table(argv: Sequence[str]) -> int:
     options = flags.read(argv)
     cluster, words = parse_cluster(options.words)
     if words:
-        raise UserError(
-            f"gangline plan table takes only cluster=, got {words[0]}.", "gangline plan table cluster=NAME|FILE"
-        )
+        raise UserError(f"table takes only cluster=, got {words[0]}.", "gangline plan table cluster=NAME|FILE")
     rows = iterate_rows(cluster)
     print(json.dumps([row.to_dict() for row in rows], indent=1) if options.json else format_table(rows, cluster))
     return 0
@@ -172,7 +170,7 @@ def _compare(argv: Sequence[str]) -> int:
     cluster, words = parse_cluster(options.words)
     if len(words) != 1:
         raise UserError(
-            "gangline plan compare takes one run directory.",
+            "compare takes one run directory.",
             "The command reads the measurements of that run.",
             "gangline plan compare RUN_DIR cluster=NAME|FILE",
         )

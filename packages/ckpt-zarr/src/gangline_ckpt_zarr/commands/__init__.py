@@ -37,4 +37,4 @@ def main(argv: Sequence[str]) -> int:
         raise
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
-        raise UserError(f"gangline ckpt failed: {error.strerror or error}{where}.") from error
+        raise UserError(f"{error.strerror or error}{where}.") from error

@@ -45,7 +45,7 @@ def run(argv: Sequence[str]) -> int:
     places = find_places(options.places)
     if len(places) < 2:
         raise UserError(
-            f"gangline ckpt average needs at least two checkpoints, got {len(places)}.",
+            f"average needs at least two checkpoints, got {len(places)}.",
             f"Name a checkpoint as {PLACES}.",
         )
     copies = [place.select_tier(options.tier).copy() for place in places]
@@ -89,9 +89,7 @@ def _check_out(out: str) -> None:
         return
     path = Path(text.resolve_path(out))
     if os.path.lexists(path):
-        raise UserError(
-            f"{out} exists already, and gangline ckpt average does not overwrite.", "Name a new directory:  --out=DIR"
-        )
+        raise UserError(f"{out} exists already, and average does not overwrite.", "Name a new directory:  --out=DIR")
     run = next((place for place in path.parents if (place / "config.yaml").exists()), None)
     if run is not None:
         raise UserError(

@@ -31,9 +31,7 @@ def run(argv: Sequence[str]) -> int:
     options = words.parse_args(list(argv))
     places = find_places(options.places)
     if len(places) != 2:
-        raise UserError(
-            f"gangline ckpt diff needs two checkpoints, got {len(places)}.", f"Name a checkpoint as {PLACES}."
-        )
+        raise UserError(f"diff needs two checkpoints, got {len(places)}.", f"Name a checkpoint as {PLACES}.")
     one, other = (place.select_tier(options.tier).copy() for place in places)
     print(f"a  {text.place(one.store.url)}\nb  {text.place(other.store.url)}\n")
     for copy in (one, other):
