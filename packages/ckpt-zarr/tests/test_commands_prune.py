@@ -107,7 +107,7 @@ def test_prune_stops_if_all_checkpoints_are_damaged(run, capsys):
 def test_prune_does_not_count_renamed_checkpoint(run, capsys):
     (run / "checkpoints" / "step-00000002").rename(run / "checkpoints" / "step-00000010")
     assert main(["ckpt", "verify", str(run), "step-00000010"]) == 1
-    assert "it belongs to checkpoint step-00000002" in capsys.readouterr().out
+    assert "zarr.json belongs to checkpoint step-00000002" in capsys.readouterr().out
     assert main(["ckpt", "ls", str(run), "--tier", "disk"]) == 1
     out = capsys.readouterr().out
     assert [line.split()[-1] for line in out.splitlines() if "step-00000010 " in line] == ["damaged"]

@@ -320,7 +320,7 @@ def test_last_save_skips_copy_to_other_nodes(job: Job, monkeypatch: pytest.Monke
     def copy(self: MemoryTier, id: CheckpointId, path: str, seconds: float, waiting: Callable[[], None]) -> str:
         waiting()
         copied.append((str(id), seconds))
-        return "node b does not answer"
+        return "request to node b failed"
 
     monkeypatch.setattr(MemoryTier, "copy", copy)
     job.start()
@@ -331,7 +331,9 @@ def test_last_save_skips_copy_to_other_nodes(job: Job, monkeypatch: pytest.Monke
         SaveRequest(2, deadline_seconds=7.0), shards, REGISTRY, kit.make_document(2, 1, 3)
     ).settled.result()
     assert copied == [("step-00000002", 7.0)]
-    assert "files of 1 rank not copied to other nodes: node b does not answer" in " ".join(checkpointer.take_notices())
+    assert "files of 1 rank not copied to other nodes: request to node b failed" in " ".join(
+        checkpointer.take_notices()
+    )
     checkpointer.save(SaveRequest(3, last=True), shards, REGISTRY, kit.make_document(3, 1, 3)).settled.result()
     assert len(copied) == 1
     assert list(checkpointer.take_notices()) == []

@@ -24,7 +24,7 @@ def read_content(store: ObjectStore, path: str = NAME) -> bytes:
     """Return the bytes of a zarr.json. Raises BadCheckpoint if a local file is too long, FileNotFoundError."""
     if store.local and (there := store.size(path)) > MOST_BYTES:
         raise BadCheckpoint(
-            "every array", None, f"{store.url}/{path}", f"it has {there:,} bytes, more than {MOST_BYTES:,}"
+            "every array", None, f"{store.url}/{path}", f"zarr.json has {there:,} bytes, more than {MOST_BYTES:,}"
         )
     return store.read(path)
 
@@ -41,13 +41,13 @@ def read(content: bytes, file: str, id: CheckpointId | None = None) -> Meta:
         if ours["checksum"] != compute_root_checksum(content, ours["checksum"]):
             raise ValueError("its checksum differs")
         if ours["format"] != FORMAT:
-            raise ValueError(f"its format is {ours['format']}, and this version reads only format {FORMAT}")
+            raise ValueError(f"zarr.json has format {ours['format']}, but this version reads only format {FORMAT}")
         if not _WRITE_ID.fullmatch(ours["write_id"]):
             raise ValueError(f"the write id {ours['write_id']!r} is not 8 hex digits")
         document = claims.parse_mapping(ours["document"], "the document")
         says = CheckpointId(*claims.parse_identity(document))
         if id is not None and says != id:
-            raise ValueError(f"it belongs to checkpoint {says}")
+            raise ValueError(f"zarr.json belongs to checkpoint {says}")
         nodes = root["consolidated_metadata"]["metadata"]
         arrays = {name: node for name, node in nodes.items() if node["node_type"] == "array"}
         shapes = {

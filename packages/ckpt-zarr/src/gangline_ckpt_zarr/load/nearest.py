@@ -12,7 +12,7 @@ from gangline_ckpt_zarr.load.reader import ChunkReader
 from gangline_ckpt_zarr.stores.base import StoreError
 from gangline_ckpt_zarr.tiers.base import Tier
 
-_NO_DAMAGE = (StoreError, PermissionError, ConnectionError, TimeoutError)  # causes of a failed read that are no damage
+_NO_DAMAGE = (StoreError, PermissionError, ConnectionError, TimeoutError)  # causes of a failed read other than damage
 
 
 def fill_from_nearest(

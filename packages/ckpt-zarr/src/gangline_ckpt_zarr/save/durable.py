@@ -58,7 +58,7 @@ class DurableCopy(Delivery):
         disk = self.task.disk
         content, file = disk.read_content(self.id), f"{disk.store.url}/{self.id}/{NAME}"
         if zarr_json.read(content, file).write_id != write_id:
-            raise BadCheckpoint("every array", None, file, "it belongs to another save")
+            raise BadCheckpoint("every array", None, file, "zarr.json belongs to another save")
         return content
 
     def list_protected(self) -> Collection[CheckpointId]:

@@ -157,7 +157,7 @@ class Peer:
                 break
             except OSError as error:
                 if time.monotonic() >= deadline:
-                    raise PeerLost(f"node {self.node} does not answer: {error}") from error
+                    raise PeerLost(f"request to node {self.node} failed: {error}") from error
                 time.sleep(0.1)
         with connection:
             if answer.get("missing"):

@@ -41,7 +41,7 @@ def refuse_foreign() -> None:
         raise UserError(
             f"{place} {wrong}, so another user could change the run's checkpoints in memory.",
             "The memory tier stores checkpoints in this directory, and runs resume from them.",
-            f"Its owner or an administrator can remove it:  sudo rm -r {place}",
+            f"The owner or an administrator can remove the directory:  sudo rm -r {place}",
             "Or train without checkpoints in memory:  checkpoint.memory_every=null",
         )
 
