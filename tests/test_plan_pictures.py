@@ -119,7 +119,7 @@ def test_terminal_plot_places_points_by_value():
 def test_svg_files_are_written_with_text(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["plan", *WORDS.split(), "cluster=h100_ib", "--svg", "plan.svg"]) == 0
-    assert "the pipeline, 1f1b" in capsys.readouterr().out
+    assert "timeline of the pipeline, schedule 1f1b" in capsys.readouterr().out
     small = "parallel=ddp launch.processes=4 batch.global_size=16 model.layers=2 cluster=h100_ib"
     assert main(["plan", "search", *small.split(), "--svg=front.svg"]) == 0
     printed = capsys.readouterr().out

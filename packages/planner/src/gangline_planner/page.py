@@ -53,7 +53,7 @@ def _format_head(plan: Forecast, run: Run, assumed: Sequence[str]) -> Iterable[s
     if racks and plan.cluster.get("link.rack.bandwidth") is None:
         guesses.append("link.rack (equal to link.cluster)")
     if guesses:
-        yield f"assumed, not measured, in the cluster file: {', '.join(guesses)}"
+        yield f"numbers of the cluster file that are assumed, not measured: {', '.join(guesses)}"
     yield from format_unknown_costs(plan)
 
 
