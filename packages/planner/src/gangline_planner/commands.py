@@ -80,7 +80,7 @@ def _plan(argv: Sequence[str]) -> int:
     verbs = "\n".join(f"  {verb:9} {text}" for verb, text in VERBS.items())
     flags = _make_flags(
         "",
-        "Predict memory, step time, cost and failures of a run on a cluster, without a GPU and without a start.\n"
+        "Predict memory, step time, cost and failures of a run on a cluster. No GPU is needed, and no run is started.\n"
         "Precision, sequence length, batch and layout are assumed if unset, and the report prints the assumed values.",
         f"OVERRIDE: {OVERRIDES}",
         f"other plan commands (for their options: gangline plan VERB --help):\n{verbs}\n\n{EXAMPLE}",

@@ -86,7 +86,7 @@ def chunk(value: Any, layout: Layout, of: str) -> tuple[int, ...]:
     """Return a chunk shape. Raises ValueError if chunks exceed the array, or a simple division splits a chunk."""
     shape = parse_numbers(value, f"the chunk shape of {of}", 1)
     if len(shape) != len(layout.shape) or any(c > max(1, n) for c, n in zip(shape, layout.shape, strict=True)):
-        raise ValueError(f"the chunks of {of} have shape {shape}, which exceeds the array's shape {layout.shape}")
+        raise ValueError(f"the chunks of {of} have shape {shape}, which does not fit the array's shape {layout.shape}")
     for division in layout.divisions:
         if not division.rows:
             side, length, bounds = shape[division.dim], layout.shape[division.dim], division.bounds[0]
