@@ -30,7 +30,7 @@ def test_compare_reports_measured_terms_of_run(run_dir, capsys):
     assert {"forward_backward", "optimizer", "memory"} <= set(found["terms"])
     assert found["worst"] in found["terms"]
     assert main(["plan", "compare", str(run_dir), "cluster=h100_ib"]) == 0
-    assert f"they part most in {found['worst']}" in capsys.readouterr().out
+    assert f"largest difference: {found['worst']}, planned minus measured" in capsys.readouterr().out
 
 
 def test_incomplete_metric_lines_are_skipped(run_dir, tmp_path, capsys):

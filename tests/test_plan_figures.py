@@ -43,7 +43,12 @@ def test_plan_figure_bars_match_numbers(plan):
     words = list_readable(figure)
     assert words[0].startswith("A step of 16 ranks of h100_ib: ")
     assert {"forward", "backward", "waits", "weights", "accelerator", "compute", "host"} <= set(words)
-    assert {"seconds of the step", "gigabytes of memory", "seconds of the passes", "pipeline rank"} <= set(words)
+    assert {
+        "step time in seconds",
+        "memory in GB",
+        "time of forward and backward passes in seconds",
+        "pipeline rank",
+    } <= set(words)
     step, memory, passes = figure.axes
     kinds = {kind: seconds for kind, seconds in plan.step.kinds.items() if seconds > 1e-9}
     assert dict(zip(kinds, [bar.get_width() for bar in step.patches], strict=True)) == pytest.approx(kinds)
@@ -63,7 +68,11 @@ def test_front_figure_labels_every_layout():
     layouts = [(1.0 + number / 10, 50.0 - number, f"parallel.tp={number}") for number in range(9)]
     figure = draw_front("Layouts on h100_ib", layouts, layouts[:1], 80.0)
     words = list_readable(figure)
-    assert {"seconds of a step", "gigabytes of the fullest rank", "none is both faster and smaller"} <= set(words)
+    assert {
+        "step time in seconds",
+        "memory of the fullest rank in GB",
+        "Pareto front: no layout is both faster and smaller",
+    } <= set(words)
     assert list_tips(render(figure, ".svg").decode()) == [
         f"{seconds:.4g} s, {gigabytes:.4g} GB: {typed}" for seconds, gigabytes, typed in [*layouts, layouts[0]]
     ]
@@ -110,13 +119,13 @@ def test_terminal_plot_places_points_by_value():
 def test_svg_files_are_written_with_text(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["plan", *WORDS.split(), "cluster=h100_ib", "--svg", "plan.svg"]) == 0
-    assert "the pipeline, 1f1b" in capsys.readouterr().out
+    assert "timeline of the pipeline, schedule 1f1b" in capsys.readouterr().out
     small = "parallel=ddp launch.processes=4 batch.global_size=16 model.layers=2 cluster=h100_ib"
     assert main(["plan", "search", *small.split(), "--svg=front.svg"]) == 0
     printed = capsys.readouterr().out
     assert re.search(r"^ .*\|.*\*", printed, re.MULTILINE)
     assert "pipeline rank" in list_words((tmp_path / "plan.svg").read_text())
-    assert "none is both faster and smaller" in list_words((tmp_path / "front.svg").read_text())
+    assert "Pareto front: no layout is both faster and smaller" in list_words((tmp_path / "front.svg").read_text())
 
 
 @pytest.mark.parametrize("path", ["plan.png", "nowhere/plan.svg"])

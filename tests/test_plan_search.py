@@ -174,12 +174,12 @@ def test_search_error_suggests_how_to_fit(flags, tmp_path, capsys):
     if flags:
         assert json.loads(said.out)["layouts"][0]["lacks_bytes"] > 0
     else:
-        assert "no layout fits\ntoo large by\n" in said.out
+        assert "no layout fits\nlayouts that do not fit, by missing memory\n" in said.out
     lines = said.err.splitlines()
-    assert lines[0] == "gangline plan: no layout that the words leave open fits."
-    assert lines[1].startswith("  Least lacks  parallel.")
-    assert lines[2] == "  Leave these open:  parallel.tp=2 batch.micro_size=2"
-    assert lines[3] == "  More ranks, such as  launch.processes=16; or shorter sequences."
+    assert lines[0] == "gangline plan: no layout that the overrides leave open fits into memory."
+    assert lines[1].startswith("  Closest to fitting  parallel.")
+    assert lines[2] == "  Leave these options unset:  parallel.tp=2 batch.micro_size=2"
+    assert lines[3] == "  Use more ranks, such as  launch.processes=16; or shorter sequences."
     assert not (tmp_path / "none.svg").exists()
 
 
@@ -188,7 +188,7 @@ def test_search_advises_sharding_for_single_strategy(capsys, tmp_path):
     save_cluster(small, tmp_path / "small.yaml")
     words = ["parallel=single", "launch.processes=1", *MODEL.split(), f"cluster={tmp_path / 'small.yaml'}"]
     assert main(["plan", "search", *words]) == 2
-    assert "a strategy that cuts the model, such as  launch.processes=2 parallel=3d" in capsys.readouterr().err
+    assert "a strategy that shards the model, such as  launch.processes=2 parallel=3d" in capsys.readouterr().err
 
 
 def test_chosen_layout_is_close_to_fastest():

@@ -25,7 +25,7 @@ def test_row_plans_fixed_tokens_per_parameter():
 
 def test_row_reports_missing_layout_or_price():
     assert "no layout fits" in plan_row("1T", 8, load_cluster("h100_ib")).text
-    assert "price not known" in plan_row("8B", 8, load_cluster("b200_ib")).text
+    assert "price unknown" in plan_row("8B", 8, load_cluster("b200_ib")).text
 
 
 def test_row_reports_failures_that_stop_progress():
@@ -45,4 +45,4 @@ def test_the_command_prints_markdown_with_its_sources(monkeypatch, capsys):
     assert [line.count("|") for line in lines[:3]] == [HEAD.count("|")] * 3
     assert any("Amazon EC2 Capacity Blocks" in line for line in lines)
     assert main(["plan", "table", "model=tiny", "cluster=h100_ib"]) == 2
-    assert "takes a cluster and nothing else" in capsys.readouterr().err
+    assert "table takes only cluster=, got model=tiny" in capsys.readouterr().err

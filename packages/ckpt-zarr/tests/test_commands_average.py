@@ -108,7 +108,7 @@ def test_average_takes_integer_arrays_from_last_checkpoint(tmp_path, config, cap
             layout.shape, n, dtype=getattr(torch, layout.dtype)), {"config": config, "seed": 0})  # fmt: skip
     places = [str(tmp_path / f"step-0000000{step}") for step in (1, 2)]
     assert main(["ckpt", "average", *places, "-o", str(tmp_path / "mean")]) == 0
-    assert "model/seen: whole numbers have no mean" in capsys.readouterr().out
+    assert "model/seen: integer arrays have no mean; copied from " in capsys.readouterr().out
     assert values(tmp_path / "mean" / "checkpoints" / "step-00000000", "model/seen").tolist() == [2, 2]
     assert values(tmp_path / "mean" / "checkpoints" / "step-00000000", "model/w").tolist() == [1.5] * 4
 
@@ -119,7 +119,7 @@ def test_average_requires_and_records_same_base_model(tmp_path, config, capsys):
         save(str(tmp_path / f"step-0000000{step}"), small(), drawn(step), said)
     first, second, other = (str(tmp_path / f"step-0000000{step}") for step in (1, 2, 3))
     assert main(["ckpt", "average", first, other, "-o", str(tmp_path / "no")]) == 2
-    assert "were trained on different bases" in capsys.readouterr().err
+    assert "were trained on different base weights" in capsys.readouterr().err
     assert not (tmp_path / "no").exists()
     assert main(["ckpt", "average", first, second, "-o", str(tmp_path / "mean")]) == 0
     document = find_place([str(tmp_path / "mean" / "checkpoints" / "step-00000000")]).copy().meta.document
@@ -137,7 +137,7 @@ def test_average_refuses_different_quantized_weights(tmp_path, config, capsys):
     first, second, other = (str(tmp_path / f"step-0000000{step}") for step in (1, 2, 3))
     assert main(["ckpt", "average", first, other, "-o", str(tmp_path / "no")]) == 2
     said = capsys.readouterr().err
-    assert "keep other codes in model/w.weight" in said, said
+    assert "store different low-bit codes in model/w.weight" in said, said
     assert not (tmp_path / "no").exists()
     assert main(["ckpt", "average", first, second, "-o", str(tmp_path / "mean")]) == 0
     assert "no mean" not in capsys.readouterr().out
@@ -153,13 +153,16 @@ def test_average_refuses_incompatible_checkpoints_and_outputs(three, tmp_path, c
     (tmp_path / "there").mkdir()
     two = [str(three), *STEPS[:2]]
     for words, said in (
-        ([str(three), "-o", str(tmp_path / "x")], "expected two checkpoints or more"),
-        ([*two, str(tmp_path / "wide"), "-o", str(tmp_path / "x")], "model/bias: (33,) float64 and (34,) float64"),
+        ([str(three), "-o", str(tmp_path / "x")], "needs at least two checkpoints, got 1"),
+        (
+            [*two, str(tmp_path / "wide"), "-o", str(tmp_path / "x")],
+            "model/bias: (33,) float64 in the first, (34,) float64 in",
+        ),
         ([*two, str(tmp_path / "another"), "-o", str(tmp_path / "x")], "rope_theta is "),
-        ([str(tmp_path / "bare"), str(tmp_path / "bare"), "-o", str(tmp_path / "x")], "does not say of which model"),
-        ([*two, "-o", str(tmp_path / "there")], "exists"),
-        ([*two, "-o", str(three / "mean")], "lies in the run"),
-        ([*two, str(tmp_path / "nowhere"), "-o", str(tmp_path / "x")], "there is no"),
+        ([str(tmp_path / "bare"), str(tmp_path / "bare"), "-o", str(tmp_path / "x")], "bare is unknown"),
+        ([*two, "-o", str(tmp_path / "there")], "exists already"),
+        ([*two, "-o", str(three / "mean")], "is inside the run directory"),
+        ([*two, str(tmp_path / "nowhere"), "-o", str(tmp_path / "x")], "nowhere does not exist"),
     ):
         assert main(["ckpt", "average", *words]) == 2, words
         assert said in capsys.readouterr().err

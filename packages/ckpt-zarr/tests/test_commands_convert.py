@@ -91,7 +91,7 @@ def test_export_writes_hugging_face_names_and_dtype(run, trained, tmp_path, dtyp
     place, registry = trained
     out = tmp_path / "hf"
     assert main(["ckpt", "export", place, str(out), "--dtype", dtype]) == 0
-    assert f"{out}: {place}, " in capsys.readouterr().out
+    assert f"{out}: model of {place}, " in capsys.readouterr().out
     found, wanted = load_file(out / "model.safetensors"), theirs(run, registry)
     assert found.keys() == wanted.keys()
     for name, tensor in found.items():
@@ -186,7 +186,7 @@ def test_export_and_import_refuse_invalid_arguments(trained, tmp_path, capsys):
     place, _ = trained
     save(str(tmp_path / "bare"), Registry.of(Mesh.of({}), {"model/w": Layout((2,))}))
     for words, said in (
-        (["export", str(tmp_path / "bare"), str(tmp_path / "x")], "does not say of which model"),
+        (["export", str(tmp_path / "bare"), str(tmp_path / "x")], "bare is unknown"),
         (["export", place, str(tmp_path)], "exists"),
         (["import", str(tmp_path / "bare"), str(tmp_path / "x")], "is not a Hugging Face model directory"),
     ):
@@ -195,7 +195,7 @@ def test_export_and_import_refuse_invalid_arguments(trained, tmp_path, capsys):
     main(["ckpt", "export", place, str(tmp_path / "hf")])
     main(["ckpt", "import", str(tmp_path / "hf"), str(tmp_path / "new")])
     assert main(["ckpt", "import", str(tmp_path / "hf"), str(tmp_path / "new")]) == 2
-    assert "is a whole checkpoint already" in capsys.readouterr().err
+    assert "already contains a checkpoint" in capsys.readouterr().err
 
 
 def test_failed_import_leaves_no_files(trained, tmp_path, capsys):

@@ -97,7 +97,7 @@ def test_copy_refuses_to_overwrite_checkpoint(source, tmp_path, capsys):
     before = files(to)
     for flags in ([], ["--open"]):
         assert main(["ckpt", "copy", str(source), str(to), *flags]) == 2
-        assert "is a whole checkpoint already" in capsys.readouterr().err
+        assert "already contains a checkpoint" in capsys.readouterr().err
     assert files(to) == before
 
 
@@ -275,7 +275,10 @@ def test_verify_detects_changed_shape_in_open_copy(source, tmp_path, capsys):
     node.write_text(node.read_text().replace('"shape": [8, 24]', '"shape": [24, 8]'))
     capsys.readouterr()
     assert main(["ckpt", "verify", str(tmp_path / "open")]) == 1
-    assert f"model/columns in {node} is damaged: it is not what the root's zarr.json says" in capsys.readouterr().out
+    assert (
+        f"model/columns in {node} is damaged: the content does not match the root's zarr.json"
+        in capsys.readouterr().out
+    )
 
 
 def test_verify_detects_swapped_chunk_files(source, tmp_path, capsys):
@@ -288,8 +291,8 @@ def test_verify_detects_swapped_chunk_files(source, tmp_path, capsys):
         swap(here, there)
         capsys.readouterr()
         assert main(["ckpt", "verify", str(to)]) == 1
-        assert capsys.readouterr().out.count("it belongs to another save or another place") == 2
-        with pytest.raises(BadCheckpoint, match="another place"):
+        assert capsys.readouterr().out.count("the chunk belongs to another save, array or position") == 2
+        with pytest.raises(BadCheckpoint, match="another save, array or position"):
             holds(str(to), small())
         swap(here, there)
     assert holds(str(to), small())
@@ -304,7 +307,7 @@ def test_copy_refuses_destination_inside_source(source, tmp_path, to, way, capsy
     assert main(["ckpt", "copy", str(source), to, *way]) == 2
     assert files(source) == before
     err = capsys.readouterr().err
-    assert "would lie in itself" in err or "whole checkpoint already" in err
+    assert "would be inside that checkpoint" in err or "already contains a checkpoint" in err
 
 
 def test_concurrent_copies_to_one_destination_are_refused(source, tmp_path, capsys):
@@ -312,7 +315,7 @@ def test_concurrent_copies_to_one_destination_are_refused(source, tmp_path, caps
     to = tmp_path / PLACE
     with open_store(str(to)).lock():
         assert main(["ckpt", "copy", str(source), str(to)]) == 2
-    assert "another copy to" in capsys.readouterr().err
+    assert "another process is copying to" in capsys.readouterr().err
     assert main(["ckpt", "copy", str(source), str(to)]) == 0
 
 
@@ -320,7 +323,7 @@ def test_repeated_copy_refuses_existing_destination(source, tmp_path, capsys):
     to = str(tmp_path / "mine")
     assert main(["ckpt", "copy", str(source), to]) == 0
     before = files(Path(to))
-    for word, said in ((to, "whole checkpoint already"), (f"{to}/", f"would lie in {to}")):
+    for word, said in ((to, "already contains a checkpoint"), (f"{to}/", f"would be inside {to}")):
         assert main(["ckpt", "copy", str(source), word]) == 2
         assert said in capsys.readouterr().err
     assert files(Path(to)) == before
@@ -328,7 +331,7 @@ def test_repeated_copy_refuses_existing_destination(source, tmp_path, capsys):
 
 def test_copy_refuses_name_of_another_step(source, tmp_path, capsys):
     assert main(["ckpt", "copy", str(source), str(tmp_path / "step-00000099")]) == 2
-    assert "would be under another's name" in capsys.readouterr().err
+    assert "cannot have the name step-00000099" in capsys.readouterr().err
     assert not (tmp_path / "step-00000099").exists()
 
 

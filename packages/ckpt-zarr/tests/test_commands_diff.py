@@ -43,7 +43,7 @@ def test_the_same_state_in_two_layouts_is_equal(first, tmp_path, capsys):
     code, rows, out = differing(capsys, first, tmp_path / "b")
     assert (code, rows) == (0, {})
     assert "document: mesh.tp: 2 -> (none)" in out
-    assert out.endswith(f"{len(small().layouts)} arrays equal, 0 not\n")
+    assert out.endswith(f"{len(small().layouts)} arrays equal, 0 different\n")
 
 
 def test_diff_reports_magnitude_of_each_differing_array(first, tmp_path, capsys):
@@ -60,7 +60,7 @@ def test_diff_reports_magnitude_of_each_differing_array(first, tmp_path, capsys)
     code, rows, out = differing(capsys, first, tmp_path / "b")
     assert code == 1
     assert rows == {"model/blocks.1.w": ["2", "2", "of", "1,920"], "state/mask": ["1", "1", "of", "25"]}
-    assert "6 arrays equal, 2 not" in out
+    assert "6 arrays equal, 2 different" in out
 
 
 def test_diff_reports_names_shapes_and_dtypes(first, tmp_path, capsys):
@@ -97,7 +97,7 @@ def test_diff_accepts_two_steps_of_one_run(tmp_path, capsys):
     assert (code, rows) == (1, {})
     assert "document: step: 1 -> 2" in out
     assert main(["ckpt", "diff", str(run)]) == 2
-    assert "expected two" in capsys.readouterr().err
+    assert "needs two checkpoints, got 1" in capsys.readouterr().err
 
 
 def test_diff_reports_damaged_chunk(first, tmp_path, capsys):

@@ -45,7 +45,7 @@ def test_prune_defaults_to_run_config(run, capsys):
     assert main(["ckpt", "prune", str(run), "--tier", "durable"]) == 0
     assert left(run.parent / "kept") == [8]
     assert main(["ckpt", "prune", str(run)]) == 2
-    assert "nothing says how many checkpoints to keep" in capsys.readouterr().err
+    assert "the number of checkpoints to keep in" in capsys.readouterr().err
     assert left(run / "checkpoints") == [2, 4, 6, 8]
 
 
@@ -92,7 +92,7 @@ def test_prune_does_not_count_damaged_checkpoint(run, damage, capsys):
     assert main(["ckpt", "prune", str(run), "--keep-last", "1", "--tier", "disk"]) == 1
     assert left(run / "checkpoints") == [6, 8]
     out = capsys.readouterr().out
-    assert "step-00000008 counts for nothing, and stays: " in out
+    assert "step-00000008 does not count as kept and is not deleted: " in out
     assert "deleted 2 of 4 checkpoints" in out
 
 
@@ -101,13 +101,13 @@ def test_prune_stops_if_all_checkpoints_are_damaged(run, capsys):
         flip(run / "checkpoints" / f"step-{step:08d}")
     assert main(["ckpt", "prune", str(run), "--keep-last", "1", "--tier", "disk"]) == 1
     assert left(run / "checkpoints") == [2, 4, 6, 8]
-    assert "so nothing is deleted" in capsys.readouterr().out
+    assert "so no checkpoint is deleted" in capsys.readouterr().out
 
 
 def test_prune_does_not_count_renamed_checkpoint(run, capsys):
     (run / "checkpoints" / "step-00000002").rename(run / "checkpoints" / "step-00000010")
     assert main(["ckpt", "verify", str(run), "step-00000010"]) == 1
-    assert "it is of step-00000002" in capsys.readouterr().out
+    assert "zarr.json belongs to checkpoint step-00000002" in capsys.readouterr().out
     assert main(["ckpt", "ls", str(run), "--tier", "disk"]) == 1
     out = capsys.readouterr().out
     assert [line.split()[-1] for line in out.splitlines() if "step-00000010 " in line] == ["damaged"]
@@ -145,4 +145,4 @@ def test_prune_refuses_counts_below_one(run, flags, capsys):
 
 def test_prune_requires_run_directory(run, capsys):
     assert main(["ckpt", "prune", str(run.parent / "kept"), "--keep-last", "1"]) == 2
-    assert "is no run directory" in capsys.readouterr().err
+    assert "is not a run directory" in capsys.readouterr().err

@@ -44,7 +44,7 @@ def test_ls_and_verify_read_s3_bucket(bucket, capsys):
     assert main(["ckpt", "ls", bucket]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert [line[1] for line in lines[1:3]] == [PLACE, "step-00000016"]
-    assert lines[1][-3:] == ["store", "whole,", "newest"]
+    assert lines[1][-3:] == ["store", "complete,", "newest"]
     assert lines[2][-2:] == ["store", "unfinished"]
     assert lines[1][5] == "s"  # it is seconds old, by the store's own clock
     assert main(["ckpt", "verify", bucket]) == 0
@@ -72,7 +72,7 @@ def test_s3_open_copy_equals_copy_in_run(bucket, tmp_path, capsys):
     assert main(["ckpt", "copy", bucket, PLACE, str(run)]) == 0
     assert main(["ckpt", "diff", str(run), "s3://bucket/open"]) == 0
     assert main(["ckpt", "copy", str(run), bucket + "/"]) == 2
-    assert "is a whole checkpoint already" in capsys.readouterr().err
+    assert "already contains a checkpoint" in capsys.readouterr().err
 
 
 def test_ls_and_verify_include_s3_tier_of_run(bucket, tmp_path, capsys):
@@ -87,6 +87,6 @@ def test_ls_and_verify_include_s3_tier_of_run(bucket, tmp_path, capsys):
 
 def test_missing_bucket_has_no_checkpoints(bucket, capsys):
     assert main(["ckpt", "ls", "s3://no-such-bucket/run"]) == 0
-    assert capsys.readouterr().out == "s3://no-such-bucket/run has no checkpoints.\n"
+    assert capsys.readouterr().out == "no checkpoints found in s3://no-such-bucket/run.\n"
     assert main(["ckpt", "verify", "s3://no-such-bucket/run"]) == 2
-    assert "has no whole checkpoint" in capsys.readouterr().err
+    assert "no complete checkpoint found in" in capsys.readouterr().err

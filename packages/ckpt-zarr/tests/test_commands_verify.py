@@ -100,7 +100,7 @@ def test_verify_reports_chunks_beyond_truncation(made, capsys):
     code, out = verified(place, capsys)
     assert code == 1
     assert out.count("is damaged") == 1
-    assert f"the file has {last.base + 1:,} bytes, and should have {file.size:,}" in out
+    assert f"the file has {last.base + 1:,} bytes instead of {file.size:,}" in out
 
 
 @pytest.mark.parametrize("nbytes", [-1, 8])
@@ -120,7 +120,7 @@ def test_commands_refuse_file_of_wrong_size(tmp_path, capsys, kind, nbytes):
         verb, *words = command
         assert main(["ckpt", verb, str(run), *words]) != 0, verb
         said = capsys.readouterr()
-        assert f"has {size + nbytes:,} bytes, and should have {size:,}" in said.out + said.err, verb
+        assert f"has {size + nbytes:,} bytes instead of {size:,}" in said.out + said.err, verb
     assert older.exists()
     assert newer.exists()
 

@@ -195,7 +195,7 @@ def test_early_last_save_waits_for_durable_copy(job: Job, place: Place) -> None:
 def test_failed_durable_copy_fails_the_save(job: Job, place: Place, fault: int | str) -> None:
     hasty(job)
     place.proxy.fault = lambda asked: fault if asked.method == "PUT" else None
-    with pytest.raises(SaveFailed, match=rf"step-00000004 .*: its copy to {place.url}: .*no success within 1 s"):
+    with pytest.raises(SaveFailed, match=rf"step-00000004 .*: the copy to {place.url} failed: .*no success within 1 s"):
         job.step(4)
     recovers(job, place)
     assert job.load(4) == []
@@ -210,7 +210,7 @@ def test_late_durable_copy_failure_fails_original_save(job: Job, place: Place) -
     handle = begin(job, 4)
     handle.visible.result()
     begin(job, 6).settled.result()
-    with pytest.raises(SaveFailed, match="step-00000004 could not be saved: its copy"):
+    with pytest.raises(SaveFailed, match="step-00000004 could not be saved: the copy to"):
         handle.settled.result(SECONDS)
     assert handle.state is SaveState.FAILED
     assert job.load(4) == []
@@ -226,7 +226,7 @@ def test_failed_durable_copy_does_not_fail_waiting_save(job: Job, place: Place) 
     patient(job)
     handle = begin(job, 8)
     for _ in range(2):  # a way back asks before the report to people
-        with pytest.raises(SaveFailed, match="step-00000004 could not be saved: its copy"):
+        with pytest.raises(SaveFailed, match="step-00000004 could not be saved: the copy to"):
             failed.settled.result()
     handle.settled.result()
     assert place.ids() == [8]
@@ -238,7 +238,7 @@ def test_close_waits_for_a_copy_that_fails(job: Job, place: Place) -> None:
     handle = begin(job, 4)
     handle.visible.result()
     job.end()
-    assert "checkpoint step-00000004 could not be saved: its copy" in str(handle.settled.exception(0))
+    assert "checkpoint step-00000004 could not be saved: the copy to" in str(handle.settled.exception(0))
 
 
 def test_last_save_retries_failed_durable_copy(job: Job, place: Place) -> None:
@@ -321,7 +321,7 @@ def test_killed_copier_fails_copy_and_is_restarted(job: Job, place: Place) -> No
     while job.checkpointer._copier.pid is None:
         assert not handle.settled.done()
     os.kill(job.checkpointer._copier.pid, signal.SIGKILL)
-    with pytest.raises(SaveFailed, match=r"its copy to .* was killed by SIGKILL"):
+    with pytest.raises(SaveFailed, match=r"the copy to .* failed: .* was killed by SIGKILL"):
         handle.settled.result(SECONDS)
     go()
     assert place.objects("zarr.json") == []
@@ -376,7 +376,7 @@ def test_copy_failure_of_one_rank_fails_all(tmp_path: Path, place: Place) -> Non
     job = job_of(tmp_path, "one", f"checkpoint.durable={place.url}")
     first, second = get_pool(2).run(save_and_copy, job, place.environment, (1, 2))
     assert first == second
-    assert first[0].startswith("checkpoint step-00000001 could not be saved: its copy")
+    assert first[0].startswith("checkpoint step-00000001 could not be saved: the copy to")
     assert first[1] == "step-00000002"
     assert place.ids() == [2]
     assert len(place.objects(".bin")) == 2

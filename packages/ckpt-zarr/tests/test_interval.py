@@ -160,8 +160,8 @@ def test_mtbf_is_measured_from_run_attempts(tmp_path: Path) -> None:
         ("checkpoint.keep_last=0", "checkpoint.keep_last=0"),
         ("checkpoint.keep_every=0", "checkpoint.keep_every=0"),
         ("checkpoint.memory_every=0", "checkpoint.memory_every=0"),
-        ("checkpoint.durable_every=5", "there is no durable store"),
-        ("checkpoint.durable_keep_last=5", "there is no durable store"),
+        ("checkpoint.durable_every=5", "checkpoint.durable is not set"),
+        ("checkpoint.durable_keep_last=5", "checkpoint.durable is not set"),
     ],
 )
 def test_check_names_invalid_option(word: str, said: str) -> None:

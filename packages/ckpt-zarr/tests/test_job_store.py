@@ -80,7 +80,9 @@ def test_brief_store_outage_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_permanent_store_outage_raises_store_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agreement, "_UNREACHED", 0.01)
     monkeypatch.setattr(agreement, "_LONGEST", 0.001)
-    with pytest.raises(StoreLost, match="the job's store is lost: the store is lost for a while"):
+    with pytest.raises(
+        StoreLost, match="the connection to the job's key-value store is lost: the store is lost for a while"
+    ):
         PrefixedStore(DictStore(lost=10**9), "ckpt/1").get("key")
 
 
@@ -160,7 +162,7 @@ def test_broken_tcp_store_connection_is_not_retried(
     store.set("key", "value")
     assert (store.add("count", 1), store.get("key")) == (1, b"value")
     relay.deaf = True
-    with pytest.raises(StoreLost, match="the job's store is lost: "):
+    with pytest.raises(StoreLost, match="the connection to the job's key-value store is lost: "):
         store.add("count", 1)
     relay.deaf = False
     assert master.add("ckpt/1/count", 0) == 2, "it was done, though nobody was told"
@@ -179,7 +181,7 @@ class CutOff:
 
     def _reach(self) -> PrefixedStore:
         if self._cut:
-            raise StoreLost("the job's store is lost: Broken pipe")
+            raise StoreLost("the connection to the job's key-value store is lost: Broken pipe")
         return self._store
 
     def set(self, key: str, value: str | bytes) -> None:
@@ -195,7 +197,7 @@ class CutOff:
         found = self._reach().add(key, amount)
         self._cut = amount > 0 and key.endswith(self._counter)
         if self._cut:
-            raise StoreLost("the job's store is lost: Broken pipe")
+            raise StoreLost("the connection to the job's key-value store is lost: Broken pipe")
         return found
 
 
@@ -228,4 +230,4 @@ def test_file_of_disconnected_rank_is_still_committed(tmp_path: Path) -> None:
     job = kit.CheckpointerJob("gangline_ckpt_zarr.checkpointer:build", composed(tmp_path), MESH, str(tmp_path))
     first, second = get_pool(2).run(saved_by_one_that_is_cut_off, job)
     assert first == ("step-00000001", [])
-    assert second == ("the job's store is lost: Broken pipe", [])
+    assert second == ("the connection to the job's key-value store is lost: Broken pipe", [])

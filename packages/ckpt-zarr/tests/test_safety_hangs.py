@@ -79,7 +79,7 @@ def save_with_a_stopped_writer(job: kit.CheckpointerJob) -> list[str]:
 
 def test_stopped_writer_fails_save_on_all_ranks(job: kit.CheckpointerJob) -> None:
     came = get_pool(2).run(save_with_a_stopped_writer, job)
-    why = "the writer process got no further within 4 s"
+    why = "the writer process made no progress within 4 s"
     assert came == [["step-00000001", why, "step-00000003"]] * 2
     assert whole(job) == {"step-00000001", "step-00000003"}
     left = {path.name for path in (Path(job.run.job.dir) / "checkpoints").iterdir()}
@@ -196,7 +196,7 @@ def test_abandoned_writer_does_not_block_next_write(tmp_path: Path) -> None:
     os.kill(writer.pid, signal.SIGSTOP)
     first = writer.write(StagedMemory(0), [], (str(tmp_path), "a"))
     writer.give_up()
-    assert writer.wait(first, SECONDS).failed == "the writer process was given up"
+    assert writer.wait(first, SECONDS).failed == "the writer process was killed after no progress"
     for number in range(3):
         assert writer.wait(writer.write(StagedMemory(0), [], (str(tmp_path), str(number))), SECONDS).done
     writer.close()

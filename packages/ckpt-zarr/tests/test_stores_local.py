@@ -202,7 +202,7 @@ def test_unwritable_directory_raises_permission_error() -> None:
 def test_writer_with_too_few_bytes_leaves_no_file(tmp_path: Path) -> None:
     writer = LocalStore(tmp_path).create("a", 2 * PAGE)
     writer.write(aligned(bytes(PAGE)))
-    with pytest.raises(ValueError, match="announced"):
+    with pytest.raises(ValueError, match="bytes were written instead of"):
         writer.close()
     assert os.listdir(tmp_path) == []
 

@@ -100,7 +100,7 @@ def test_writer_with_too_few_bytes_leaves_no_object(place: Place) -> None:
     store = place.store()
     writer = store.create("a", 3 * PART)
     writer.write(memoryview(bytes(2 * PART)))
-    with pytest.raises(ValueError, match="announced"):
+    with pytest.raises(ValueError, match="bytes were written instead of"):
         writer.close()
     assert not store.exists("a")
     assert uploads(store) == 0

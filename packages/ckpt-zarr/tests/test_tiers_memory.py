@@ -148,7 +148,7 @@ def test_memory_of_killed_runs_is_reported_and_removed(
     places.locate_user().chmod(0o700)
     _note_abandoned("/runs/starts")
     noted = capsys.readouterr().err
-    assert re.findall(r"for (/runs/\w+), which was killed", noted) == re.findall(r"resume=(/runs/\w+)", noted)
+    assert re.findall(r"of the killed run (/runs/\w+), ", noted) == re.findall(r"resume=(/runs/\w+)", noted)
     assert sorted(re.findall(r"rm -r (\S+)", noted)) == sorted(str(made[name]) for name in ("killed", "recent"))
     assert noted.count("1.04 GB of memory") == 2, noted
     assert sweep("/runs/starts") == [made["killed"]]
@@ -160,8 +160,9 @@ def test_unannounced_keeper_warns_once_and_keeps_local_checkpoints(job: Job, tmp
     with keeper(tmp_path, tmp_path / "log"):
         checkpointer = job.start()
         (note,) = checkpointer.take_notices()
-        assert f"other nodes find nothing of what this one keeps in memory, and keep no copy there: {tmp_path}" in note
-        assert ".memory/lock: Is a directory. The run goes on" in note
+        why = "other nodes cannot use the memory tier of this node, because its address could not be published: "
+        assert f"{why}{tmp_path}" in note
+        assert ".memory/lock: Is a directory. The run continues" in note
         assert f"rm -r {tmp_path}/.memory" in note
         job.step(1)
         assert checkpointer.take_notices() == []
@@ -177,7 +178,7 @@ def test_keeper_names_owner_of_unreadable_lock_file(tmp_path: Path) -> None:
     os.chown(lock, 54321, 54321)
     with keeper(tmp_path, tmp_path / "log", "setpriv", "--bounding-set=-all", "--inh-caps=-all"):
         said = (places.locate_node(tmp_path) / places.TROUBLE).read_text()
-        assert f"{lock}: Permission denied; it is of user 54321, and this one is 0. The run goes on" in said
+        assert f"{lock}: Permission denied; owned by user 54321, this process runs as user 0. The run continues" in said
 
 
 @pytest.mark.parametrize("again", [1, 2, 3])
@@ -252,8 +253,8 @@ def test_damaged_memory_checkpoint_is_read_from_disk(job: Job, what: str) -> Non
     assert job.load(2) == []
     (note,) = at_start or checkpointer.take_notices()
     assert str(place.parent) in note
-    assert ("checkpoint step-00000002 in" in note and "cannot be used" in note) == (what != "chunk")
-    assert (f"taking the copy in {job.run_dir}/checkpoints" in note) == (what == "chunk")
+    assert ("checkpoint step-00000002 in" in note and "cannot be loaded" in note) == (what != "chunk")
+    assert (f"loading the copy in {job.run_dir}/checkpoints instead" in note) == (what == "chunk")
     assert checkpointer.take_notices() == []
 
 
@@ -319,7 +320,7 @@ def test_last_save_skips_copy_to_other_nodes(job: Job, monkeypatch: pytest.Monke
     def copy(self: MemoryTier, id: CheckpointId, path: str, seconds: float, waiting: Callable[[], None]) -> str:
         waiting()
         copied.append((str(id), seconds))
-        return "node b does not answer"
+        return "request to node b failed"
 
     monkeypatch.setattr(MemoryTier, "copy", copy)
     job.start()
@@ -330,7 +331,9 @@ def test_last_save_skips_copy_to_other_nodes(job: Job, monkeypatch: pytest.Monke
         SaveRequest(2, deadline_seconds=7.0), shards, REGISTRY, kit.make_document(2, 1, 3)
     ).settled.result()
     assert copied == [("step-00000002", 7.0)]
-    assert "no copy elsewhere of the files of 1 rank: node b does not answer" in " ".join(checkpointer.take_notices())
+    assert "files of 1 rank not copied to other nodes: request to node b failed" in " ".join(
+        checkpointer.take_notices()
+    )
     checkpointer.save(SaveRequest(3, last=True), shards, REGISTRY, kit.make_document(3, 1, 3)).settled.result()
     assert len(copied) == 1
     assert list(checkpointer.take_notices()) == []
@@ -380,7 +383,7 @@ def test_unreadable_store_stops_start_but_not_run(job: Job, monkeypatch) -> None
         checkpointer.find_latest()
     job.save(3)
     assert checkpointer.find_latest() == CheckpointId(3)
-    assert any("cannot be read: Forbidden; going by the nearer tiers" in note for note in checkpointer.take_notices())
+    assert any("cannot be read: Forbidden; using the other tiers" in note for note in checkpointer.take_notices())
 
 
 @pytest.fixture
@@ -407,7 +410,7 @@ def test_full_memory_tier_is_skipped_by_saves(job: Job, first: int) -> None:
     assert job.step(2) == ["disk"]
     notes = found.take_notices()
     assert len(notes) == 1
-    assert "the memory tier is left out" in notes[0]
+    assert "saves skip the memory tier until the ranks restart" in notes[0]
     assert "StagedMemory" not in notes[0]
     assert found.get_due_save(3, 0.1, 2) is None
     assert job.step(4) == ["disk"]

@@ -93,7 +93,7 @@ def test_interrupted_copy_is_discarded(node: Peer, tmp_path: Path) -> None:
         connection.sendall(json.dumps(asked).encode() + b"\nhalf")
         connection.shutdown(socket.SHUT_WR)
         with connection.makefile("rb") as answers:
-            assert [json.loads(line) for line in answers] == [{"go": True}, {"why": "it broke off"}]
+            assert [json.loads(line) for line in answers] == [{"go": True}, {"why": "the connection was closed"}]
     assert [name[:13] for name in node.list_sizes()] == ["step-00000001"]
     assert list((tmp_path / "b" / "spare").iterdir()) == []
 
@@ -136,7 +136,7 @@ def test_impostor_on_keeper_port_is_detected(tmp_path: Path) -> None:
     thread = threading.Thread(target=answer)
     thread.start()
     node = Peer(tmp_path, "b", patience=0.0)
-    with pytest.raises(PeerLost, match="node b does not answer: what answers there is another process"):
+    with pytest.raises(PeerLost, match="request to node b failed: another process listens on the keeper's port"):
         node.list_sizes()
     (tmp_path / "mine").write_bytes(b"weights")
     with pytest.raises(PeerLost, match="another process"):
@@ -174,7 +174,7 @@ def test_invalid_announcement_is_ignored(node: Peer, tmp_path: Path, said: dict[
     place = tmp_path / peers.FOLDER / "b.json"
     place.write_text(json.dumps({**json.loads(place.read_text()), **said}))
     list_announced(tmp_path)
-    with pytest.raises(PeerLost, match="its memory has no keeper"):
+    with pytest.raises(PeerLost, match="the address of its keeper is missing or invalid"):
         node.list_sizes()
     assert ask_peers(tmp_path, ["b"]) == {"b": {}}
 
@@ -199,7 +199,7 @@ def test_announcement_by_link_or_other_user_is_ignored(
 
     monkeypatch.setattr(os, "fstat", as_seen)
     assert list_announced(tmp_path) == []
-    with pytest.raises(PeerLost, match="its memory has no keeper"):
+    with pytest.raises(PeerLost, match="the address of its keeper is missing or invalid"):
         node.list_sizes()
     monkeypatch.setattr(os, "fstat", lambda handle: os.stat_result((*real(handle)[:4], theirs, *real(handle)[5:10])))
     peers._find_own_uid.cache_clear()
@@ -226,7 +226,8 @@ def test_memory_directory_writable_by_others_is_refused(
         places.locate_user().mkdir()
         places.locate_user().chmod(0o777)
     for ask in (places.refuse_foreign, places.make):
-        with pytest.raises(UserError, match=r"theirs to change(.|\n)*sudo rm -r /\S+\n(.|\n)*memory_every=null"):
+        wanted = r"could change the run's checkpoints in memory(.|\n)*sudo rm -r /\S+\n(.|\n)*memory_every=null"
+        with pytest.raises(UserError, match=wanted):
             ask()
 
 
@@ -272,7 +273,7 @@ def test_put_and_drop_refuse_invalid_paths(node: Peer, tmp_path: Path) -> None:
         "/data-1/00003.bin\n",
     ):
         for ask in (lambda path: node.put(path, tmp_path / "mine"), node.drop):
-            with pytest.raises(OSError, match="is no file of a rank"):
+            with pytest.raises(OSError, match="is not a data file of a rank"):
                 ask(f"step-00000002{file}")
     assert set(kept) == set(node.list_sizes())
 
@@ -281,7 +282,7 @@ def test_a_node_that_is_gone_is_named(node: Peer, tmp_path: Path) -> None:
     announce(tmp_path, Address("c", identify_machine(), 1, "x"))
     assert list_announced(tmp_path) == ["b", "c"]
     assert ask_peers(tmp_path, ["b", "c", "d"]) == {"b": {}, "c": {}, "d": {}}
-    with pytest.raises(OSError, match=r"node c does not answer: .*refused"):
+    with pytest.raises(OSError, match=r"request to node c failed: .*refused"):
         Peer(tmp_path, "c", patience=0.3).list_sizes()
     withdraw(tmp_path, Address("c", identify_machine(), 1, "another keeper's"))
     assert list_announced(tmp_path) == ["b", "c"]
@@ -381,7 +382,7 @@ def test_hung_node_delays_only_one_save_until_deadline(tmp_path: Path, monkeypat
     began = time.monotonic()
     why = copies.put("step-00000001/data-1/00000.bin", tmp_path / "mine", 3.0, lambda: beats.append(1))
     took = time.monotonic() - began
-    assert "node c does not answer: " in why
+    assert "request to node c failed: " in why
     assert took < 200, "its deadline is 3 seconds, and nothing else ends before 400"
     assert beats
     assert Peer(tmp_path, "d").list_sizes() == {"step-00000001/data-1/00000.bin": 4}, "the others keep theirs"
@@ -397,7 +398,9 @@ def test_hung_node_delays_only_one_save_until_deadline(tmp_path: Path, monkeypat
 def test_recovered_node_is_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine").write_bytes(b"mine")
     copies = Copies([Peer(tmp_path, "b")])
-    assert "has no keeper" in copies.put("step-00000001/data-1/00000.bin", tmp_path / "mine", 0.1, lambda: None)
+    assert "the address of its keeper is missing" in copies.put(
+        "step-00000001/data-1/00000.bin", tmp_path / "mine", 0.1, lambda: None
+    )
     (tmp_path / "b").mkdir()
     server = Server(tmp_path / "b")
     announce(tmp_path, Address("b", identify_machine(), server.port, server.token))
@@ -496,7 +499,7 @@ def test_truncated_answer_counts_node_as_lost(tmp_path: Path, lines: tuple[bytes
 
 def test_read_beyond_file_end_raises_eof_error(node: Peer, tmp_path: Path) -> None:
     path = put(node, tmp_path, 1)
-    with pytest.raises(EOFError, match="ends at 300000"):
+    with pytest.raises(EOFError, match="ends at byte 300000"):
         node.read_into(path, [(299_999, [memoryview(bytearray(2))])])
 
 

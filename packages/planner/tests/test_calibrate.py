@@ -218,12 +218,12 @@ def test_calibrate_writes_file_usable_by_plan(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--processes 2", "gangline plan: calibrate writes one file."),
-        ("--out here.txt", "gangline plan: calibrate writes one file."),
+        ("--processes 2", "gangline plan: calibrate needs the name of a .yaml file to write."),
+        ("--out here.txt", "gangline plan: calibrate needs the name of a .yaml file to write."),
         ("--out here.yaml --processes 1.5", "--processes 1.5: expected a whole number."),
         ("--out here.yaml --rounds 0", "--rounds 0: expected a number above 0."),
-        ("--out nowhere/here.yaml", "nowhere is no directory."),
-        ("--out there.yaml", "there.yaml is there already."),
+        ("--out nowhere/here.yaml", "nowhere is not a directory."),
+        ("--out there.yaml", "there.yaml exists already."),
     ],
 )
 def test_invalid_calibrate_arguments_are_refused(tmp_path, monkeypatch, capsys, words, message):
@@ -255,4 +255,4 @@ def test_first_rank_error_is_reported_without_torchrun_summary(tmp_path):
     log.write_text("Traceback:\n[rank1]: ValueError: the mesh has 2 ranks\nChildFailedError:\n=====\n")
     assert read_error(log) == ["[rank1]: ValueError: the mesh has 2 ranks"]
     Path(log).write_text("")
-    assert read_error(log) == ["It said nothing."]
+    assert read_error(log) == ["The processes printed no error."]

@@ -15,7 +15,7 @@ def gangline_checkpointers() -> Iterable[Part]:
             name="zarr",
             config=ZarrCheckpoint,
             build="gangline_ckpt_zarr.checkpointer:build",
-            summary="Sharded, asynchronous, checksummed; saved by any layout, read by any other and by any zarr reader",
+            summary="Sharded, asynchronous, checksummed zarr v3 checkpoints, for any layout and any zarr reader",
         )
     ]
 

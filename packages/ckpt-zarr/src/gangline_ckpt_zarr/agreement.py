@@ -79,10 +79,10 @@ class PrefixedStore:
             try:
                 return ask()
             except dist.DistError as error:
-                raise StoreLost(f"the job's store is lost: {error}") from error
+                raise StoreLost(f"the connection to the job's key-value store is lost: {error}") from error
             except ConnectionError as error:
                 if time.monotonic() >= until:
-                    raise StoreLost(f"the job's store is lost: {error}") from error
+                    raise StoreLost(f"the connection to the job's key-value store is lost: {error}") from error
                 time.sleep(_LONGEST)
 
 
@@ -97,7 +97,7 @@ class Agreement:
     def __init__(
         self, store: Store | None, name: str, rank: int, world: int, patience: float | None = None, newest: str = ""
     ) -> None:
-        assert store is not None or world == 1, "several ranks need the job's store"
+        assert store is not None or world == 1, "an agreement of several ranks needs the job's key-value store"
         self.store, self.name, self.rank, self.world = store, name, rank, world
         self.patience = patience and patience * (_OTHERS if rank else 1)
         self._newest = newest

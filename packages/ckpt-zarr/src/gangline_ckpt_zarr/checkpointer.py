@@ -44,7 +44,7 @@ class ZarrCheckpointer(Checkpointer):
     """
 
     def __init__(self, run: Run, tiers: Sequence[Tier], store: Store | None, config: ZarrCheckpoint) -> None:
-        assert run.job.dir is not None, "a run has its directory before it has a checkpointer"
+        assert run.job.dir is not None, "run.dir must be set before the checkpointer is built"
         self._run_dir, self._steps, self.tiers, self.store = run.job.dir, run.steps, tiers, store
         self.memory = next((tier for tier in tiers if isinstance(tier, MemoryTier)), None)
         self.disk = next(tier for tier in tiers if tier.name == "disk")
@@ -170,7 +170,7 @@ class ZarrCheckpointer(Checkpointer):
                 starts = not self._number  # a resume must not use an older checkpoint instead
                 if starts or not ids:
                     raise make_unreadable_error(tier.store.url, describe_error(error)) from error
-                self._notes.add(f"{tier.store.url} cannot be read: {describe_error(error)}; going by the nearer tiers")
+                self._notes.add(f"{tier.store.url} cannot be read: {describe_error(error)}; using the other tiers")
         return sorted(ids)
 
     def is_lasting(self, id: CheckpointId) -> bool:
@@ -204,7 +204,7 @@ class ZarrCheckpointer(Checkpointer):
                 silent = make_unreadable_error(f"{tier.store.url}/{id}", describe_error(error))
         problem = bad or (silent and silent.what)
         if problem and copies:
-            self._notes.add(f"{problem}; taking the copy in {copies[0][0].store.url}")
+            self._notes.add(f"{problem}; loading the copy in {copies[0][0].store.url} instead")
         if copies:
             return copies
         if silent is not None:
@@ -213,7 +213,7 @@ class ZarrCheckpointer(Checkpointer):
             raise bad
         names = ", ".join(map(str, self.list())) or "none"
         places = " or ".join(tier.store.url for tier in self.tiers)
-        raise UserError(f"there is no checkpoint {id} in {places}.", f"There are: {names}.")
+        raise UserError(f"checkpoint {id} does not exist in {places}.", f"Existing checkpoints: {names}.")
 
     # --- load --------------------------------------------------------------------------------------------------------
 

@@ -45,9 +45,9 @@ class ZarrCheckpoint(CheckpointConfig):
 
     def check(self, run: Run) -> list[Problem]:
         if self.memory_copies and self.memory_every is None:
-            what = f"checkpoint.memory_copies={self.memory_copies}: there is no memory tier to copy."
-            return [Problem(what, "", "checkpoint.memory_every=1 saves to it after each step.")]
+            what = f"checkpoint.memory_copies={self.memory_copies} needs checkpoint.memory_every, which is not set."
+            return [Problem(what, "", "checkpoint.memory_every=1 saves to memory after each step.")]
         if self.durable is None and (self.durable_every or self.durable_keep_last or self.durable_keep_every):
-            what = "checkpoint.durable_... is set, and there is no durable store."
-            return [Problem(what, "", "checkpoint.durable=s3://bucket/run names one.")]
+            what = "checkpoint.durable_* options need a durable tier, and checkpoint.durable is not set."
+            return [Problem(what, "", "Name the durable tier:  checkpoint.durable=s3://bucket/run")]
         return []

@@ -9,4 +9,10 @@ from gangline import Command, hookimpl
 
 @hookimpl
 def gangline_commands() -> Iterable[Command]:
-    return [Command(name="plan", run="gangline_planner.commands:main", summary="What a run will cost, fit and lose")]
+    return [
+        Command(
+            name="plan",
+            run="gangline_planner.commands:main",
+            summary="Predict memory, step time, cost and failures of a run, without a GPU",
+        )
+    ]

@@ -26,7 +26,7 @@ def describe_expected_error() -> str:
     stats = load_accuracy()
     side = "short" if stats["bias"] < 0 else "long"
     return (
-        f"expected error of the step time: {stats['median']:.0%} median, {stats['ninetieth']:.0%} in the worst tenth, "
-        f"{abs(stats['bias']):.0%} too {side} on average ({stats['rows']:.0f} published runs, "
-        f"{stats['tables']:.0f} tables, each predicted by a fit on the others)"
+        f"expected error of the step time: median {stats['median']:.0%}, 90th percentile {stats['ninetieth']:.0%}, "
+        f"{abs(stats['bias']):.0%} too {side} on average (cross-validation: {stats['rows']:.0f} published runs, "
+        f"{stats['tables']:.0f} tables, each predicted by a fit on the other tables)"
     )

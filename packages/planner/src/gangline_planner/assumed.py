@@ -128,9 +128,9 @@ def explain(case: Planned, run: Run, cluster: Cluster) -> Explained:
     explanation = run.parallel.explain(run, mesh, case.model, cluster.topology)
     if explanation is None:
         raise UserError(
-            "this parallel strategy does not say what it does.",
-            "A plan is made of what `explain` of its configuration gives.",
-            "parallel=single, parallel=ddp and those of gangline-parallel-megatron-style do.",
+            "this parallel strategy is not supported.",
+            "The configuration of the strategy must implement `explain`.",
+            "Choices: parallel=single, parallel=ddp, or a strategy of gangline-parallel-megatron-style.",
         )
     return replace(explanation, kernels=get_kernels(run))
 

@@ -13,10 +13,10 @@ from gangline_basics.figure import write_figure
 from gangline_basics.flags import Flags
 
 VERBS = {
-    "search": "layouts that the overrides leave open, the fastest first, each as a line for `train`",
-    "compare": "the plan of a run next to its measurements, term by term",
-    "table": "sizes of models, 8B to 1T, by sizes of clusters, 8 to 32,768: days, money and energy",
-    "calibrate": "this machine, measured, as a cluster file",
+    "search": "list the layouts that the overrides leave open, fastest first, each as a `train` command",
+    "compare": "compare the plan of a run with its measurements, term by term",
+    "table": "print days, money and energy of models from 8B to 1T on 8 to 32,768 accelerators",
+    "calibrate": "measure this machine and write a cluster file",
 }
 OVERRIDES = "overrides of `train`, and cluster=NAME|FILE"
 EXAMPLE = "gangline plan parallel=3d model=llama3-405b launch.processes=16384 cluster=h100_ib --tokens 15e12"
@@ -34,7 +34,7 @@ def _make_flags(verb: str, text: str, argument: str, more: str = "") -> Flags:
     """Return the flags of a subcommand: its positional argument, and --json for its report."""
     flags = Flags(f"plan {verb}".strip(), text, more)
     flags.add_argument("words", nargs="*", metavar=argument.partition(":")[0], help=argument.partition(": ")[2])
-    flags.add_argument("--json", action="store_true", help="the report as JSON")
+    flags.add_argument("--json", action="store_true", help="print the report as JSON")
     return flags
 
 
@@ -44,11 +44,11 @@ def _search(argv: Sequence[str]) -> int:
 
     flags = _make_flags(
         "search",
-        "Rank the layouts that the overrides leave open, the fastest first, each as a line for `train`; those that do\n"
-        "not fit with the memory that they lack. Exit code 2 where none fits.",
+        "List the layouts that the overrides leave open, fastest first, each as a `train` command. For each layout\n"
+        "that does not fit, print the missing memory. The exit code is 2 if no layout fits.",
         f"OVERRIDE: {OVERRIDES}",
     )
-    flags.add_argument("--svg", metavar="FILE", help="a picture of the layouts by time and memory")
+    flags.add_argument("--svg", metavar="FILE", help="file for a plot of the layouts by step time and memory")
     options = flags.read(argv)
     cluster, words = parse_cluster(options.words)
     case = complete_words(words)
@@ -80,18 +80,18 @@ def _plan(argv: Sequence[str]) -> int:
     verbs = "\n".join(f"  {verb:9} {text}" for verb, text in VERBS.items())
     flags = _make_flags(
         "",
-        "Plan a run on a cluster: what it takes, holds and costs. Nothing is started, and no GPU is needed.\n"
-        "Precision, sequence length, batch and layout are assumed, each where it is not named, and printed.",
+        "Predict memory, step time, cost and failures of a run on a cluster. No GPU is needed, and no run is started.\n"
+        "Precision, sequence length, batch and layout are assumed if unset, and the report prints the assumed values.",
         f"OVERRIDE: {OVERRIDES}",
-        f"verbs, each with a --help of its own: gangline plan VERB ...\n{verbs}\n\n{EXAMPLE}",
+        f"other plan commands (for their options: gangline plan VERB --help):\n{verbs}\n\n{EXAMPLE}",
     )
-    flags.add_number("--tokens", "15e12", "number of tokens to train on: days, money and energy for so many")
-    flags.add_number("--budget", "50000", "dollars to spend: how many tokens that buys")
-    flags.add_number("--price", "2.10", "dollars of an accelerator and hour; by default that of the cluster file")
+    flags.add_number("--tokens", "15e12", "number of training tokens: adds days, money and energy")
+    flags.add_number("--budget", "50000", "dollars to spend: adds the number of tokens that they buy")
+    flags.add_number("--price", "2.10", "dollars per accelerator and hour; default: price.hour of the cluster file")
     flags.add_number(
-        "--mtbf", "5", "mean hours between failures that stop the run; by default by the cluster file and the ranks"
+        "--mtbf", "5", "mean hours between failures that stop the run; default: cluster file and number of ranks"
     )
-    flags.add_argument("--svg", metavar="FILE", help="pictures of the step, the memory and the pipeline")
+    flags.add_argument("--svg", metavar="FILE", help="file for plots of the step, the memory and the pipeline")
     options = flags.read(argv)
     cluster, words = parse_cluster(options.words)
     case = complete_words(words)
@@ -100,7 +100,7 @@ def _plan(argv: Sequence[str]) -> int:
     if options.mtbf:
         for name in ("storage.bandwidth", "restart.seconds"):
             cluster[name]  # raises UserError if the cluster file lacks the number
-        hours = Quantity(options.mtbf * case.world, f"--mtbf {options.mtbf:g} of the whole run")
+        hours = Quantity(options.mtbf * case.world, f"--mtbf {options.mtbf:g} of the complete run")
         cluster = cluster.replace_numbers({"failure.hours": hours})
     plan, assumed = choose_plan(case, cluster, options.tokens)
     budget_plan = plan.plan_budget(options.budget) if options.budget else None
@@ -128,13 +128,15 @@ def _plan(argv: Sequence[str]) -> int:
 def _calibrate(argv: Sequence[str]) -> int:
     from gangline_planner.calibrate.command import calibrate
 
-    flags = Flags("plan calibrate", "Measure this machine, and write a cluster file for `cluster=FILE.yaml`.")
-    flags.add_argument("--out", metavar="FILE.yaml", default="", help="the cluster file to write")
-    flags.add_number("--processes", "8", "number of processes at once (1)", integer=True, default=1)
-    flags.add_number("--rounds", "3", "number of rounds; each number is their median (3)", integer=True, default=3)
+    flags = Flags("plan calibrate", "Measure this machine and write a cluster file for `cluster=FILE.yaml`.")
+    flags.add_argument("--out", metavar="FILE.yaml", default="", help="cluster file to write")
+    flags.add_number("--processes", "8", "number of concurrent processes (default: 1)", integer=True, default=1)
+    flags.add_number(
+        "--rounds", "3", "number of rounds; the file has the medians over rounds (default: 3)", integer=True, default=3
+    )
     options = flags.read(argv)
     if not options.out.endswith(".yaml"):
-        raise UserError("calibrate writes one file.", "--out=FILE.yaml says which.")
+        raise UserError("calibrate needs the name of a .yaml file to write.", "--out=FILE.yaml")
     print(calibrate(Path(options.out), options.processes, options.rounds))
     return 0
 
@@ -144,15 +146,13 @@ def _print_table(argv: Sequence[str]) -> int:
 
     flags = _make_flags(
         "table",
-        "Print sizes of models, 8B to 1T, by sizes of clusters, 8 to 32,768: days, money and energy, as Markdown.",
-        "cluster=NAME|FILE: the cluster",
+        "Print days, money and energy of models from 8B to 1T on 8 to 32,768 accelerators, as Markdown.",
+        "cluster=NAME|FILE: name or file of the cluster",
     )
     options = flags.read(argv)
     cluster, words = parse_cluster(options.words)
     if words:
-        raise UserError(
-            f"table takes a cluster and nothing else, not {words[0]}.", "gangline plan table cluster=NAME|FILE"
-        )
+        raise UserError(f"table takes only cluster=, got {words[0]}.", "gangline plan table cluster=NAME|FILE")
     rows = iterate_rows(cluster)
     print(json.dumps([row.to_dict() for row in rows], indent=1) if options.json else format_table(rows, cluster))
     return 0
@@ -163,15 +163,15 @@ def _compare(argv: Sequence[str]) -> int:
 
     flags = _make_flags(
         "compare",
-        "Print the plan of a run next to its measurements, term by term, and the term in which they part most.",
-        "RUN_DIR: the directory of the run, and cluster=NAME|FILE",
+        "Compare the plan of a run with its measurements, term by term, and report the largest difference.",
+        "RUN_DIR: run directory, and cluster=NAME|FILE",
     )
     options = flags.read(argv)
     cluster, words = parse_cluster(options.words)
     if len(words) != 1:
         raise UserError(
             "compare takes one run directory.",
-            "It reads what that run measured.",
+            "The command reads the measurements of that run.",
             "gangline plan compare RUN_DIR cluster=NAME|FILE",
         )
     comparison = compare(words[0], cluster)
@@ -184,8 +184,10 @@ def parse_cluster(words: Sequence[str]) -> tuple[Cluster, list[str]]:
     names = [word.removeprefix("cluster=") for word in words if word.startswith("cluster=")]
     if len(names) != 1:
         raise UserError(
-            "a plan is for a cluster, and the words name none." if not names else "the words name two clusters.",
-            "How long a step takes depends on the machine.",
+            "the cluster of the plan is not named."
+            if not names
+            else "several clusters are named, but a plan is for one.",
+            "The step time depends on the cluster.",
             f"cluster=NAME, one of {', '.join(list_shipped())}; or cluster=FILE.yaml",
         )
     return load_cluster(names[0]), [word for word in words if not word.startswith("cluster=")]

@@ -74,9 +74,9 @@ def compare(path: str, cluster: Cluster) -> Comparison:
     steps = [one for one in whole if one["step"] > WARM and not one.get("checkpoint")]
     if not steps:
         raise UserError(
-            f"{path} has no step to compare a plan with.",
-            f"Of its {len(records)} steps count those behind the first {WARM} that do not begin with a save.",
-            f"Let it train on:  train resume={path} run.steps=...",
+            f"{path} has recorded no step that can be compared with a plan.",
+            f"Of {len(records)} steps, the first {WARM} and all steps that begin with a save are excluded.",
+            f"To train more steps:  train resume={path} run.steps=...",
         )
     run = directory.run()
     phases = steps[-1].get("rank_phases") or {}
@@ -114,7 +114,9 @@ def _list_terms(kinds: Mapping[str, float], steps: Sequence[dict[str, Any]]) -> 
 
 def format_comparison(found: Comparison) -> str:
     """Return the comparison as a text report."""
-    lines = [f"{found.steps} steps of {found.plan.world} ranks beside a plan for {found.plan.cluster.name}"]
+    lines = [
+        f"{found.steps} measured steps of {found.plan.world} ranks, compared with a plan for {found.plan.cluster.name}"
+    ]
     lines += format_unknown_costs(found.plan)
     lines.append(f"  {'':18} {'planned':>11} {'measured':>11}")
     lines += [
@@ -123,14 +125,14 @@ def format_comparison(found: Comparison) -> str:
     ]
     kinds = found.plan.step.kinds
     if waits := ", ".join(f"{kind} {kinds[kind]:.4g} s" for kind in WAITS if kinds[kind] > 1e-9):
-        lines.append(f"  of what is planned, waits: {waits}")
+        lines.append(f"  planned waits: {waits}")
     if found.memory:
         term = found.memory
         lines.append(
             f"  {'memory':18} {term.planned / 1e9:8.3f} GB {term.measured / 1e9:8.3f} GB  {_format_ratio(term)}"
         )
     if found.worst:
-        lines.append(f"they part most in {found.worst.name}: {found.worst.apart:+.4g} s planned over measured")
+        lines.append(f"largest difference: {found.worst.name}, planned minus measured {found.worst.apart:+.4g} s")
     return "\n".join(lines)
 
 

@@ -83,6 +83,6 @@ def format_goodput(found: SimulatedGoodput) -> str:
     breakdown = ", ".join(f"{kind.replace('_', ' ')} {share:.2%}" for share, kind in shares)
     return (
         f"{found.by}: {found.days:.3g} days with {found.failures:.4g} failures and {found.spares} spare nodes "
-        f"(each repaired in {REPAIR / DAY:g} day), "
+        f"(each repair takes {REPAIR / DAY:g} day), "
         f"goodput {found.goodput:.1%} ({breakdown})"
     )

@@ -116,9 +116,9 @@ class Forecast:
         price = self.cluster.get("price.hour")
         if not price:
             raise UserError(
-                f"--budget: what {self.cluster.name} costs is not known.",
-                "It names no price.hour, and none is invented.",
-                "--price=DOLLARS says what an accelerator costs an hour.",
+                f"--budget needs the price of {self.cluster.name}, which is unknown.",
+                "price.hour is missing in the cluster file.",
+                "--price=DOLLARS sets the dollars per accelerator and hour.",
             )
         each = self.tokens_per_day
         return self.plan_tokens(None if each is None else budget / (24 * self.world * price) * each)

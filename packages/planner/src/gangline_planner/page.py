@@ -51,9 +51,9 @@ def _format_head(plan: Forecast, run: Run, assumed: Sequence[str]) -> Iterable[s
     guesses = [name for name, quantity in plan.cluster.numbers.items() if quantity.source.startswith("assumed")]
     racks = any(transfer.tier == "rack" for rank in explanation.ranks for transfer in rank.transfers)
     if racks and plan.cluster.get("link.rack.bandwidth") is None:
-        guesses.append("link.rack (as link.cluster)")
+        guesses.append("link.rack (equal to link.cluster)")
     if guesses:
-        yield f"the cluster file has assumed, not measured: {', '.join(guesses)}"
+        yield f"numbers of the cluster file that are assumed, not measured: {', '.join(guesses)}"
     yield from format_unknown_costs(plan)
 
 
@@ -61,9 +61,9 @@ def format_unknown_costs(plan: Forecast) -> Iterable[str]:
     """Yield a line if the cost of some nodes of the model is unknown."""
     if names := plan.explained.unknown:
         more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-        missing = "neither parameters nor operations are said, and no number here has them"
-        least = f"the step takes at least {plan.step.unknown:.3g} s more"
-        yield f"no cost is known of {', '.join(names[:NAMED])}{more}: {least if plan.step.unknown else missing}"
+        missing = "their parameters and operations are unknown and not included in this report"
+        least = f"at least {plan.step.unknown:.3g} s must be added to the step time"
+        yield f"unknown cost of {', '.join(names[:NAMED])}{more}: {least if plan.step.unknown else missing}"
 
 
 def _format_step(plan: Forecast) -> Iterable[str]:
@@ -74,9 +74,9 @@ def _format_step(plan: Forecast) -> Iterable[str]:
         if seconds > 1e-9 or kind == "data":
             yield f"  {kind:16} {seconds:9.4f} s  {share:6.1%}"
     if plan.save_stall is not None:
-        yield f"  {'checkpoint stall':16} {plan.save_stall:9.4f} s  on average, beside the step"
+        yield f"  {'checkpoint stall':16} {plan.save_stall:9.4f} s  on average, not included in the step time"
     each = plan.tokens_per_second / plan.world
-    yield f"{format_number(plan.tokens_per_second)} tokens/s, {each:.4g} a rank; MFU {plan.mfu:.1%} of the 16-bit peak"
+    yield f"{format_number(plan.tokens_per_second)} tokens/s, {each:.4g} per rank; MFU {plan.mfu:.1%} (16-bit peak)"
     if plan.cluster.name in list_shipped():
         yield describe_expected_error()
 
@@ -84,21 +84,21 @@ def _format_step(plan: Forecast) -> Iterable[str]:
 def _format_memory(plan: Forecast) -> Iterable[str]:
     explanation, limit = plan.explained, plan.cluster["memory.bytes"]
     rank = explanation.ranks[explanation.fullest]
-    yield "memory of the fullest rank" + f", of pipeline rank {explanation.fullest}" * (len(explanation.ranks) > 1)
+    yield "memory of the fullest rank" + f", pipeline rank {explanation.fullest}" * (len(explanation.ranks) > 1)
     for kind, size in rank.bytes.items():
         if size:
             yield f"  {kind:16} {size / GB:9.3f} GB"
     room = (limit - plan.memory) / GB
-    fits = f"{room:.3g} GB to spare" if plan.fits else f"DOES NOT FIT: {-room:.3g} GB too much"
-    yield f"  {'together':16} {plan.memory / GB:9.3f} GB of {limit / GB:g}: {fits}"
+    fits = f"{room:.3g} GB free" if plan.fits else f"DOES NOT FIT: {-room:.3g} GB over the limit"
+    yield f"  {'total':16} {plan.memory / GB:9.3f} GB of {limit / GB:g}: {fits}"
     if len(explanation.ranks) > 1:
-        yield "by pipeline rank"
+        yield "memory by pipeline rank"
         yield from draw_memory_bars([one.bytes for one in explanation.ranks], limit)
 
 
 def _format_pipeline(plan: Forecast) -> Iterable[str]:
     if len(plan.explained.ranks) > 1:
-        yield f"the pipeline, {plan.explained.schedule}"
+        yield f"timeline of the pipeline, schedule {plan.explained.schedule}"
         yield from draw_timeline(plan.step.timeline)
         yield ""
 
@@ -106,40 +106,40 @@ def _format_pipeline(plan: Forecast) -> Iterable[str]:
 def _format_totals(plan: Forecast) -> Iterable[str]:
     if not plan.fits:
         yield (
-            "it does not fit, so it has no goodput, and no days, money or tokens: take more accelerators or smaller "
-            "sequences, or leave more of the layout open"
+            "the layout does not fit into memory, so goodput, days, money and tokens are not computed: use more "
+            "accelerators or shorter sequences, or leave more layout options unset"
         )
         return
     yield from _format_failures(plan)
     if plan.tokens is None:
-        yield "--tokens N says how many days, and what they cost; --budget DOLLARS how many tokens that is"
+        yield "--tokens N adds days and cost; --budget DOLLARS adds the number of tokens that the money buys"
         return
     if plan.days is None:
-        yield f"{format_number(plan.tokens)} tokens: never, for failures leave no time to train"
+        yield f"{format_number(plan.tokens)} tokens: never, because failures leave no time to train"
         return
     hours = format_number(plan.days * 24 * plan.world)
     yield f"{format_number(plan.tokens)} tokens: {plan.days:.4g} days, {hours} accelerator-hours"
     numbers = plan.cluster.numbers
     if plan.dollars is None:
-        yield f"  price not known: {plan.cluster.name} names none (price.hour), and none is invented; --price DOLLARS"
+        yield f"  price unknown: price.hour is missing in {plan.cluster.name}; set --price DOLLARS"
     else:
         price = numbers["price.hour"]
-        yield f"  {plan.dollars:,.0f} US dollars at {price.value:g} an hour ({price.source})"
+        yield f"  {plan.dollars:,.0f} US dollars at {price.value:g} per accelerator and hour ({price.source})"
     if plan.megawatt_hours is not None:
         yield f"  {plan.megawatt_hours:.4g} MWh at the accelerator's full power and its share of the node"
     if plan.electricity_dollars is not None:
         price = numbers["price.kwh"]
-        yield f"  {plan.electricity_dollars:,.0f} US dollars for power, at {price.value:g} a kWh ({price.source})"
+        yield f"  {plan.electricity_dollars:,.0f} US dollars of electricity at {price.value:g} per kWh ({price.source})"
 
 
 def _format_failures(plan: Forecast) -> Iterable[str]:
     failure = plan.reliability
     if failure is None or plan.save_every is None or plan.goodput is None:
         lacks = [name for name in FAILURES if plan.cluster.get(name) is None]
-        yield f"goodput not known: {plan.cluster.name} does not say {', '.join(lacks)}; --mtbf HOURS"
+        yield f"goodput unknown: {', '.join(lacks)} missing in {plan.cluster.name}; --mtbf HOURS sets failure.hours"
         return
     yield (
-        f"a failure every {failure.mtbf_seconds / 3600:.3g} h, {failure.recovery_seconds:g} s to come back: save every "
+        f"a failure every {failure.mtbf_seconds / 3600:.3g} h, {failure.recovery_seconds:g} s to recover: save every "
         f"{plan.save_every:.3g} s (Young and Daly), goodput {plan.goodput:.1%}"
     )
 

@@ -30,7 +30,7 @@ ROOM = (
     "batch.micro_size",
     "run.recompute",
 )
-AXES = ("seconds of a step", "gigabytes of the fullest rank")
+AXES = ("step time in seconds", "memory of the fullest rank in GB")
 
 
 @dataclass(frozen=True)
@@ -121,9 +121,11 @@ def search(case: Planned, cluster: Cluster, shown: int = SHOWN) -> SearchResult:
 
 def explain_misfit(found: SearchResult, words: Sequence[str], case: Planned) -> UserError:
     """Return an error that no layout fits: it names the layout that lacks least memory, and how to reduce memory."""
-    what, more = "no layout that the words leave open fits.", f"launch.processes={2 * case.world}"
+    what, more = "no layout that the overrides leave open fits into memory.", f"launch.processes={2 * case.world}"
     if not found.large:
-        return UserError(what, "None of them divides the model and the batch.", f"Other sizes, such as  {more}")
+        return UserError(
+            what, "No layout divides the model and the batch.", f"Use another number of ranks, such as  {more}"
+        )
     least = found.large[0]
     explanation = least.plan.explained
     kinds = explanation.ranks[explanation.fullest].bytes
@@ -132,10 +134,10 @@ def explain_misfit(found: SearchResult, words: Sequence[str], case: Planned) -> 
     cuts = hasattr(case.run.parallel, "tp")
     return UserError(
         what,
-        f"Least lacks  {' '.join(least.words) or 'that of the words'}: {least.lacks / 1e9:.3g} GB; most of what "
-        f"its fullest rank holds is {most}, {kinds[most] / 1e9:.3g} GB.",
-        f"Leave these open:  {' '.join(constraints)}" if constraints else "",
-        f"{'More ranks' if cuts else 'More ranks and a strategy that cuts the model'}, such as  "
+        f"Closest to fitting  {' '.join(least.words) or 'the layout of the overrides'}: {least.lacks / 1e9:.3g} GB "
+        f"over the limit; the largest part of its fullest rank is {most}, {kinds[most] / 1e9:.3g} GB.",
+        f"Leave these options unset:  {' '.join(constraints)}" if constraints else "",
+        f"{'Use more ranks' if cuts else 'Use more ranks and a strategy that shards the model'}, such as  "
         f"{more}{'' if cuts else ' parallel=3d'}; or shorter sequences.",
     )
 
@@ -157,7 +159,7 @@ def format_search(found: SearchResult, words: Sequence[str], case: Planned) -> s
     """Return the text report of a search; the row of each layout has its `train` command."""
     lines = [f"assumed: {' '.join(case.assumed)}"] if case.assumed else []
     lines += [line for one in (*found.fit, *found.large)[:1] for line in format_unknown_costs(one.plan)]
-    lines += [f"{'s a step':>9} {'MFU':>6} {'GB':>7}"] if found.fit else ["no layout fits"]
+    lines += [f"{'s/step':>9} {'MFU':>6} {'GB':>7}"] if found.fit else ["no layout fits"]
     for one in found.fit:
         overrides = " ".join([*words, *merge_words(case, one.words)])
         lines.append(
@@ -166,13 +168,13 @@ def format_search(found: SearchResult, words: Sequence[str], case: Planned) -> s
     if found.fit and found.fit[0].plan.cluster.name in list_shipped():
         lines.append(describe_expected_error())
     if found.others:
-        lines.append(f"{found.others} more layouts can be no faster than these, whatever they do")
+        lines.append(f"{found.others} more layouts were not planned: by their lower bounds, they cannot be faster")
     if len(found.drawn) > 1:
         lines += [
             "",
             draw_points([get_point(one) for one in found.drawn], [get_point(one) for one in found.pareto], AXES),
         ]
     if found.large:
-        lines.append("too large by")
+        lines.append("layouts that do not fit, by missing memory")
         lines += [f"{one.lacks / 1e9:8.1f} GB  {' '.join(one.words)}" for one in found.large]
     return "\n".join(lines)

@@ -42,7 +42,7 @@ class TableRow:
         if plan.days is None or plan.tokens is None:
             return f"| {self.model} | {self.world:,} | | failures leave no time to train | | | | | | |"
         axes = " x ".join(f"{axis} {size}" for axis, size in plan.explained.mesh.sizes if size > 1)
-        money = "price not known" if plan.dollars is None else f"${format_number(plan.dollars)}"
+        money = "price unknown" if plan.dollars is None else f"${format_number(plan.dollars)}"
         energy = "" if plan.megawatt_hours is None else f"{format_number(plan.megawatt_hours)}"
         power = "" if plan.electricity_dollars is None else f"${format_number(plan.electricity_dollars)}"
         hours = format_number(plan.days * 24 * self.world)
@@ -73,13 +73,13 @@ def iterate_rows(cluster: Cluster) -> Iterator[TableRow]:
 def list_assumptions(cluster: Cluster) -> list[str]:
     """Return the assumptions of the table and the sources of its prices, as sentences."""
     assumptions = [
-        f"On {cluster.name} ({cluster.about}); {TOKENS} tokens to a parameter (arXiv 2203.15556), 2,048 sequences of "
-        f"8,192 tokens a step, in bf16; a layout that fits and than which none is faster by {NEAR:.0%}; failures "
-        "included. Time, money and energy grow with the tokens."
+        f"On {cluster.name} ({cluster.about}); {TOKENS} tokens per parameter (arXiv 2203.15556), 2,048 sequences of "
+        f"8,192 tokens per step, in bf16. No other layout that fits is faster by more than {NEAR:.0%}. Failures are "
+        "included. Time, money and energy are proportional to the tokens."
     ]
-    for name, what in (("price.hour", "an accelerator and hour"), ("price.kwh", "a kWh")):
+    for name, what in (("price.hour", "one accelerator for one hour"), ("price.kwh", "one kWh")):
         price = cluster.numbers.get(name)
-        assumptions.append(f"Price of {what}: " + (f"${price.value:g}, {price.source}." if price else "not known."))
+        assumptions.append(f"Price of {what}: " + (f"${price.value:g}, {price.source}." if price else "unknown."))
     return assumptions
 
 

@@ -11,21 +11,19 @@ from gangline import BadCheckpoint, UserError
 from gangline.cli.verbs import run_verb
 
 VERBS = {
-    "ls": "checkpoints with step, size, age, tiers and state",
-    "show": "what is in one: arrays, shapes, chunks, cuts, the document",
-    "verify": "read every byte and name every bad chunk",
-    "diff": "compare two, array by array",
-    "copy": "to another store; --open: as any zarr reader opens it",
-    "refs": "write refs.json, through which stock zarr opens one as it is",
-    "prune": "delete what need not be kept",
-    "export": "the model as a Hugging Face directory",
-    "average": "the mean of several checkpoints' weights as one to start from",
-    "import": "a Hugging Face directory as a checkpoint to start from",
+    "ls": "list checkpoints with step, size, age, tiers and state",
+    "show": "show the arrays, shapes, chunks, sharding and metadata of a checkpoint",
+    "verify": "read every byte of a checkpoint and report every bad chunk",
+    "diff": "compare two checkpoints, array by array",
+    "copy": "copy a checkpoint to another store; --open writes native zarr, for any zarr reader",
+    "refs": "write refs.json, so that stock zarr opens a checkpoint without a copy",
+    "prune": "delete the checkpoints that retention does not keep",
+    "export": "write the model of a checkpoint as a Hugging Face directory",
+    "average": "write the mean of several checkpoints' weights as a checkpoint to start from",
+    "import": "convert a Hugging Face directory to a checkpoint to start from",
 }
 
-NAMED = (
-    "A checkpoint is named by its run, RUN_DIR (the newest) or RUN_DIR step-00000012, by its directory, or by a URL."
-)
+NAMED = "Name a checkpoint as RUN_DIR (the newest of the run), RUN_DIR step-00000012, its directory, or its URL."
 
 
 def main(argv: Sequence[str]) -> int:

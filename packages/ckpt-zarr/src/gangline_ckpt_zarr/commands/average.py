@@ -31,17 +31,23 @@ if TYPE_CHECKING:
 def run(argv: Sequence[str]) -> int:
     """Write the mean as step-00000000 and print the command to train from it. Raises UserError, BadCheckpoint."""
     words = make_parser(
-        "average", "Average the weights of checkpoints, in float64, as a checkpoint that a run begins with."
+        "average",
+        "Write the mean of checkpoints' weights, summed in float64, as a checkpoint that a run can start from.",
     )
-    words.add_argument("places", metavar="CHECKPOINT", nargs="+", help=f"two or more, each {PLACES}")
-    words.add_argument("-o", "--out", metavar="DIR", required=True, help="the directory of a run to be; it must be new")
+    words.add_argument("places", metavar="CHECKPOINT", nargs="+", help=f"two or more checkpoints, each as {PLACES}")
+    words.add_argument(
+        "-o", "--out", metavar="DIR", required=True, help="new run directory, or a URL for its checkpoints"
+    )
     options = words.parse_args(list(argv))
 
     from gangline.config.serial import from_dict
 
     places = find_places(options.places)
     if len(places) < 2:
-        raise UserError(f"expected two checkpoints or more, got {len(places)}.", f"A checkpoint is {PLACES}.")
+        raise UserError(
+            f"average needs at least two checkpoints, got {len(places)}.",
+            f"Name a checkpoint as {PLACES}.",
+        )
     copies = [place.select_tier(options.tier).copy() for place in places]
     shapes = _check_same_model(copies)
     out = options.out.rstrip("/")
@@ -49,7 +55,9 @@ def run(argv: Sequence[str]) -> int:
     document = copies[0].meta.document
     config = document.get("config")
     if not config:
-        raise UserError(f"{copies[0].store.url} does not say of which model it is.", "It holds no configuration.")
+        raise UserError(
+            f"the model of {copies[0].store.url} is unknown.", "The checkpoint contains no run configuration."
+        )
     base = document.get("base") or {}
     write_weights(
         place_for(out),
@@ -66,7 +74,7 @@ def run(argv: Sequence[str]) -> int:
     ]
     if integer_names:
         place = text.place(copies[-1].store.url)
-        print(f"{', '.join(integer_names[:3])}: whole numbers have no mean, and are those of {place}")
+        print(f"{', '.join(integer_names[:3])}: integer arrays have no mean; copied from {place}")
     command = [
         f"from={places[0].run_dir or 'RUN_DIR'}",
         override("checkpoint.path" if "://" in out else "run.dir", out),
@@ -81,10 +89,14 @@ def _check_out(out: str) -> None:
         return
     path = Path(text.resolve_path(out))
     if os.path.lexists(path):
-        raise UserError(f"{out} exists.", "An average overwrites nothing.", "Name a directory that does not exist yet.")
+        raise UserError(f"{out} exists already, and average does not overwrite.", "Name a new directory:  --out=DIR")
     run = next((place for place in path.parents if (place / "config.yaml").exists()), None)
     if run is not None:
-        raise UserError(f"{out} lies in the run {run}.", "Another run begins with an average.", "Name another place.")
+        raise UserError(
+            f"{out} is inside the run directory {run}.",
+            "The average is the first checkpoint of a new run.",
+            "Name a directory outside of that run:  --out=DIR",
+        )
 
 
 def _check_same_model(copies: Sequence[Copy]) -> dict[str, tuple[tuple[int, ...], str]]:
@@ -92,30 +104,30 @@ def _check_same_model(copies: Sequence[Copy]) -> dict[str, tuple[tuple[int, ...]
     first = copies[0]
     shapes = _read_weight_shapes(first)
     if not shapes:
-        raise UserError(f"{first.store.url} holds no weights.")
+        raise UserError(f"{first.store.url} contains no model weights.")
     for copy in copies[1:]:
         if (copy_shapes := _read_weight_shapes(copy)) != shapes:
             name = next(name for name in {**shapes, **copy_shapes} if copy_shapes.get(name) != shapes.get(name))
             here, there = (f"{of[name][0]} {of[name][1]}" if name in of else "absent" for of in (shapes, copy_shapes))
             raise UserError(
-                f"{first.store.url} and {copy.store.url} are of different models.",
-                f"{name}: {here} and {there}",
-                "Only checkpoints of one model have an average.",
+                f"{first.store.url} and {copy.store.url} are checkpoints of different models.",
+                f"Array {name}: {here} in the first, {there} in the second.",
+                "Only checkpoints of one model can be averaged.",
             )
         for field in sorted(_get_model_fields(first).keys() | _get_model_fields(copy).keys()):
             one, other = _get_model_fields(first).get(field), _get_model_fields(copy).get(field)
             if one != other:
                 raise UserError(
-                    f"{first.store.url} and {copy.store.url} are of different models.",
-                    f"model: {field} is {one} and {other}.",
-                    "Only checkpoints of one model have an average.",
+                    f"{first.store.url} and {copy.store.url} are checkpoints of different models.",
+                    f"Model configuration: {field} is {one} in the first, {other} in the second.",
+                    "Only checkpoints of one model can be averaged.",
                 )
         one, other = (of.meta.document.get("base") or {} for of in (first, copy))
         if one.get("fingerprint") != other.get("fingerprint"):
             raise UserError(
-                f"{first.store.url} and {copy.store.url} were trained on different bases.",
-                f"The fingerprints of what they leave out: {one.get('fingerprint')} and {other.get('fingerprint')}.",
-                "What was trained beside one base has no average with what was trained beside another.",
+                f"{first.store.url} and {copy.store.url} were trained on different base weights.",
+                f"Fingerprints of the omitted base weights: {one.get('fingerprint')} and {other.get('fingerprint')}.",
+                "Only checkpoints trained on the same base weights can be averaged.",
             )
     return shapes
 
@@ -162,9 +174,9 @@ def _check_same_codes(codes: np.ndarray, chunk: Shard, copies: Sequence[Copy], s
     for copy in copies[:-1]:
         if not np.array_equal(_read(copy, chunk, stored), codes):
             raise UserError(
-                f"{copy.store.url} and {copies[-1].store.url} keep other codes in {chunk.name}.",
-                "Codes have no mean, and scales beside codes of another are weights of no model.",
-                "Export them with --merge, and average what comes of it.",
+                f"{copy.store.url} and {copies[-1].store.url} store different low-bit codes in {chunk.name}.",
+                "Codes are quantized weights: they have no mean, and only the scales of their own checkpoint fit them.",
+                "Convert each checkpoint with gangline ckpt export --merge and import, and average the results.",
             )
 
 

@@ -30,14 +30,14 @@ AT_ONCE = 8  # number of chunk files that are written in parallel: each write wa
 
 def run(argv: Sequence[str]) -> int:
     """Copy one checkpoint; it becomes visible once all of it has arrived. Raises UserError, BadCheckpoint."""
-    words = make_parser("copy", "Copy a checkpoint to another store. Nothing is ever overwritten.")
+    words = make_parser("copy", "Copy a checkpoint to another store. An existing checkpoint is never overwritten.")
     words.add_argument("place", metavar="CHECKPOINT", nargs="+", help=PLACES)
     words.add_argument(
         "to",
         metavar="TO",
-        help="a directory or URL: the copy itself; with a / behind it, or a directory: what holds it",
+        help="directory or URL: the copy itself, or its parent if TO ends with / or is an existing directory",
     )
-    words.add_argument("--open", action="store_true", help="rewrite it so that any zarr reader opens it by its path")
+    words.add_argument("--open", action="store_true", help="write native zarr, which any zarr reader opens by its path")
     options = words.parse_args(list(argv))
     source = find_place(options.place).select_tier(options.tier).copy()
     meta = source.check_sizes()  # a damaged source is refused before anything is written
@@ -45,13 +45,17 @@ def run(argv: Sequence[str]) -> int:
     _refuse(source, url)
     store = open_store(url)
     if store.exists(NAME):
-        raise UserError(f"{url} is a whole checkpoint already.", "A copy overwrites nothing.", "Name another place.")
+        raise UserError(
+            f"{url} already contains a checkpoint, and copies never overwrite.", "Name another destination."
+        )
     write = _copy_by_chunk if options.open or isinstance(meta, NativeMeta) else _as_it_is
     with ExitStack() as stack:
         try:
             stack.enter_context(store.lock())
         except BlockingIOError:
-            raise UserError(f"another copy to {url} is under way.", "Wait for it, or name another place.") from None
+            raise UserError(
+                f"another process is copying to {url}.", "Wait for that process, or name another destination."
+            ) from None
         write(source, store)
     print(f"{url}: copy of {text.place(source.store.url)}")
     return 0
@@ -62,13 +66,17 @@ def _refuse(source: Copy, url: str) -> None:
     here, there = (text.resolve_path(place) for place in (source.store.url, url))
     above = os.path.dirname(there)
     if there != here and (f"{there}/".startswith(f"{here}/") or os.path.exists(f"{above}/{NAME}")):
-        where = "itself" if f"{there}/".startswith(f"{here}/") else above
-        raise UserError(f"the copy of {source.store.url} would lie in {where}.", f"To:  {url}", "Name another place.")
+        where = "that checkpoint" if f"{there}/".startswith(f"{here}/") else above
+        raise UserError(
+            f"the copy of {source.store.url} would be inside {where}.",
+            f"Destination:  {url}",
+            "Name another destination.",
+        )
     id, name = CheckpointId(*claims.parse_identity(source.meta.document)), there.rpartition("/")[2]
     if CheckpointId.parse(name) not in (id, None):
         raise UserError(
-            f"the copy of {id} would be under another's name, {name}.",
-            "What is in a checkpoint says which one it is, and must match its name.",
+            f"a copy of checkpoint {id} cannot have the name {name}.",
+            "A directory that is named as a checkpoint must contain that checkpoint.",
             f"gangline ckpt copy ... {there.rpartition('/')[0]}/",
         )
 
@@ -129,7 +137,7 @@ def _verify_written(store: ObjectStore, meta: Meta, ranks: Sequence[int], advanc
 def _copy_by_chunk(source: Copy, store: ObjectStore) -> None:
     """Write a file for each chunk or shard, zarr.json for each array and group, and the root's zarr.json last."""
     if store.names():
-        raise UserError(f"{store.url} is not empty.", "Name a directory that does not exist yet.")
+        raise UserError(f"the destination {store.url} is not empty.", "Name a directory that does not exist.")
     meta = native.as_native(source.meta)
     ranks = sorted(meta.iterate_writers())
     total = sum(meta.files.get_rank_file(rank).size for rank in ranks)

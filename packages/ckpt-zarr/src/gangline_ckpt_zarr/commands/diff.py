@@ -27,11 +27,11 @@ CARRIED = ("attempt", "mesh", "config", "parts", "version")
 def run(argv: Sequence[str]) -> int:
     """Print all differences; return 1 if arrays or the state of training differ. Raises UserError, BadCheckpoint."""
     words = make_parser("diff", "Compare two checkpoints: arrays, shapes, values, documents.")
-    words.add_argument("places", metavar="CHECKPOINT", nargs="+", help=f"two of them, each {PLACES}")
+    words.add_argument("places", metavar="CHECKPOINT", nargs="+", help=f"two checkpoints, each as {PLACES}")
     options = words.parse_args(list(argv))
     places = find_places(options.places)
     if len(places) != 2:
-        raise UserError(f"expected two checkpoints, got {len(places)}.", f"A checkpoint is {PLACES}.")
+        raise UserError(f"diff needs two checkpoints, got {len(places)}.", f"Name a checkpoint as {PLACES}.")
     one, other = (place.select_tier(options.tier).copy() for place in places)
     print(f"a  {text.place(one.store.url)}\nb  {text.place(other.store.url)}\n")
     for copy in (one, other):
@@ -42,7 +42,9 @@ def run(argv: Sequence[str]) -> int:
         print(text.format_table(("array", "max abs difference", "differing", "note"), rows, right="differing"))
     for name, a, b in fields:
         print(f"document: {name}: {_shorten(a)} -> {_shorten(b)}")
-    print(f"{'' if not (rows or fields) else chr(10)}{text.format_count(alike, 'array')} equal, {len(rows):,} not")
+    print(
+        f"{'' if not (rows or fields) else chr(10)}{text.format_count(alike, 'array')} equal, {len(rows):,} different"
+    )
     state = [name for name, *_ in fields if name.partition(".")[0] not in CARRIED]
     return 1 if rows or state else 0
 

@@ -37,7 +37,7 @@ def run(argv: Sequence[str]) -> int:
     base = BaseWeights(run, *compose_model(run))
     arrays, read, check = base.complete(copy.check_sizes().shapes, partial(_read_arrays, copy), record, copy.store.url)
     count = write_model(options, run, copy.store.url, arrays, read, check)
-    print(f"{options.out}: {text.place(copy.store.url)}, {count} tensors in {options.dtype}")
+    print(f"{options.out}: model of {text.place(copy.store.url)}, {count} tensors in {options.dtype}")
     return 0
 
 
@@ -47,7 +47,7 @@ def _run(copy: Copy) -> Run:
 
     config = copy.meta.document.get("config")
     if not config:
-        raise UserError(f"{copy.store.url} does not say of which model it is.", "Its document holds no configuration.")
+        raise UserError(f"the model of {copy.store.url} is unknown.", "The checkpoint contains no run configuration.")
     return from_dict(config)
 
 

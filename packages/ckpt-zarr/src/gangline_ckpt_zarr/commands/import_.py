@@ -16,9 +16,11 @@ if TYPE_CHECKING:
 
 def run(argv: Sequence[str]) -> int:
     """Write step-00000000 with the weights alone, and print the command to train from it."""
-    words = make_parser("import", "Make the checkpoint that a run begins with of a Hugging Face directory.", tier=False)
-    words.add_argument("directory", metavar="DIR", help="config.json and safetensors")
-    words.add_argument("out", metavar="RUN_DIR", help="the directory of a run to be, or a URL for its checkpoints")
+    words = make_parser(
+        "import", "Convert a Hugging Face directory to a checkpoint that a run can start from.", tier=False
+    )
+    words.add_argument("directory", metavar="DIR", help="Hugging Face directory with config.json and safetensors")
+    words.add_argument("out", metavar="RUN_DIR", help="new run directory, or a URL for its checkpoints")
     options = words.parse_args(list(argv))
 
     from gangline.config.compose import compose_one

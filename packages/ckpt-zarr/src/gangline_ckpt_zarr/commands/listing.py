@@ -35,7 +35,7 @@ class ListedCheckpoint:
         return sum(self.sizes.values())
 
     def state(self, tier: Tier) -> str:
-        """Return "whole" if zarr.json is good and all files have their size; "unfinished"; or "damaged: why"."""
+        """Return "complete" if zarr.json is good and all files have their size; "unfinished"; or "damaged: why"."""
         if NAME not in self.sizes:
             return "unfinished"
         try:
@@ -46,7 +46,7 @@ class ListedCheckpoint:
             why = bad.why
         except OSError as error:
             why = describe_error(error)
-        return f"damaged: {why}" if why else "whole"
+        return f"damaged: {why}" if why else "complete"
 
 
 def list_checkpoints(store: ObjectStore) -> list[ListedCheckpoint]:

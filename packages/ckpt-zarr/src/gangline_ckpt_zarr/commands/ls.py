@@ -23,13 +23,13 @@ Copies = dict[str, tuple[ListedCheckpoint, str]]  # tier -> (checkpoint, its sta
 
 def run(argv: Sequence[str]) -> int:
     """Print the table of checkpoints; return 1 if any checkpoint is damaged. Raises UserError."""
-    words = make_parser("ls", "List checkpoints: step, size, age, tiers, state. Reads each zarr.json, and no array.")
-    words.add_argument("place", metavar="RUN_DIR", help="a run's directory, or a directory or URL of checkpoints")
+    words = make_parser("ls", "List checkpoints: step, size, age, tiers, state. Reads each zarr.json, but no arrays.")
+    words.add_argument("place", metavar="RUN_DIR", help="run directory, or a directory or URL of checkpoints")
     options = words.parse_args(list(argv))
     place = find_place([options.place])
     if place.alone is not None:
         raise UserError(
-            f"{options.place} is one checkpoint.", f"gangline ckpt show {options.place}  tells what is in it."
+            f"{options.place} is a single checkpoint.", f"To show its content:  gangline ckpt show {options.place}"
         )
     _note_abandoned(place.run_dir)
     place = place.select_tier(options.tier)
@@ -38,7 +38,7 @@ def run(argv: Sequence[str]) -> int:
         for entry in list_checkpoints(tier.store):
             checkpoints.setdefault(entry.id, {})[tier.name] = entry, entry.state(tier)
     if not checkpoints:
-        print(f"{options.place} has no checkpoints.")
+        print(f"no checkpoints found in {options.place}.")
         return 0
     print(_format_checkpoints(place, checkpoints))
     damaged = [
@@ -62,23 +62,28 @@ def _note_abandoned(run_dir: str | None) -> None:
         if nbytes < NOTED_BYTES:
             continue
         run = run_of(path)
-        of = f"{run}, which was killed; train resume={shlex.quote(run)} continues from it" if run else "a killed run"
-        note(f"{text.size(nbytes)} of memory are held for {of}.\n  To free it:  rm -r {shlex.quote(str(path))}")
+        of = f"the killed run {run}, which train resume={shlex.quote(run)} can continue" if run else "a killed run"
+        note(
+            f"{text.size(nbytes)} of memory hold checkpoints of {of}.\n"
+            f"  To free the memory:  rm -r {shlex.quote(str(path))}"
+        )
 
 
 def _format_checkpoints(place: Place, found: dict[CheckpointId, Copies]) -> str:
-    whole = [id for id, copies in found.items() if any(state == "whole" for _, state in copies.values())]
+    whole = [id for id, copies in found.items() if any(state == "complete" for _, state in copies.values())]
     branch = set(attempts.branch(place.run_dir, whole)) if place.run_dir else set(whole)
     newest, now = place.find_newest(whole), time.time()
     rows = []
     for id, copies in sorted(found.items()):
-        checkpoint, state = next((copy for copy in copies.values() if copy[1] == "whole"), next(iter(copies.values())))
+        checkpoint, state = next(
+            (copy for copy in copies.values() if copy[1] == "complete"), next(iter(copies.values()))
+        )
         state = state.partition(":")[0]
         tiers = [
-            tier if copy_state == "whole" else f"{tier} ({copy_state.partition(':')[0]})"
+            tier if copy_state == "complete" else f"{tier} ({copy_state.partition(':')[0]})"
             for tier, (_, copy_state) in copies.items()
         ]
-        if state == "whole" and id not in branch:
+        if state == "complete" and id not in branch:
             state = "abandoned"
         rows.append(
             (

@@ -16,11 +16,23 @@ from gangline_ckpt_zarr.tiers.stored import StoreTier
 
 def run(argv: Sequence[str]) -> int:
     """Delete checkpoints, tier by tier, and print their ids; return 1 if a kept one is damaged. Raises UserError."""
-    words = make_parser("prune", "Delete all checkpoints of a run but the newest and those of every so many steps.")
-    words.add_argument("place", metavar="RUN_DIR", help="the run's directory")
-    words.add_argument("--keep-last", type=int, metavar="N", help="keep the newest N; by default as the run says")
-    words.add_argument("--keep-every", type=int, metavar="K", help="keep those of every K steps; by default as the run")
-    words.add_argument("--dry-run", action="store_true", help="only print what would be deleted")
+    words = make_parser("prune", "Delete the checkpoints of a run, except the newest N and one per K steps.")
+    words.add_argument("place", metavar="RUN_DIR", help="run directory")
+    words.add_argument(
+        "--keep-last",
+        type=int,
+        metavar="N",
+        help="number of newest checkpoints to keep; default: as configured in the run",
+    )
+    words.add_argument(
+        "--keep-every",
+        type=int,
+        metavar="K",
+        help="steps between older checkpoints to keep; default: as configured in the run",
+    )
+    words.add_argument(
+        "--dry-run", action="store_true", help="print the checkpoints that would be deleted, and delete none"
+    )
     options = words.parse_args(list(argv))
     for flag, value in (("--keep-last", options.keep_last), ("--keep-every", options.keep_every)):
         if value is not None and value < 1:
@@ -28,8 +40,8 @@ def run(argv: Sequence[str]) -> int:
     place = find_place([options.place]).select_tier(options.tier)
     if place.run_dir is None:
         raise UserError(
-            f"{options.place} is no run directory.",
-            "Which checkpoints are of an abandoned branch is known there alone.",
+            f"{options.place} is not a run directory.",
+            "Only a run directory records which checkpoints a rollback abandoned (attempts.jsonl).",
         )
     tiers = [tier for tier in place.tiers if tier.name != "memory"]  # a job manages its two buffers in memory
     for tier in tiers:
@@ -37,7 +49,7 @@ def run(argv: Sequence[str]) -> int:
         tier.keep_every = options.keep_every or tier.keep_every
         if tier.keep_last is None:
             raise UserError(
-                f"nothing says how many checkpoints to keep in {tier.store.url}.",
+                f"the number of checkpoints to keep in {tier.store.url} is not set.",
                 f"gangline ckpt prune {options.place} --keep-last 3",
             )
     damaged = [_prune(tier, place.run_dir, options.dry_run) for tier in tiers]
@@ -64,9 +76,11 @@ def _prune(tier: StoreTier, run_dir: str, dry_run: bool) -> bool:
     ids = tier.list_ids()
     superfluous_ids = tier.list_superfluous(run_dir, find_copy_error)
     for id, why in bad.items():
-        print(f"{text.place(tier.store.url)}/{id} counts for nothing, and stays: {why}")
+        print(
+            f"unreadable checkpoint {text.place(tier.store.url)}/{id} does not count as kept and is not deleted: {why}"
+        )
     if bad and len(bad) == len(ids) - len(superfluous_ids):
-        print(f"{tier.name}: none that the run goes on from can be read, so nothing is deleted")
+        print(f"{tier.name}: every checkpoint to keep is unreadable, so no checkpoint is deleted")
         return True
     sizes = {entry.id: entry.nbytes for entry in list_checkpoints(tier.store)}
     verb = "would delete" if dry_run else "deleted"

@@ -15,15 +15,17 @@ from gangline_ckpt_zarr.format.references import AT, REFERENCES, build_reference
 
 def run(argv: Sequence[str]) -> int:
     """Write refs.json and print the Python call that opens the checkpoint. Raises UserError, BadCheckpoint."""
-    words = make_parser("refs", "Write refs.json, through which fsspec's reference filesystem and stock zarr open it.")
+    words = make_parser(
+        "refs", "Write refs.json, with which stock zarr opens a checkpoint through fsspec's reference file system."
+    )
     words.add_argument("place", metavar="CHECKPOINT", nargs="+", help=PLACES)
-    words.add_argument("--output", metavar="FILE", help=f"a file to write; by default {REFERENCES} in the checkpoint")
+    words.add_argument("--output", metavar="FILE", help=f"file to write; default: {REFERENCES} in the checkpoint")
     options = words.parse_args(list(argv))
     copy = find_place(options.place).select_tier(options.tier).copy()
     if isinstance(copy.meta, NativeMeta):
         raise UserError(
-            f"{copy.store.url} needs no references.",
-            f'It was copied with --open:  zarr.open_group("{copy.store.url}", mode="r")',
+            f"{copy.store.url} is native zarr and needs no refs.json.",
+            f'To open the checkpoint directly:  zarr.open_group("{copy.store.url}", mode="r")',
         )
     content = build_references(copy.content, copy.meta, AT)
     json_bytes = json.dumps({"version": 1, "templates": {"at": copy.store.url}, **content}).encode()

@@ -17,15 +17,17 @@ from gangline_ckpt_zarr.format.dtypes import count_itemsize, map_dtype
 from gangline_ckpt_zarr.format.native import NativeMeta
 
 _NUMBER = re.compile(r"(?<=[./])\d+(?=[./]|$)")
-HEAD = ("array", "shape", "dtype", "chunk", "chunks", "stored", "cut")
+HEAD = ("array", "shape", "dtype", "chunk", "chunks", "stored", "sharding")
 
 
 def run(argv: Sequence[str]) -> int:
     """Print the main fields of the document, and the tree of arrays."""
-    words = make_parser("show", "Show what is in a checkpoint.")
+    words = make_parser("show", "Show the arrays and the main metadata of a checkpoint.")
     words.add_argument("place", metavar="CHECKPOINT", nargs="+", help=PLACES)
-    words.add_argument("--each", action="store_true", help="a line for each array; else one for those that are alike")
-    words.add_argument("--document", action="store_true", help="print the whole document, as JSON, and nothing else")
+    words.add_argument(
+        "--each", action="store_true", help="one line per array, also for arrays that differ only in a block number"
+    )
+    words.add_argument("--document", action="store_true", help="print only the metadata document, as JSON")
     options = words.parse_args(list(argv))
     copies = find_place(options.place).select_tier(options.tier).list_copies()
     meta = copies[0].meta
@@ -141,8 +143,8 @@ def _open(layout: Layout) -> str:
 
 def _cut(layout: Layout, named: bool) -> str:
     """Describe how an array was sharded; `named`: include the number of the array's pipeline stage."""
-    stages = [f"{axis} {index}" if named else f"a stage of {axis}" for axis, index in layout.at]
-    return ", ".join([*stages, *map(_describe_division, layout.divisions)]) or "whole"
+    stages = [f"{axis} {index}" if named else f"one stage of {axis}" for axis, index in layout.at]
+    return ", ".join([*stages, *map(_describe_division, layout.divisions)]) or "not sharded"
 
 
 def _describe_division(division: Division) -> str:

@@ -25,9 +25,11 @@ MOST_LOST = 100  # maximum number of missing files that are reported
 
 def run(argv: Sequence[str]) -> int:
     """Check copies of checkpoints; return 1 if anything is damaged. Raises UserError."""
-    words = make_parser("verify", "Read every byte of a checkpoint and name every bad chunk.")
+    words = make_parser("verify", "Read every byte of a checkpoint and report every bad chunk.")
     words.add_argument("place", metavar="CHECKPOINT", nargs="+", help=PLACES)
-    words.add_argument("--all", action="store_true", help="all copies; of a run, those of every whole checkpoint")
+    words.add_argument(
+        "--all", action="store_true", help="all copies of the checkpoint; for a run, of every complete checkpoint"
+    )
     options = words.parse_args(list(argv))
     place = find_place(options.place).select_tier(options.tier)
     if options.all and options.tier is None:  # one machine's memory has only some files of a large run
@@ -50,7 +52,7 @@ def _list_copies(place: Place) -> list[Copy]:
         return place.list_copies()
     copies = [copy for id in place.list_ids() for copy in replace(place, id=id).list_copies()]
     if not copies:
-        raise UserError(f"{place.text} has no whole checkpoint.")
+        raise UserError(f"no complete checkpoint found in {place.text}.")
     return copies
 
 
@@ -96,7 +98,7 @@ def _check_metadata(copy: Copy, meta: Meta) -> Iterator[BadCheckpoint]:
         try:
             references = json.loads(copy.store.read(REFERENCES))
             if references["refs"] != build_references(copy.content, meta, AT)["refs"]:
-                why = "it is not what follows from zarr.json"
+                why = "the references do not match zarr.json"
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             why = str(error)
         if why:
@@ -105,7 +107,7 @@ def _check_metadata(copy: Copy, meta: Meta) -> Iterator[BadCheckpoint]:
 
 def _check_node_file(store: ObjectStore, path: str, name: str, content: bytes) -> Iterator[BadCheckpoint]:
     try:
-        why = "" if store.read(path) == content else "it is not what the root's zarr.json says"
+        why = "" if store.read(path) == content else "the content does not match the root's zarr.json"
     except OSError as error:
         why = describe_error(error)
     if why:
@@ -118,7 +120,9 @@ def _check_index(store: ObjectStore, path: str, file: RankFile) -> Iterator[BadC
     content = memoryview(bytearray(index_bytes(run)))
     store.read_into(path, [(run.end, [content])])
     if content != index(run):
-        yield BadCheckpoint(run.name, None, f"{store.url}/{path}", "its index is not where its chunks are")
+        yield BadCheckpoint(
+            run.name, None, f"{store.url}/{path}", "the index of the shard does not match the offsets of its chunks"
+        )
 
 
 def find_damage(store: ObjectStore, meta: Meta, rank: int, advance: Callable[[int], None]) -> list[BadCheckpoint]:

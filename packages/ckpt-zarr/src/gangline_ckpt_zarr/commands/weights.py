@@ -29,10 +29,10 @@ def place_for(out: str) -> ObjectStore:
     Raises UserError if a run or a complete checkpoint exists there.
     """
     if "://" not in out and os.path.exists(f"{out}/config.yaml"):
-        raise UserError(f"{out} already holds a run.", "Name a directory that does not exist yet.")
+        raise UserError(f"{out} already contains a run.", "Name a directory that does not exist.")
     store = open_store(f"{out if '://' in out else f'{os.path.abspath(out)}/checkpoints'}/{FIRST}")
     if store.exists(NAME):
-        raise UserError(f"{store.url} is a whole checkpoint already.", "Name another place.")
+        raise UserError(f"{store.url} already contains a checkpoint.", "Name another directory or URL.")
     return store
 
 

@@ -23,7 +23,7 @@ from gangline_ckpt_zarr.tiers.completeness import find_file_error
 from gangline_ckpt_zarr.tiers.places import list_node_directories
 from gangline_ckpt_zarr.tiers.stored import StoreTier
 
-PLACES = "RUN_DIR (its newest), RUN_DIR step-00000012, a checkpoint's directory, or a URL"
+PLACES = "RUN_DIR (the newest of the run), RUN_DIR step-00000012, a checkpoint's directory, or a URL"
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Copy:
             return zarr_json.read_content(self.store)
         except FileNotFoundError:
             raise UserError(
-                f"{self.store.url} is no whole checkpoint.", f"It has no {NAME}, which a save writes last."
+                f"{self.store.url} is not a complete checkpoint.", f"{NAME}, which a save writes last, is missing."
             ) from None
 
     @cached_property
@@ -73,7 +73,7 @@ class Place:
         tiers = tuple(tier for tier in self.tiers if tier.name == name)
         if not tiers:
             names = ", ".join(tier.name for tier in self.tiers) or "none"
-            raise UserError(f"{self.text} has no tier {name}.", f"Tiers: {names}.")
+            raise UserError(f"--tier {name}: {self.text} does not have this tier.", f"Choices: {names}.")
         return replace(self, tiers=tiers)
 
     def list_ids(self) -> list[CheckpointId]:
@@ -92,9 +92,9 @@ class Place:
         tiers = [tier for tier in self.tiers if id is not None and tier.has(id)]
         if id is None or not tiers:
             names = [str(each) for each in self.list_ids()]
-            what = f"checkpoint {self.id}" if self.id else "whole checkpoint"
+            what = f"checkpoint {self.id}" if self.id else "complete checkpoint"
             listing = ", ".join([*names[:3], "...", *names[-3:]] if len(names) > 7 else names)
-            raise UserError(f"{self.text} has no {what}.", f"It has {listing}." if names else "")
+            raise UserError(f"no {what} found in {self.text}.", f"Existing checkpoints: {listing}." if names else "")
         return [Copy(str(id), tier.name, open_store(f"{tier.store.url}/{id}")) for tier in tiers]
 
     def copy(self) -> Copy:
@@ -110,7 +110,7 @@ def find_places(words: Sequence[str]) -> list[Place]:
         if id is None or os.path.isdir(word):
             places.append(_place(word))
         elif not places:
-            raise UserError(f"{word} of which run?", f"Name the run before it:  RUN_DIR {word}")
+            raise UserError(f"the run of checkpoint {word} is not named.", f"Name the run first:  RUN_DIR {word}")
         elif places[-1].id is None and places[-1].alone is None:
             places[-1] = replace(places[-1], id=id)
         else:
@@ -122,7 +122,9 @@ def find_place(words: Sequence[str]) -> Place:
     """Return the one place that the arguments name. Raises UserError."""
     places = find_places(words)
     if len(places) != 1:
-        raise UserError(f"expected one checkpoint, got {len(places)}: {' '.join(words)}.", f"A checkpoint is {PLACES}.")
+        raise UserError(
+            f"expected one checkpoint, got {len(places)}: {' '.join(words)}.", f"Name a checkpoint as {PLACES}."
+        )
     return places[0]
 
 
@@ -140,7 +142,7 @@ def _place(word: str) -> Place:
     if id is not None and os.path.exists(f"{parent or '.'}/config.yaml"):
         return Place(word, open_tiers(parent or "."), id, parent or ".")
     if not os.path.isdir(path):
-        raise UserError(f"there is no {word}.", f"A checkpoint is {PLACES}.")
+        raise UserError(f"{word} does not exist.", f"Name a checkpoint as {PLACES}.")
     store = open_store(path)
     if id is not None or store.exists(NAME):
         return Place(word, alone=store)
@@ -162,9 +164,9 @@ def open_tiers(run_dir: str) -> tuple[StoreTier, ...]:
     part = (content.get("parts") or {}).get("checkpoint")
     if part != "zarr":
         raise UserError(
-            f"the checkpoints of {run_dir} are those of checkpoint={part}.",
-            "gangline ckpt reads what checkpoint=zarr writes.",
-            f"To go on with the run and save in zarr:  train from={shlex.quote(str(run_dir))} checkpoint=zarr",
+            f"the checkpoints of {run_dir} were saved by checkpoint={part}.",
+            "gangline ckpt reads only checkpoints saved by checkpoint=zarr.",
+            f"To continue the run and save in zarr:  train from={shlex.quote(str(run_dir))} checkpoint=zarr",
         )
     options: dict[str, Any] = dict(content.get("checkpoint") or {})
     if any("${" in value for value in options.values() if isinstance(value, str)):
@@ -186,5 +188,5 @@ def make_parser(verb: str, text: str, *, tier: bool = True) -> ArgumentParser:
     """Return a parser for the arguments of `gangline ckpt VERB`, with --tier if `tier`."""
     parser = ArgumentParser(prog=f"gangline ckpt {verb}", description=text)
     if tier:
-        parser.add_argument("--tier", help="the copy in this tier (memory, disk, durable); by default the nearest")
+        parser.add_argument("--tier", help="tier to read (memory, disk, durable); default: the nearest with a copy")
     return parser

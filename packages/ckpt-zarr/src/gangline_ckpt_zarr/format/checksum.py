@@ -21,7 +21,7 @@ CHECKSUM = 4  # bytes
 SEAL = 4
 TRAILER = CHECKSUM + SEAL
 
-MISPLACED = "it belongs to another save or another place"
+MISPLACED = "the chunk belongs to another save, array or position"
 
 _WORDS = Struct("<II")  # checksum, seal
 

@@ -130,7 +130,7 @@ class RankFile:
 
     def find_size_error(self, there: int) -> str:
         """Return why a file of `there` bytes is damaged; "" if its size is right."""
-        return "" if there == self.size else f"has {there:,} bytes, and should have {self.size:,}"
+        return "" if there == self.size else f"has {there:,} bytes instead of {self.size:,}"
 
 
 def lay_out(boxes: Iterable[tuple[str, str, tuple[int, ...], Box]]) -> RankFile:

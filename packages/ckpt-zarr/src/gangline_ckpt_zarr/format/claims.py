@@ -25,9 +25,9 @@ LARGEST = 1 << 60  # maximum length of a dim, and maximum number of elements of 
 def number(value: Any, what: str, low: int = 0, high: int = LARGEST) -> int:
     """Return an integer from `low` to `high`, both included. Raises ValueError."""
     if type(value) is not int:
-        raise ValueError(f"{what} is {_shorten(value)}, not a whole number")
+        raise ValueError(f"{what} is {_shorten(value)}, not an integer")
     if not low <= value <= high:
-        raise ValueError(f"{what} is {_shorten(value)}, not within {low} and {high}")
+        raise ValueError(f"{what} is {_shorten(value)}, not between {low} and {high}")
     return value
 
 
@@ -41,21 +41,21 @@ def parse_numbers(value: Any, what: str, low: int = 0, most: int = MOST_DIMS) ->
 def parse_mapping(value: Any, what: str) -> dict[str, Any]:
     """Return a JSON object. Raises ValueError."""
     if not isinstance(value, dict):
-        raise ValueError(f"{what} is {_shorten(value)}, not an object")
+        raise ValueError(f"{what} is {_shorten(value)}, not a JSON object")
     return value
 
 
 def name(text: str) -> str:
     """Return `text` if it can name an array: a relative path without "." and "..". Raises ValueError."""
     if not all(part not in ("", ".", "..") for part in text.split("/")) or "\0" in text or "\\" in text:
-        raise ValueError(f"{text!r} is no name of an array")
+        raise ValueError(f"{text!r} is not a valid array name")
     return text
 
 
 def parse_axes(value: Any) -> tuple[str, ...]:
     """Return names of mesh axes. Raises ValueError."""
     if not isinstance(value, list) or len(value) > MOST_DIMS or not all(isinstance(axis, str) for axis in value):
-        raise ValueError(f"{_shorten(value)} is not a list of axes")
+        raise ValueError(f"{_shorten(value)} is not a list of mesh axes")
     return tuple(value)
 
 
@@ -64,7 +64,7 @@ def check_depth(content: Any) -> None:
     level, below = 0, [content]
     while below:
         if level > DEEPEST:
-            raise ValueError(f"it is nested more than {DEEPEST} deep")
+            raise ValueError(f"the JSON is nested more than {DEEPEST} levels deep")
         nested = [one for one in below if isinstance(one, dict | list)]
         below = [item for one in nested for item in (one.values() if isinstance(one, dict) else one)]
         level += 1
@@ -86,7 +86,7 @@ def chunk(value: Any, layout: Layout, of: str) -> tuple[int, ...]:
     """Return a chunk shape. Raises ValueError if chunks exceed the array, or a simple division splits a chunk."""
     shape = parse_numbers(value, f"the chunk shape of {of}", 1)
     if len(shape) != len(layout.shape) or any(c > max(1, n) for c, n in zip(shape, layout.shape, strict=True)):
-        raise ValueError(f"the chunks of {of} have shape {shape}, and the array {layout.shape}")
+        raise ValueError(f"the chunks of {of} have shape {shape}, which does not fit the array's shape {layout.shape}")
     for division in layout.divisions:
         if not division.rows:
             side, length, bounds = shape[division.dim], layout.shape[division.dim], division.bounds[0]
@@ -95,7 +95,7 @@ def chunk(value: Any, layout: Layout, of: str) -> tuple[int, ...]:
         else:
             continue
         if any(bound % side and bound != length for bound in bounds):
-            raise ValueError(f"the chunks of {of} are cut through")
+            raise ValueError(f"a shard boundary of {of} is inside a chunk")
     return shape
 
 
@@ -104,15 +104,15 @@ def check_layout(layout: Layout, mesh: Mesh, of: str) -> None:
     fixed = dict(layout.at)
     for axis, index in layout.at:
         if axis not in mesh.axes:
-            raise ValueError(f"{of} lies on {axis}, which is no mesh axis")
-        number(index, f"the place of {of} on {axis}", 0, mesh.size(axis) - 1)
+            raise ValueError(f"{of} is placed on {axis}, which is not a mesh axis")
+        number(index, f"the coordinate of {of} on {axis}", 0, mesh.size(axis) - 1)
     digits: dict[tuple[str, ...], list[tuple[int, int]]] = {}
     earlier = 1
     for division in layout.divisions:
         axes = division.axes
         others = {axis for other_axes in digits if other_axes != axes for axis in other_axes} | {*fixed}
         if len({*axes}) != len(axes) or not {*axes} <= {*mesh.axes} - others:
-            raise ValueError(f"{of} is cut along {', '.join(axes)}")
+            raise ValueError(f"{of} cannot be sharded along {', '.join(axes)}: unknown, repeated or used axis")
         digits.setdefault(axes, []).append((division.every, division.parts))
         _check_division_bounds(layout, division, earlier, of)
         earlier *= division.parts
@@ -121,37 +121,37 @@ def check_layout(layout: Layout, mesh: Mesh, of: str) -> None:
         base, size = 1, mesh.size(*axes)
         for every, parts in sorted(pairs):
             if every % base:
-                raise ValueError(f"the cuts of {of} along {', '.join(axes)} do not fit together")
+                raise ValueError(f"the divisions of {of} along {', '.join(axes)} are inconsistent")
             base = every * parts
         if size % base:
-            raise ValueError(f"{of} is cut into parts that {size} ranks along {', '.join(axes)} do not hold")
+            raise ValueError(f"the parts of {of} do not divide the {size} ranks along {', '.join(axes)}")
 
 
 def _check_division_bounds(layout: Layout, division: Division, earlier: int, of: str) -> None:
     length: int | None = None
     if not division.rows:
         if division.dim >= len(layout.shape):
-            raise ValueError(f"{of} has no dim {division.dim} to be cut along")
+            raise ValueError(f"{of} is sharded along dim {division.dim}, which does not exist")
         length = layout.shape[division.dim]
     elif earlier == 1:
         length = prod(layout.shape[:-1])
     if len(division.bounds) != 1 and (len(division.bounds) != earlier or not division.rows):
-        raise ValueError(f"{of} has {len(division.bounds)} rows of bounds where it has {earlier} parts")
+        raise ValueError(f"{of} has {len(division.bounds)} lists of bounds for {earlier} parts")
     for bounds in division.bounds:
         if length is not None and bounds[-1] != length:
-            raise ValueError(f"the cuts of {of} end at {bounds[-1]}, and it ends at {length}")
+            raise ValueError(f"the bounds of {of} end at {bounds[-1]}, but its length is {length}")
 
 
 def parse_bounds(found: Sequence[int]) -> tuple[int, ...]:
     """Return bounds that start at 0 and never decrease. Raises ValueError."""
     if len(found) < 2 or found[0] != 0 or any(after < before for before, after in pairwise(found)):
-        raise ValueError("bounds do not go up from 0")
+        raise ValueError("bounds must start at 0 and never decrease")
     return tuple(found)
 
 
 def parse_identity(document: Mapping[str, Any]) -> tuple[int, int]:
     """Return (step, attempt) of a document. Raises ValueError."""
-    return number(document.get("step"), "its step"), number(document.get("attempt"), "its attempt", 1)
+    return number(document.get("step"), "the step"), number(document.get("attempt"), "the attempt", 1)
 
 
 def _shorten(value: Any) -> str:

@@ -33,18 +33,18 @@ def parse_registry(content: Mapping[str, Any], shapes: Mapping[str, tuple[tuple[
     mesh, bounds = claims.parse_mesh(content["mesh"]), Bounds()
     cuts = [
         (
-            tuple((axis, claims.number(index, f"a place on {axis}")) for axis, index in cut["at"].items()),
+            tuple((axis, claims.number(index, f"a coordinate on {axis}")) for axis, index in cut["at"].items()),
             tuple(_parse_division(division, bounds) for division in cut["divisions"]),
             claims.parse_axes(cut.get("differs", [])),
         )
         for cut in content["cuts"]
     ]
-    if claims.parse_mapping(content["arrays"], "what was cut").keys() != shapes.keys():
-        raise ValueError("the arrays that were cut are not those that are there")
+    if claims.parse_mapping(content["arrays"], "the list of sharded arrays").keys() != shapes.keys():
+        raise ValueError("the arrays in the layout differ from the arrays in zarr's metadata")
     layouts: dict[str, Layout] = {}
     fitting: set[tuple[int, tuple[int, ...]]] = set()
     for name, entry in content["arrays"].items():
-        number, turn = claims.parse_numbers(entry, f"the cut of {name}", most=2)
+        number, turn = claims.parse_numbers(entry, f"the layout index of {name}", most=2)
         at, divisions, differs = cuts[number]
         layout = layouts[claims.name(name)] = Layout(*shapes[name], divisions, at, turn, differs)
         if (number, layout.shape) not in fitting:
@@ -79,10 +79,10 @@ def _encode_division(division: Division) -> dict[str, Any]:
 def _parse_division(content: Mapping[str, Any], bounds: Bounds) -> Division:
     axes, rows = claims.parse_axes(content["axes"]), content.get("rows", False)
     if type(rows) is not bool:
-        raise ValueError("a cut is along no axes")
+        raise ValueError("'rows' of a division must be true or false")
     division_bounds = tuple(bounds.parse(one) for one in content["bounds"])
     if not division_bounds or len({len(one) for one in division_bounds}) != 1:
-        raise ValueError("bounds of one cut are not alike")
+        raise ValueError("the lists of bounds of a division are missing or differ in length")
     dim, every = claims.number(content.get("dim", 0), "a dim"), claims.number(content.get("every", 1), "every", 1)
     return Division(axes, division_bounds, dim, rows, every)
 
@@ -107,7 +107,7 @@ class Bounds:
             self._count_more(len(content))
             return claims.parse_bounds(claims.parse_numbers(content, "bounds", most=claims.MOST_PARTS + 1))
         key = (
-            claims.number(content["step"], "a step between bounds"),
+            claims.number(content["step"], "the step between bounds"),
             claims.number(content["end"], "the end of bounds"),
             claims.number(content["parts"], "the number of parts", 1, claims.MOST_PARTS),
         )

@@ -28,7 +28,7 @@ def map_dtype(dtype: str) -> str:
         return dtype
     if dtype in WIDENED:
         return "float32"
-    raise ValueError(f"there is no way to store {dtype!r}")
+    raise ValueError(f"checkpoint=zarr does not support dtype {dtype!r}")
 
 
 def count_itemsize(dtype: str) -> int:

@@ -186,12 +186,12 @@ def read(ours: dict[str, Any], registry: Registry, arrays: dict[str, dict[str, A
     """Parse the metadata in zarr.json. Raises ValueError, KeyError or TypeError if it is invalid."""
     chunks = {name: claims.chunk(chunk_of(node), registry[name], name) for name, node in arrays.items()}
     if ours["sums"].keys() != chunks.keys():
-        raise ValueError("the arrays with checksums are not those that are there")
+        raise ValueError("the arrays with checksums differ from the arrays in zarr's metadata")
     sums = {}
     for name, text in ours["sums"].items():
         content, count = b64decode(text, validate=True), prod(compute_grid(registry[name], chunks[name]))
         if len(content) != count * CHECKSUM:
-            raise ValueError(f"{name} has {count:,} chunks, and checksums of {len(content) // CHECKSUM:,}")
+            raise ValueError(f"{name} has {count:,} chunks, but {len(content) // CHECKSUM:,} checksums")
         sums[name] = [*_make_struct(count).unpack(content)]
     return NativeMeta(ours["document"], registry, NativeFiles(registry, chunks), ours["write_id"], sums)
 

@@ -64,5 +64,5 @@ def _encode_signature(checksum: int) -> bytes:
 def compute_root_checksum(content: bytes, stored: int) -> int:
     """Return the checksum of the content with 0 for `stored`. Raises ValueError if `stored` is not in its position."""
     if content.count(_encode_signature(stored)) != 1:
-        raise ValueError("its checksum is not where it was put")
+        raise ValueError("the checksum is missing or misplaced")
     return checksum_of(content.replace(_encode_signature(stored), _encode_signature(0)))

@@ -47,7 +47,7 @@ def parse_spans(rows: Sequence[Sequence[int]]) -> list[ChunkSpan]:
     spans = sorted((ChunkSpan(*run) for run in rows if run[3]), key=lambda run: run.base)
     for run in spans:
         if run.base < 0 or run.nbytes < 1 or (run.number > 1 and run.stride < run.nbytes + run.trailer):
-            raise ValueError(f"chunks that overlap themselves: {run}")
+            raise ValueError(f"chunks that overlap or have an invalid size: {run}")
     for before, after in pairwise(spans):
         if after.base < before.end:
             raise ValueError(f"chunks that overlap: {before}, {after}")

@@ -23,7 +23,9 @@ MOST_BYTES = 256 << 20  # maximum size of a local zarr.json: 1 kB for each of 25
 def read_content(store: ObjectStore, path: str = NAME) -> bytes:
     """Return the bytes of a zarr.json. Raises BadCheckpoint if a local file is too long, FileNotFoundError."""
     if store.local and (there := store.size(path)) > MOST_BYTES:
-        raise BadCheckpoint("every array", None, f"{store.url}/{path}", f"it has {there:,} bytes")
+        raise BadCheckpoint(
+            "every array", None, f"{store.url}/{path}", f"zarr.json has {there:,} bytes, more than {MOST_BYTES:,}"
+        )
     return store.read(path)
 
 
@@ -39,13 +41,13 @@ def read(content: bytes, file: str, id: CheckpointId | None = None) -> Meta:
         if ours["checksum"] != compute_root_checksum(content, ours["checksum"]):
             raise ValueError("its checksum differs")
         if ours["format"] != FORMAT:
-            raise ValueError(f"it is of format {ours['format']}, and this version reads format {FORMAT}")
+            raise ValueError(f"zarr.json has format {ours['format']}, but this version reads only format {FORMAT}")
         if not _WRITE_ID.fullmatch(ours["write_id"]):
-            raise ValueError(f"{ours['write_id']!r} is no write id")
-        document = claims.parse_mapping(ours["document"], "its document")
+            raise ValueError(f"the write id {ours['write_id']!r} is not 8 hex digits")
+        document = claims.parse_mapping(ours["document"], "the document")
         says = CheckpointId(*claims.parse_identity(document))
         if id is not None and says != id:
-            raise ValueError(f"it is of {says}")
+            raise ValueError(f"zarr.json belongs to checkpoint {says}")
         nodes = root["consolidated_metadata"]["metadata"]
         arrays = {name: node for name, node in nodes.items() if node["node_type"] == "array"}
         shapes = {
@@ -56,7 +58,7 @@ def read(content: bytes, file: str, id: CheckpointId | None = None) -> Meta:
         meta: Meta = (native if ours.get("open") else packed).read(ours, registry, arrays)
         array_nodes = meta.build_nodes()
         if nodes != build_group_nodes(array_nodes) | array_nodes:
-            raise ValueError("what it tells zarr is not what it tells gangline")
+            raise ValueError("zarr's metadata and gangline's metadata contradict each other")
         return meta
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError, OverflowError) as error:
         raise BadCheckpoint("every array", None, file, _explain(error)) from error
@@ -64,5 +66,5 @@ def read(content: bytes, file: str, id: CheckpointId | None = None) -> Meta:
 
 def _explain(error: Exception) -> str:
     if isinstance(error, KeyError):
-        return f"it lacks {error}"
-    return "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        return f"the key {error} is missing"
+    return "the JSON is nested too deeply" if isinstance(error, RecursionError) else str(error)

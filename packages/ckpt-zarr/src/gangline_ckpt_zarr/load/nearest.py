@@ -12,7 +12,7 @@ from gangline_ckpt_zarr.load.reader import ChunkReader
 from gangline_ckpt_zarr.stores.base import StoreError
 from gangline_ckpt_zarr.tiers.base import Tier
 
-_NO_DAMAGE = (StoreError, PermissionError, ConnectionError, TimeoutError)  # causes of a failed read that are no damage
+_NO_DAMAGE = (StoreError, PermissionError, ConnectionError, TimeoutError)  # causes of a failed read other than damage
 
 
 def fill_from_nearest(
@@ -37,7 +37,7 @@ def _read_nearest(
         reader = ChunkReader(meta, tier.get_file_path(id, meta, rank), tier.store, verify)
         try:
             reader.read(items)
-            return f"{bad[0]}; taking the copy in {tier.store.url}" if bad else ""
+            return f"{bad[0]}; loading the copy in {tier.store.url} instead" if bad else ""
         except BadCheckpoint as damage:
             bad.append(damage)
     silent = next((one for one in bad if isinstance(one.__cause__, _NO_DAMAGE)), None)
@@ -48,4 +48,6 @@ def _read_nearest(
 
 def make_unreadable_error(what: str, why: str) -> UserError:
     """Return the error for a store that does not answer: the run stops, without an older checkpoint or a restart."""
-    return UserError(f"{what} cannot be read: {why}.", "Nothing was changed. Once it can:  train resume=RUN_DIR")
+    return UserError(
+        f"{what} cannot be read: {why}.", "The run is unchanged. Fix the cause, then:  train resume=RUN_DIR"
+    )

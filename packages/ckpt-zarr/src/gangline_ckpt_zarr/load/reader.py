@@ -109,7 +109,7 @@ class WantedRows:
     def __init__(self, run: ChunkRun, target: Target, dtype: np.dtype) -> None:
         self.run, self.target, self.dtype = run, target, dtype
         start, common = run.box.offset, run.box.intersect(target.box)
-        assert common is not None, "a plan has no run that its target does not meet"
+        assert common is not None, "every run of a read plan overlaps its target"
         self._common = common
         self.first = common.offset[0] - start[0]
         self.last = self.first + common.shape[0]

@@ -67,7 +67,7 @@ def read_windows(store: ObjectStore, path: str, size: int) -> Iterator[Window]:
             pending = next((ahead.submit(read, start) for start in starts), None)
             yield window
     if there < size:
-        yield Window(there, size - there, None, f"the file ends at {there}, and should have {size} bytes")
+        yield Window(there, size - there, None, f"the file has {there} bytes instead of {size}")
 
 
 class ChunkScanner:

@@ -76,7 +76,7 @@ def _select_one_save(copies: Sequence[tuple[Tier, Meta]], agreement: Agreement) 
     write_id = agreement.wait_for("save")
     save_copies = [(tier, meta) for tier, meta in copies if meta.write_id == write_id]
     if not save_copies:
-        raise BadCheckpoint("every array", None, copies[0][0].store.url, "this rank sees another save than rank 0")
+        raise BadCheckpoint("every array", None, copies[0][0].store.url, "this rank and rank 0 read different saves")
     return [(tier, meta) for tier, meta in save_copies if meta.registry == save_copies[0][1].registry]
 
 
@@ -84,7 +84,7 @@ def _report_passed_over(id: CheckpointId, agreement: Agreement) -> list[str]:
     number = agreement.count("passed over", 0)
     if not number:
         return []
-    return [f"{agreement.wait_for('first passed over')} ({number} such file{'s' * (number > 1)} of checkpoint {id})"]
+    return [f"{agreement.wait_for('first passed over')} ({number} damaged file{'s' * (number > 1)} of checkpoint {id})"]
 
 
 def _check(id: CheckpointId, meta: Meta, shards: list[Shard]) -> None:
@@ -93,8 +93,8 @@ def _check(id: CheckpointId, meta: Meta, shards: list[Shard]) -> None:
         more = f" and {len(missing) - 3} more arrays." if len(missing) > 3 else "."
         names = list(meta.registry)
         raise UserError(
-            f"checkpoint {id} does not have {', '.join(missing[:3])}{more}",
-            f"It holds {len(names)} arrays: {', '.join(names[:3])}, ...",
+            f"arrays missing in checkpoint {id}: {', '.join(missing[:3])}{more}",
+            f"The checkpoint contains {len(names)} arrays: {', '.join(names[:3])}, ...",
         )
     for shard in shards:
         layout = meta.registry[shard.name]

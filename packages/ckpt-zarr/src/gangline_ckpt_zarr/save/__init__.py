@@ -1,1 +1,1 @@
-"""Saving: staged while the step waits, written and copied in the background."""
+"""Saves: arrays are staged while the step waits, then written and copied in the background."""

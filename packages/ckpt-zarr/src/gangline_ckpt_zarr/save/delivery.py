@@ -135,7 +135,7 @@ class Delivery(ABC):
         try:
             tier.prune(self.task.run_dir, {self.id, *self.list_protected()})
         except OSError as error:
-            self.task.notes.add(f"an old checkpoint could not be deleted: {describe_error(error)}")
+            self.task.notes.add(f"an old checkpoint in tier {tier.name} could not be deleted: {describe_error(error)}")
 
     def _delete_own_files(self, write_id: str) -> None:
         """Delete this rank's files of a failed save, so that a full disk gets space. Tiers with the checkpoint keep it.
@@ -148,10 +148,10 @@ class Delivery(ABC):
                 if not tier.has(self.id):
                     tier.abandon(self.id, self.task.get_file_path(write_id, self.agreement.rank))
             except OSError as error:
-                message = f"what is left of checkpoint {self.id} could not be deleted"
+                message = f"files of the failed save {self.id} could not be deleted"
                 self.task.notes.add(f"{message}: {describe_error(error)}")
 
 
 def make_exists_error(tier: Tier, id: CheckpointId) -> FileExistsError:
     """Return the error of a save to a tier that already has this checkpoint from another save."""
-    return FileExistsError(f"{tier.store.url}/{id} is there already, and a checkpoint is never overwritten")
+    return FileExistsError(f"{tier.store.url}/{id} exists already, and saves never overwrite a checkpoint")

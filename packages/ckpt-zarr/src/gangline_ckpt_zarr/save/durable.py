@@ -36,7 +36,7 @@ class DurableCopy(Delivery):
         Raises FileExistsError, OSError.
         """
         durable = self.task.durable
-        assert durable is not None, "a copy is made only where there is a durable tier"
+        assert durable is not None, "a durable copy needs a durable tier"
         if not durable.has(self.id):
             durable.clear()
             return DeliveryPlan(self.write_id, [durable.name])
@@ -58,7 +58,7 @@ class DurableCopy(Delivery):
         disk = self.task.disk
         content, file = disk.read_content(self.id), f"{disk.store.url}/{self.id}/{NAME}"
         if zarr_json.read(content, file).write_id != write_id:
-            raise BadCheckpoint("every array", None, file, "it is of another save")
+            raise BadCheckpoint("every array", None, file, "zarr.json belongs to another save")
         return content
 
     def list_protected(self) -> Collection[CheckpointId]:
@@ -67,7 +67,7 @@ class DurableCopy(Delivery):
     def end(self, why: str = "") -> None:
         """Resolve `done`. The error of a copy names the durable store; an error before any copy stays as it is."""
         durable = self.task.durable
-        super().end(f"its copy to {durable.store.url}: {why}" if why and self.write_id and durable else why)
+        super().end(f"the copy to {durable.store.url} failed: {why}" if why and self.write_id and durable else why)
 
 
 @final

@@ -62,7 +62,7 @@ class StagedDelivery(Delivery):
             return
         if file.size:
             self.agreement.check()
-            assert self.staging is not None, "a rank that could not stage has failed the save"
+            assert self.staging is not None, "the save fails on a rank that cannot stage"
             target, deadline = tier.get_target(path), self.task.deadline_seconds
             write_file(self._writer, self.staging, file, write_id, target, deadline, report)
             tier.adopt(self.staging, self.id, path)
@@ -80,8 +80,8 @@ class StagedDelivery(Delivery):
         tier.left_out = self.agreement.wait_for("first without memory")
         if self.agreement.rank == 0:
             self.task.notes.add(
-                f"the memory tier is left out until the ranks start again: {tier.left_out}. Checkpoints go to the disk "
-                f"alone. Make room there (docker run --shm-size), or checkpoint.memory_every=null"
+                f"saves skip the memory tier until the ranks restart: {tier.left_out}. Checkpoints are saved only to "
+                f"disk. Enlarge /dev/shm (docker run --shm-size), or set checkpoint.memory_every=null"
             )
         return True
 
@@ -95,7 +95,7 @@ class StagedDelivery(Delivery):
         if self.agreement.rank == 0 and (number := self.agreement.count("not copied", 0)):
             tier, why = self.agreement.wait_for("first not copied")
             ranks = f"{number} rank{'s' * (number > 1)}"
-            self.task.notes.add(f"checkpoint {self.id} in {tier} has no copy elsewhere of the files of {ranks}: {why}")
+            self.task.notes.add(f"checkpoint {self.id} in {tier}: files of {ranks} not copied to other nodes: {why}")
         if plan.copied:
             self.copy.write_id = plan.write_id
             self._copies.add(self.copy)

@@ -61,7 +61,9 @@ class Staging:
             with torch.cuda.stream(self._stream):
                 self._copy_chunks(local, gpu)
         except torch.OutOfMemoryError as error:
-            raise OSError(errno.ENOMEM, f"no memory on {gpu} to put chunks together in: {error}") from error
+            raise OSError(
+                errno.ENOMEM, f"out of memory on {gpu} while chunks of a save are assembled: {error}"
+            ) from error
         finally:
             self._stream.synchronize()
 
@@ -141,5 +143,5 @@ def _copy_to(source: torch.Tensor, places: Iterable[Place]) -> None:
 def _get_source(local: dict[tuple[str, tuple[int, ...]], torch.Tensor], run: ChunkRun) -> torch.Tensor:
     source = local.get((run.name, run.box.offset))
     if source is None or tuple(source.shape) != run.box.shape:
-        raise ValueError(f"the registry knows a box of {run.name} at {run.box.offset} that no shard holds")
+        raise ValueError(f"the registry has a box of {run.name} at {run.box.offset}, but no shard has that box")
     return source

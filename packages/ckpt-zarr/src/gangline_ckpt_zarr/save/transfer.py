@@ -90,7 +90,7 @@ def _follow(writer: WriterClient, job: int, size: int, deadline: float, report: 
             if time.monotonic() - since > compute_hang_seconds(deadline):
                 writer.give_up()
                 raise OSError(
-                    f"the writer process got no further within {compute_hang_seconds(deadline):g} s"
+                    f"the writer process made no progress within {compute_hang_seconds(deadline):g} s"
                 ) from None
             continue
         if answer.done:

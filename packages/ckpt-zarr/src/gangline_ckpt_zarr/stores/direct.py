@@ -73,7 +73,7 @@ class DirectWriter(ObjectWriter):
         """Finish the file; it and its name are durable on return. Raises OSError, or ValueError for a wrong size."""
         if self._offset != self._size:
             self.abort()
-            raise ValueError(f"{self._place}: {self._offset} bytes were written, {self._size} announced")
+            raise ValueError(f"{self._place}: {self._offset} bytes were written instead of {self._size}")
         try:
             os.fsync(self._file)
         finally:

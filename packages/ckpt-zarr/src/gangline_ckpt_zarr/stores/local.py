@@ -157,7 +157,7 @@ def _fill(file: int, offset: int, buffers: Sequence[memoryview], path: str) -> N
         got = os.preadv(file, views[position : position + _IOV_MAX], offset)
         if not got:
             shortfall = sum(map(len, views[position:]))
-            raise EOFError(f"{path} ends at {offset}, {shortfall} bytes early")
+            raise EOFError(f"{path} ends at byte {offset}, {shortfall} bytes too early")
         offset += got
         while position < len(views) and got >= len(views[position]):
             got -= len(views[position])

@@ -38,12 +38,12 @@ def open_store(url: str, *, deadline_seconds: float = DEADLINE_SECONDS) -> Objec
     except ImportError as error:
         driver = known_implementations.get(scheme, {}).get("class", "").partition(".")[0]
         raise UserError(
-            f"{scheme}:// cannot be opened here.",
-            str(error) if driver in ("", "fsspec") else f"It is opened by {driver}:  pip install {driver}",
+            f"the driver of {scheme}:// cannot be imported.",
+            str(error) if driver in ("", "fsspec") else f"Install {driver}:  pip install {driver}",
         ) from error
     except ValueError as error:
         raise UserError(
-            f"{scheme}:// is no store that is known here.",
+            f"{scheme}:// is not a known kind of store.",
             f"{error}",
-            "A path, file://, s3://, gs:// and whatever else fsspec opens will do.",
+            "Choices: a path, file://, s3://, gs://, or another scheme that fsspec opens.",
         ) from error

@@ -107,7 +107,7 @@ class RemoteStore(ObjectStore, ABC):
                 raise
             got = b""  # HTTP 416: the complete range is past the end of the object
         if len(got) < fetch.stop - fetch.start:
-            raise EOFError(f"{self._format_url(path)} ends at {fetch.start + len(got)}, {fetch.stop} was asked for")
+            raise EOFError(f"{self._format_url(path)} ends at byte {fetch.start + len(got)}, before byte {fetch.stop}")
         fetch.fill(got)
 
     def _ask(self, path: str, method: str, *args: Any, **kwargs: Any) -> Any:
@@ -142,13 +142,13 @@ class FsspecStore(RemoteStore):
     def create(self, path: str, size: int) -> ObjectWriter:
         """Create an object as one stream, by fsspec's own file object. Raises FileExistsError, OSError."""
         if self.exists(path):
-            raise FileExistsError(f"{self._format_url(path)}: it is there already")
+            raise FileExistsError(f"{self._format_url(path)} exists already")
         return _Stream(self, path, size)
 
     def commit(self, path: str, content: bytes) -> None:
         """Write an object, atomic as the driver's ``pipe_file(mode="create")``. Raises FileExistsError, OSError."""
         if self.exists(path):  # never overwrite, even if the store ignores mode="create"
-            raise FileExistsError(f"{self._format_url(path)}: it is there already")
+            raise FileExistsError(f"{self._format_url(path)} exists already")
         tries = 0
 
         def commit_once(left: float) -> None:
@@ -177,7 +177,7 @@ class _Stream(ObjectWriter):
     def close(self) -> None:
         if self._written != self._size:
             self.abort()
-            raise ValueError(f"{self._path}: {self._written} bytes were written, {self._size} announced")
+            raise ValueError(f"{self._path}: {self._written} bytes were written instead of {self._size}")
         self._file.close()
 
     def abort(self) -> None:

@@ -23,7 +23,7 @@ def retry_request(act: Callable[[float], T], where: str, deadline_seconds: float
         return retry(act, deadline_seconds)
     except RetryTimeout as error:
         last = error.__cause__ or error
-        raise StoreError(errno.ETIMEDOUT, f"{where}: {error}; the last: {describe_error(last)}") from last
+        raise StoreError(errno.ETIMEDOUT, f"{where}: {error}; last error: {describe_error(last)}") from last
     except Exception as error:
         kind = next((kind for kind in (*PERMANENT, EOFError) if isinstance(error, kind)), StoreError)
         number = error.errno if isinstance(error, OSError) and error.errno else errno.EIO

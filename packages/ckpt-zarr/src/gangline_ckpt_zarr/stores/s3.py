@@ -38,13 +38,13 @@ class S3Store(RemoteStore):
     def create(self, path: str, size: int) -> ObjectWriter:
         """Create an object by a multipart upload, or by one put if it is small. Raises FileExistsError, OSError."""
         if self.exists(path):
-            raise FileExistsError(f"{self._format_url(path)}: it is there already")
+            raise FileExistsError(f"{self._format_url(path)} exists already")
         return _Multipart(self, path, size, choose_part_bytes(size, self._part_bytes))
 
     def commit(self, path: str, content: bytes) -> None:
         """Put an object by a conditional put. Raises FileExistsError, OSError."""
         if self.exists(path):  # never overwrite, even if the store ignores the condition
-            raise FileExistsError(f"{self._format_url(path)}: it is there already")
+            raise FileExistsError(f"{self._format_url(path)} exists already")
         self.put_new(path, content)
 
     def put_new(self, path: str, content: bytes | bytearray) -> None:
@@ -57,7 +57,7 @@ class S3Store(RemoteStore):
             if get_http_status(error) == 412:
                 # If the answer to the first try was lost, the second try finds the object of the first.
                 if self.stamp(path) != stamp:
-                    raise FileExistsError(f"{self._format_url(path)}: it is there already") from error
+                    raise FileExistsError(f"{self._format_url(path)} exists already") from error
             elif get_http_status(error) == 501:  # a store without conditional puts
                 self.call("put_object", path, **put)
             else:
@@ -87,7 +87,7 @@ class S3Store(RemoteStore):
             arguments = {"Bucket": self._bucket, "Delete": {"Objects": keys, "Quiet": True}}
             refused = self._ask(paths[first], "call_s3", "delete_objects", **arguments).get("Errors")
             if refused:
-                raise StoreError(f"s3://{self._bucket}/{refused[0]['Key']} is not deleted: {refused[0].get('Message')}")
+                raise StoreError(f"s3://{self._bucket}/{refused[0]['Key']} not deleted: {refused[0].get('Message')}")
 
     def _abort_uploads(self, path: str) -> None:
         """Abort uploads of killed writers, which are invisible but billed. Errors (no permission) are ignored."""
@@ -130,7 +130,7 @@ class _Multipart(ObjectWriter):
     def close(self) -> None:
         if self._written != self._size:
             self.abort()
-            raise ValueError(f"{self._path}: {self._written} bytes were written, {self._size} announced")
+            raise ValueError(f"{self._path}: {self._written} bytes were written instead of {self._size}")
         if not self._sent:
             self._store.put_new(self._path, self._part)
             return

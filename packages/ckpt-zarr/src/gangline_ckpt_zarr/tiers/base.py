@@ -112,7 +112,7 @@ class Tier(ABC):
         except BadCheckpoint as bad:
             return bad.why
         except FileNotFoundError:
-            return f"it has no {NAME}"
+            return f"{NAME} is missing"
         if not why:
             self._trusted.add(id)
         return why

@@ -13,7 +13,7 @@ def find_file_error(meta: Meta, sizes: Mapping[str, int]) -> str:
     """Return which file is missing or has a wrong size, "" if none; `sizes`: bytes of each existing file, by path."""
     there, boxes = sum(sizes.values()), 0
     if meta.nbytes > there:
-        return f"its arrays have {meta.nbytes:,} bytes, and its files {there:,}"
+        return f"the arrays need {meta.nbytes:,} bytes, but the files have only {there:,}"
     for rank in meta.iterate_writers():
         path = meta.get_file_path(rank)
         if path not in sizes:

@@ -25,7 +25,7 @@ def ask(connection: socket.socket, token: str, seconds: float) -> None:
     connection.sendall(nonce + b"\n")
     theirs, _, proof = receive_line(connection, NUMBER + PROOF + 2, seconds).partition(b" ")
     if not hmac.compare_digest(proof, _compute_proof(token, b"keeper", nonce, theirs)):
-        raise ConnectionError("what answers there is another process")
+        raise ConnectionError("another process listens on the keeper's port")
     connection.sendall(_compute_proof(token, b"peer", nonce, theirs) + b"\n")
 
 
@@ -54,7 +54,7 @@ def receive_line(connection: socket.socket, most: int, seconds: float) -> bytes:
         connection.settimeout(timeout)
         preview = connection.recv(min(1 << 16, most - len(line)), socket.MSG_PEEK)
         if not preview:
-            raise ConnectionError("it broke off")  # or the line is longer than `most`
+            raise ConnectionError("the connection was closed")  # or the line is longer than `most`
         line += connection.recv(preview.find(b"\n") + 1 or len(preview))
     return bytes(line[:-1])
 

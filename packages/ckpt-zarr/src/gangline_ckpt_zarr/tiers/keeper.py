@@ -78,7 +78,7 @@ def sweep(run_dir: str | Path, seconds: float = ABANDONED_SECONDS) -> list[Path]
                 _remove(place, _read_owner(place))
                 removed.append(place)
     if removed:
-        print(f"memory tiers of runs that were killed are removed: {', '.join(map(str, removed))}", flush=True)
+        print(f"removed the memory tiers of killed runs: {', '.join(map(str, removed))}", flush=True)
     return removed
 
 
@@ -120,11 +120,11 @@ def _explain_not_announced(folder: Path, error: OSError | UserError) -> str:
     why = getattr(error, "strerror", None) or str(error)
     with contextlib.suppress(OSError):
         if isinstance(error, PermissionError):
-            why += f"; it is of user {path.stat().st_uid}, and this one is {os.getuid()}"
+            why += f"; owned by user {path.stat().st_uid}, this process runs as user {os.getuid()}"
     return (
-        f"other nodes find nothing of what this one keeps in memory, and keep no copy there: {path}: {why}. The run "
-        f"goes on, and ranks that start again here find it; a node that is lost takes it along. Whoever may, removes "
-        f"what is in the way, and the next start fixes it:  rm -r {folder}"
+        f"other nodes cannot use the memory tier of this node, because its address could not be published: {path}: "
+        f"{why}. The run continues, and restarted ranks of this node find its memory tier. If the node is lost, so is "
+        f"its memory tier. To publish the address, restart the run after the owner has run:  rm -r {folder}"
     )
 
 

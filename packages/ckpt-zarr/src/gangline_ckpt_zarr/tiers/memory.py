@@ -85,7 +85,7 @@ class MemoryTier(Tier):
         self._copies = Copies([Peer(self._run_dir, agreement.wait_for(f"node {machine}")) for machine in nearest])
         self.beside = str(nearest[0]) if nearest else ""  # a lost node must not have the only zarr.json
         if len(nearest) < copies and self._rank == 0:
-            there = f"{self.machines} node{'s are' if self.machines > 1 else ' is'} there"
+            there = f"the job has {self.machines} node{'s' if self.machines > 1 else ''}"
             self.notes.append(f"checkpoint.memory_copies={copies} needs {copies + 1} nodes, and {there}")
 
     def _survey(self, agreement: Agreement, node: str) -> list[Survivor]:
@@ -96,9 +96,9 @@ class MemoryTier(Tier):
         names = [agreement.wait_for(f"node {machine}") for machine in range(self.machines)]
         if twice := {name for name in names if names.count(name) > 1}:
             raise UserError(
-                f"several nodes of this job are called {min(twice)}, and share one memory tier.",
-                "Each node is known by its name: that of its machine, or what GANGLINE_NODE says.",
-                "GANGLINE_NODE=... for each of them, or checkpoint.memory_every=null",
+                f"several nodes of this job have the name {min(twice)}, and so share one memory tier.",
+                "The name of a node is GANGLINE_NODE if set, else its host name.",
+                "Set another GANGLINE_NODE on each node, or checkpoint.memory_every=null.",
             )
         if not attempts.read(self._run_dir):
             return []
@@ -109,7 +109,7 @@ class MemoryTier(Tier):
             return self.store.read(path) if name == node else Peer(self._run_dir, name).read(path)
 
         survivors, reasons = find_survivors({**node_files, **ask_peers(self._run_dir, others)}, read)
-        self.notes += [f"checkpoint {id} in {self.root} cannot be used: {why}" for id, why in reasons.items()]
+        self.notes += [f"checkpoint {id} in {self.root} cannot be loaded: {why}" for id, why in reasons.items()]
         return survivors
 
     def _clean(self, found: Collection[Survivor]) -> None:

@@ -114,7 +114,7 @@ class Peer:
         with self._send_request({"do": "read", "path": path, "ranges": byte_ranges}) as (answer, connection):
             end = max((offset + count for offset, count in byte_ranges if count), default=0)
             if end > answer["size"]:
-                raise EOFError(f"{path} ends at {answer['size']} at node {self.node}, {end} was asked for")
+                raise EOFError(f"{path} on node {self.node} ends at byte {answer['size']}, before byte {end}")
             for buffer in (buffer for each in buffers for buffer in each if buffer.nbytes):
                 _receive(connection, buffer)
 
@@ -157,22 +157,22 @@ class Peer:
                 break
             except OSError as error:
                 if time.monotonic() >= deadline:
-                    raise PeerLost(f"node {self.node} does not answer: {error}") from error
+                    raise PeerLost(f"request to node {self.node} failed: {error}") from error
                 time.sleep(0.1)
         with connection:
             if answer.get("missing"):
-                raise FileNotFoundError(f"node {self.node} has no {question['path']}")
+                raise FileNotFoundError(f"{question['path']} is missing on node {self.node}")
             if why := answer.get("why"):
                 raise PeerLost(f"node {self.node}: {why}")
             try:
                 yield answer, connection
             except (ConnectionError, TimeoutError) as error:
-                raise PeerLost(f"node {self.node} broke off: {error}") from error
+                raise PeerLost(f"connection to node {self.node} lost: {error}") from error
 
     def _ask(self, question: dict[str, Any], silent: float) -> tuple[socket.socket, dict[str, Any]]:
         address = _read(self._path)
         if address is None or address.node != self.node:
-            raise ConnectionError("its memory has no keeper")
+            raise ConnectionError("the address of its keeper is missing or invalid")
         connection = socket.create_connection((address.host, address.port), min(CONNECT_SECONDS, silent))
         try:
             handshake.ask(connection, address.token, silent)
@@ -233,9 +233,9 @@ def _answer(connection: socket.socket, silent: float) -> dict[str, Any]:
     try:
         answer = json.loads(receive_line(connection, LINE, silent))
     except ValueError as error:
-        raise ConnectionError("its answer makes no sense") from error
+        raise ConnectionError("its answer is not valid JSON") from error
     if not isinstance(answer, dict):
-        raise ConnectionError("its answer makes no sense")
+        raise ConnectionError("its answer is not a JSON object")
     connection.settimeout(silent)
     return answer
 
@@ -244,5 +244,5 @@ def _receive(connection: socket.socket, into: memoryview) -> None:
     while into:
         got = connection.recv_into(into)
         if not got:
-            raise ConnectionError("in the middle of a file")
+            raise ConnectionError("closed in the middle of a file")
         into = into[got:]

@@ -125,10 +125,10 @@ class _Handler(socketserver.BaseRequestHandler):
     def _locate_file(self, path: str, kept: bool = False) -> Path:
         """Return the path of a checkpoint's file, never a glob; `kept`: only a data file, which peers may replace."""
         if not isinstance(path, str):
-            raise TypeError(f"{path} is no path")
+            raise TypeError(f"{path} is not a path")
         name, _, file = path.partition("/")
         if kept and not _FILE.fullmatch(file):
-            raise OSError(f"{path} is no file of a rank")
+            raise OSError(f"{path} is not a data file of a rank")
         if CheckpointId.parse(name) is None or not (_FILE.fullmatch(file) or file == NAME):
             raise FileNotFoundError(path)
         return self.server.place / name / file
@@ -147,7 +147,7 @@ class _Handler(socketserver.BaseRequestHandler):
     def _receive(self, target: Path, size: int) -> None:
         """Receive a file: answer "go" once there is space, then read the bytes."""
         if not isinstance(size, int) or size < 0:
-            raise ValueError(f"{size} is no number of bytes")
+            raise ValueError(f"{size} is not a number of bytes")
         spare = self.server.place / SPARE / f"copy-{secrets.token_hex(8)}"
         spare.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         handle = self._create_spare(target, spare, size)
@@ -201,7 +201,7 @@ class _Handler(socketserver.BaseRequestHandler):
             with into[offset:] as rest:
                 got = self.request.recv_into(rest)
             if not got:
-                raise OSError("it broke off")
+                raise OSError("the connection was closed")
             offset += got
 
 

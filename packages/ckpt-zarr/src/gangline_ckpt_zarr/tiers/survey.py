@@ -60,7 +60,7 @@ def _find_survivor(id: CheckpointId, held: Mapping[str, Held], read: Callable[[s
         if f"{id}/{NAME}" not in files:
             continue
         try:
-            meta = zarr_json.read(read(node, f"{id}/{NAME}"), f"{id}/{NAME} of node {node}", id)
+            meta = zarr_json.read(read(node, f"{id}/{NAME}"), f"{id}/{NAME} on node {node}", id)
         except (BadCheckpoint, OSError) as error:
             why = why or str(error)
             continue

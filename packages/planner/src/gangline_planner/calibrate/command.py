@@ -18,23 +18,23 @@ from gangline_basics.cluster.file import Cluster, Quantity, save_cluster
 from gangline_planner.calibrate.progress import MARK
 
 ASSUMED = {  # values of numbers that are not measured
-    "matmul.efficiency": (1.0, "the peak of this file is what was measured"),
-    "memory.efficiency": (1.0, "the bandwidth of this file is what was measured"),
-    "link.node.efficiency": (1.0, "the bandwidth of this file is what was measured"),
-    "link.cluster.efficiency": (1.0, "the bandwidth of this file is what was measured"),
-    "overlap.share": (0.5, "assumed: one process has nothing to hide"),
-    "jitter.sigma": (0.003, "assumed: one process waits for no other"),
-    "link.node.bandwidth": (1e9, "assumed: one process has no peer to send to"),
-    "link.node.latency": (5e-5, "assumed: one process has no peer to send to"),
+    "matmul.efficiency": (1.0, "the peak of this file is a measured value"),
+    "memory.efficiency": (1.0, "the bandwidth of this file is a measured value"),
+    "link.node.efficiency": (1.0, "the bandwidth of this file is a measured value"),
+    "link.cluster.efficiency": (1.0, "the bandwidth of this file is a measured value"),
+    "overlap.share": (0.5, "assumed: cannot be measured with one process"),
+    "jitter.sigma": (0.003, "assumed: cannot be measured with one process"),
+    "link.node.bandwidth": (1e9, "assumed: cannot be measured with one process"),
+    "link.node.latency": (5e-5, "assumed: cannot be measured with one process"),
 }
 
 
 def calibrate(out: Path, processes: int, rounds: int) -> str:
     """Write the cluster file `out` and return its numbers as text. Raises UserError if ranks fail or `out` exists."""
     if out.exists():
-        raise UserError(f"{out} is there already.", "It is not written over.", "--out=ANOTHER.yaml")
+        raise UserError(f"{out} exists already.", "Calibration does not overwrite files.", "--out=ANOTHER.yaml")
     if not out.parent.is_dir():
-        raise UserError(f"{out.parent} is no directory.")
+        raise UserError(f"{out.parent} is not a directory.")
     threads = count_threads(processes)
     numbers = _measure_machine(processes, threads, rounds)
     save_cluster(build_cluster(out, numbers, processes, f"{processes} processes of {threads} threads at once"), out)
@@ -49,7 +49,7 @@ def build_cluster(out: Path, found: Mapping[str, float], processes: int, at_once
     numbers |= {name: Quantity(value, source) for name, value in found.items()}
     for name in ("bandwidth", "latency"):  # one machine was measured, which has no links to other machines
         inside = numbers[f"link.node.{name}"].value
-        numbers[f"link.cluster.{name}"] = Quantity(inside, "as inside the node: one machine was measured")
+        numbers[f"link.cluster.{name}"] = Quantity(inside, "as inside the node: only one machine was measured")
     bandwidth = numbers["link.node.bandwidth"].value / 1e9
     topology = Topology(
         gpus_per_node=processes, node_bandwidth=bandwidth, rack_bandwidth=bandwidth, cluster_bandwidth=bandwidth
@@ -74,7 +74,9 @@ def describe_crowding(processes: int) -> list[str]:
     """Return a line of text if there are more ranks than cores, else []: then rates are those of a share of a core."""
     if processes <= count_cores():
         return []
-    return [f"{processes} processes share {count_cores()} cores: each rate is that of a share, not of a core"]
+    return [
+        f"{processes} processes share {count_cores()} cores: each rate is for a share of a core, not for a full core"
+    ]
 
 
 def _measure_machine(processes: int, threads: int, rounds: int) -> dict[str, float]:
@@ -117,4 +119,4 @@ def read_error(log: Path) -> list[str]:
     """Return the first error that a rank printed, before the errors of torchrun; without an error, the last lines."""
     lines = [line.strip() for line in log.read_text(errors="replace", encoding="utf-8").splitlines() if line.strip()]
     errors = [line for line in lines if re.match(r"(\[rank\d+\]:\s*)?[\w.]*(Error|Exception|Exit)\b", line)]
-    return errors[:1] or lines[-3:] or ["It said nothing."]
+    return errors[:1] or lines[-3:] or ["The processes printed no error."]

@@ -174,7 +174,7 @@ def count_work(model: SmallModel, device: str) -> StageWork:
     """Return the work of one microbatch of a small model."""
     run = build_run(model, device)
     explanation = run.parallel.explain(run, Mesh.of({}), compose_model(run))
-    assert explanation is not None, "parallel=single explains itself"
+    assert explanation is not None, "parallel=single implements explain"
     return explanation.work[0]
 
 

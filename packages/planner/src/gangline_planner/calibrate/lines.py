@@ -18,7 +18,7 @@ def fit_two_costs(points: Sequence[Point]) -> tuple[float, float]:
     ab = sum(a * b for a, b, _ in scaled)
     at, bt = sum(a * t for a, _, t in scaled), sum(b * t for _, b, t in scaled)
     if not aa and not bb:
-        raise ValueError("no measurement costs anything")
+        raise ValueError("all coefficients of both costs are 0")
     spread = aa * bb - ab * ab
     if spread > 1e-12 * aa * bb:
         x, y = (at * bb - bt * ab) / spread, (bt * aa - at * ab) / spread

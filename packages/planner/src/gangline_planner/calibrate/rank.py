@@ -56,30 +56,30 @@ def _measure_round(
     largest = ready[MODELS[device.type][-1]]
     forward, backward = done("attention", kernels.measure_attention(comm, device))
     measurement = Measured(
-        copied=done("copies", kernels.measure_copy_bandwidth(comm, device)),
+        copied=done("memory copies", kernels.measure_copy_bandwidth(comm, device)),
         products={
-            dtype: done(f"products in {dtype}", kernels.measure_products(dtype, comm, device))
+            dtype: done(f"matmuls in {dtype}", kernels.measure_products(dtype, comm, device))
             for dtype in kernels.DTYPES
         },
         forward=forward,
         backward=backward,
         steps={
             model: done(
-                f"steps of {model.dim} x {model.sequence_length}",
+                f"steps of model width {model.dim}, sequence length {model.sequence_length}",
                 measure_seconds(ready[model].run_passes, comm, device, 0.15),
             )
             for model in MODELS[device.type]
         },
-        starts=done("starts", measure_seconds(ready[STARTS].run_passes, comm, device)),
-        update=done("updates", measure_seconds(ready[STARTS].update, comm, device)),
+        starts=done("kernel launches", measure_seconds(ready[STARTS].run_passes, comm, device)),
+        update=done("optimizer updates", measure_seconds(ready[STARTS].update, comm, device)),
     )
     if comm.size > 1:
         whole = measure_seconds(largest.run_passes, comm, device, 0.1)
-        measurement.alone = done("one rank alone", whole / measure_alone(largest.run_passes, comm, device))
-        measurement.late = done("the slowest rank", _measure_delay(largest, comm, device))
+        measurement.alone = done("step of one rank alone", whole / measure_alone(largest.run_passes, comm, device))
+        measurement.late = done("delay of the slowest rank", _measure_delay(largest, comm, device))
         groups = [comm, comms.get_comm("tp")] if comm.size > comms.get_comm("tp").size > 1 else [comm]
         measurement.sent = done("collectives", links.measure_collectives(groups, comm, device))
-        measurement.hidden = done("collectives behind products", links.measure_overlap(comm, device))
+        measurement.hidden = done("overlap of collectives and matmuls", links.measure_overlap(comm, device))
     return measurement
 
 

@@ -9,7 +9,7 @@ from gangline_basics.figure import PALETTE
 # the palette of Okabe and Ito, then more colours that are harder to distinguish
 COLOURS = (*PALETTE, "#8c510a", "#b8e186", "#762a83", "#999999", "#1a1a1a")
 ACTIONS = dict(zip(("F", "B", "I", "W"), PALETTE, strict=False))
-ACTION_WORDS = {"F": "forward", "B": "backward", "I": "backward of inputs", "W": "backward of weights"}
+ACTION_WORDS = {"F": "forward", "B": "backward", "I": "backward (input gradients)", "W": "backward (weight gradients)"}
 
 
 def get_colour(place: int) -> str:

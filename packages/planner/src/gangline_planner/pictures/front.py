@@ -16,14 +16,17 @@ Layout = tuple[float, float, str]  # (seconds of a step, gigabytes of the fulles
 @use_style()
 def draw_front(title: str, layouts: Sequence[Layout], front: Sequence[Layout], limit: float) -> Figure:
     """Return a figure of step time against memory. front: the Pareto front; limit: accelerator memory in GB."""
-    figure, (axes,) = make_subplots(title, "each dot a layout; words under the pointer", heights=[4])
-    groups = (("others that were looked at", PALE, layouts), ("none is both faster and smaller", PALETTE[6], front))
+    figure, (axes,) = make_subplots(title, "each dot is a layout; hover over a dot to see its overrides", heights=[4])
+    groups = (
+        ("other planned layouts", PALE, layouts),
+        ("Pareto front: no layout is both faster and smaller", PALETTE[6], front),
+    )
     for label, colour, group in groups:
         for place, (seconds, gigabytes, words) in enumerate(group):
             (dot,) = axes.plot(seconds, gigabytes, "o", color=colour, markeredgecolor=INK, markeredgewidth=0.5)
             dot.set_label("" if place else label)
             add_tip(dot, f"{seconds:.4g} s, {gigabytes:.4g} GB: {words}")
     axes.axhline(limit, color=INK, label="memory of an accelerator")
-    axes.set(xlabel="seconds of a step", ylabel="gigabytes of the fullest rank", ylim=(0, None))
+    axes.set(xlabel="step time in seconds", ylabel="memory of the fullest rank in GB", ylim=(0, None))
     add_legend(axes, below=3)
     return figure

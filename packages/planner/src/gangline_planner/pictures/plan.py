@@ -22,7 +22,7 @@ VECTORS = 2000  # maximum number of actions to draw as vectors; more actions are
 def draw_plan(plan: Forecast) -> Figure:
     """Return a figure of step time, memory and, with several pipeline ranks, the timeline, one below the other."""
     axes = " x ".join(f"{axis} {size}" for axis, size in plan.explained.mesh.sizes if size > 1) or "one rank"
-    about = f"{axes}; MFU {plan.mfu:.1%}, {plan.tokens_per_second:,.0f} tokens a second"
+    about = f"{axes}; MFU {plan.mfu:.1%}, {plan.tokens_per_second:,.0f} tokens per second"
     title = f"A step of {plan.world} ranks of {plan.cluster.name}: {plan.step.seconds:.4g} s"
     kinds = {kind: seconds for kind, seconds in plan.step.kinds.items() if seconds > 1e-9}
     ranks = [rank.bytes for rank in plan.explained.ranks]
@@ -30,7 +30,7 @@ def draw_plan(plan: Forecast) -> Figure:
     heights = [ROW * len(kinds), high, high][: 3 if len(ranks) > 1 else 2]
     figure, (step, memory, *timeline) = make_subplots(title, about, heights)
     add_bars(step, kinds, [get_colour(place) for place in range(len(kinds))])
-    step.set(xlabel="seconds of the step")
+    step.set(xlabel="step time in seconds")
     _draw_memory(memory, ranks, plan.cluster["memory.bytes"])
     for plot in timeline:
         _draw_timeline(plot, plan.step.timeline)
@@ -44,7 +44,7 @@ def _draw_memory(axes: Axes, ranks: Sequence[Mapping[str, int]], limit: float) -
         axes.barh(range(len(ranks)), sizes, left=begins, color=get_colour(place), label=kind)
         begins = [begin + size for begin, size in zip(begins, sizes, strict=True)]
     axes.axvline(limit / 1e9, color=INK, label="accelerator")
-    axes.set(xlabel="gigabytes of memory")
+    axes.set(xlabel="memory in GB")
     _set_rank_axis(axes, len(ranks))
 
 
@@ -58,7 +58,7 @@ def _draw_timeline(axes: Axes, timeline: StepTimeline) -> None:
             if times:
                 axes.broken_barh(times, (rank - 0.4, 0.8), color=ACTIONS[kind], label=label, rasterized=image)
                 label = ""
-    axes.set(xlabel="seconds of the passes", xlim=(0, timeline.makespan))
+    axes.set(xlabel="time of forward and backward passes in seconds", xlim=(0, timeline.makespan))
     _set_rank_axis(axes, len(ranks))
 
 

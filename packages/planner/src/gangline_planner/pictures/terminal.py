@@ -41,7 +41,7 @@ def draw_memory_bars(ranks: Sequence[Mapping[str, int]], limit: float) -> Iterat
         padded = bar.ljust(mark)
         line = padded[:mark] + "|" + padded[mark:]
         yield f"  {rank:5} {line} {sum(ranks[rank].values()) / 1e9:.4g} GB"
-    yield f"        {'  '.join(f'{letters[kind]} {kind}' for kind in kinds if letters[kind] in glyphs)}  | the limit"
+    yield f"        {'  '.join(f'{letters[kind]} {kind}' for kind in kinds if letters[kind] in glyphs)}  | memory limit"
 
 
 def draw_timeline(found: StepTimeline) -> Iterator[str]:
@@ -66,7 +66,7 @@ def draw_timeline(found: StepTimeline) -> Iterator[str]:
         glyphs |= set(line)
         yield f"  {rank:5} {f'{line[: len(line) // 2]} .. {line[len(line) // 2 :]}' if cut else line}"
     legend = "  ".join(f"{letter} {words}" for letter, words in ACTION_WORDS.items() if letter in glyphs)
-    yield f"        {legend}  . waits; {found.makespan:.4g} s from left to right{', most of it left out' * cut}"
+    yield f"        {legend}  . waits; {found.makespan:.4g} s from left to right{', the middle is not drawn' * cut}"
 
 
 def choose_ranks(count: int) -> list[int]:
@@ -91,4 +91,6 @@ def draw_points(
     lines = [f"{high:9.4g} |{''.join(cells[0])}", *(f"{'':9} |{''.join(row)}" for row in cells[1:-1])]
     lines += [f"{low:9.4g} |{''.join(cells[-1])}", f"{'':10}+{'-' * WIDE}"]
     ends = f"{left:.4g}".ljust(WIDE - len(f"{right:.4g}")) + f"{right:.4g}"
-    return "\n".join([f"{names[1]}, by {names[0]}; * nothing is both faster and smaller", *lines, f"{'':11}{ends}"])
+    return "\n".join(
+        [f"{names[1]}, by {names[0]}; * Pareto front: no layout is both faster and smaller", *lines, f"{'':11}{ends}"]
+    )

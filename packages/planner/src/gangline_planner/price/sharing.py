@@ -50,7 +50,7 @@ class Cores:
         return tuple(nodes)
 
     def compute_speeds(self, computing: Iterable[int]) -> dict[int, float]:
-        """Return {rank: speed on its fullest node over the cluster file's rates} while the pipeline ranks compute."""
+        """Return the speed of each computing pipeline rank on its fullest node, relative to the cluster file."""
         crowds: Counter[int] = Counter()
         computing = tuple(computing)
         for rank in computing:

@@ -19,7 +19,7 @@ class ChecksumThread:
 
     def __init__(self, memory: memoryview, runs: Sequence[ChunkSpan]) -> None:
         if runs and runs[-1].end > len(memory):
-            raise ValueError(f"chunks end at {runs[-1].end}, the memory at {len(memory)}")
+            raise ValueError(f"chunks end at byte {runs[-1].end}, the memory at byte {len(memory)}")
         self._memory, self._runs = memory, runs
         self._reached = 0  # every checksum that begins before this offset is written
         self._failed: BaseException | None = None

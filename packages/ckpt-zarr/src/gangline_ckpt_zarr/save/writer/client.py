@@ -116,7 +116,7 @@ class WriterClient:
             own = [answer for answer in self._answers if answer.job == job]
             self._answers = [answer for answer in self._answers if answer.job != job]
         if not own:
-            raise KeyError(f"job {job} is not known, or its last answer has been taken")
+            raise KeyError(f"job {job} is unknown, or its last answer was already returned")
         return own[-1]
 
     def close(self, timeout: float | None = None) -> None:
@@ -148,7 +148,7 @@ class WriterClient:
                 return
             process.kill()
             with self._news:
-                self._end("the writer process was given up")
+                self._end("the writer process was killed after no progress")
 
     def _ask(self, op: str, said: Mapping[str, object]) -> int:
         with self._sending:

@@ -125,7 +125,7 @@ class WriterProcess:
         try:
             status = os.fstat(file)
             if status.st_size < place.size:
-                raise ValueError(f"{place} has no more than {status.st_size} bytes")
+                raise ValueError(f"{place} has only {status.st_size} bytes")
             key = (status.st_dev, status.st_ino, status.st_size)
             if self._mapped[0] != key:
                 self._mapped = (None, memoryview(b""))
