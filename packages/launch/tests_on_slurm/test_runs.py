@@ -134,7 +134,7 @@ def test_injected_faults_are_reported_across_requeue(slurm, runs, undisturbed):
     assert [line["why"] for line in launches(out)] == ["start", "rank", "rank", "start"], printed
     first, second, third, requeued = launches(out)
     assert second["evidence"].startswith("rank 1 failed first: hang: rank 1")
-    assert third["evidence"] == "rank 0 failed first: RuntimeError: health=chaos: an exception on purpose"
+    assert third["evidence"] == "rank 0 failed first: RuntimeError: health=chaos: injected exception"
     assert (first["after"], requeued["after"], requeued["config"]) == ("", "killed", first["config"])
     assert [line["then"] for line in requeues(out)] == ["requeue", "end"]
     of = build_ledger(out)
