@@ -260,7 +260,7 @@ def test_hung_alert_command_leaves_no_process(tmp_path: Path, end: str) -> None:
 
 @pytest.mark.parametrize("url", ["http://host:abc/", "http://[bad", "http:///path", "http://a b/", "ftp://host/x"])
 def test_invalid_alert_url_is_refused(url: str) -> None:
-    with pytest.raises(UserError, match=r"health.monitors.alert is not a URL that accepts a POST"):
+    with pytest.raises(UserError, match=r"health.monitors.alert is not a valid http or https URL"):
         check(build_small_run("health=[monitors]", f"health.monitors.alert='{url}'"))
     assert send(url, WARNS) != ""
 

@@ -172,7 +172,7 @@ def test_lost_gpu_hides_no_other_defect(late: bool) -> None:
     assert said_by(asked) == [*said, "a GPU reported Xid 79 (fallen off the bus)"]
     assert said_by(asked) == said
     fake.lost = {1: Refused("Unknown Error")}
-    assert said_by(asked) == ["GPU 1 does not answer (Unknown Error)", "GPU 2 has 3 uncorrected ECC errors"]
+    assert said_by(asked) == ["GPU 1 does not answer NVML (Unknown Error)", "GPU 2 has 3 uncorrected ECC errors"]
 
 
 def test_probe_without_nvml_events_reads_counters() -> None:

@@ -20,5 +20,5 @@ def gangline_simulators() -> Iterable[Part]:
 
 @hookimpl
 def gangline_commands() -> Iterable[Command]:
-    summary = "Report the time of a run, watch it live, run burn-in, simulate failures"
+    summary = "Report the time of a run, show its live status, run burn-in, simulate failures"
     return [Command(name="health", run="gangline_health.commands:main", summary=summary)]

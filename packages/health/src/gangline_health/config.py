@@ -212,7 +212,7 @@ class WatchedHealth(HealthConfig):
                 Problem(
                     f"health.monitors.corruption.recompute_every={self.corruption.recompute_every} needs "
                     "run.deterministic=on.",
-                    "It computes a step twice and compares bits; some kernels sum in a different order each time.",
+                    "Recomputation compares bits, and some kernels sum in a different order each time.",
                     "run.deterministic=on, or health.monitors.corruption.recompute_every=null",
                 )
             )
@@ -235,7 +235,7 @@ class WatchedHealth(HealthConfig):
         if why := explain_malformed(self.alert):
             problems.append(
                 Problem(
-                    f"health.monitors.alert is not a URL that accepts a POST: {why}.",
+                    f"health.monitors.alert is not a valid http or https URL: {why}.",
                     "Alerts go to a URL (https://host/path) or to a shell command.",
                     "'health.monitors.alert=${oc.env:HOOK}', with the URL in the environment variable HOOK",
                 )

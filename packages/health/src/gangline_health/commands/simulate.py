@@ -59,7 +59,7 @@ def run(argv: Sequence[str]) -> int:
     if faults > MOST_FAULTS:
         raise UserError(
             f"{faults:.3g} faults are too many to simulate.",
-            f"The maximum is {MOST_FAULTS:g} faults, over all courses.",
+            f"The maximum is {MOST_FAULTS:g} faults, over all --courses.",
             "",
             "Reduce --nodes, --days, --courses or --faults-per-node-day.",
         )

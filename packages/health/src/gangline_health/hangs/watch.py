@@ -181,7 +181,7 @@ class Watcher:
         write_whole(place, json.dumps({**build_report(diagnosis, own, stacks), "flight_recorder": flights}, indent=1))
         print(f"health: {verdict}", flush=True)
         if self.alert and (why := send(self.alert, {"run_dir": str(self.run_dir), **verdict.to_dict()})):
-            print(f"health.monitors.alert ({name_target(self.alert)}): {why}", flush=True)
+            print(f"health.monitors.alert ({name_target(self.alert)}) failed: {why}", flush=True)
 
 
 def build_report(diagnosis: Diagnosis, ranks: list[Watched], stacks: dict[int, str]) -> dict:

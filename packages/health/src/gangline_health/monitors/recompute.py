@@ -170,7 +170,9 @@ class RepeatedSteps:
         details: dict[str, int | str] = {"step": step, "first": (self.trusted or 0) + 1, "row": 1}
         prefix = f"silent data corruption: step {step} was computed twice from the same weights and data, and "
         if COMPUTED not in self.found:
-            evidence = f"{prefix}a collective changed the data: all ranks sent equal inputs, and got different outputs"
+            evidence = (
+                f"{prefix}a collective changed the data: all ranks sent equal inputs, and received different outputs"
+            )
             yield Verdict("corruption", "the network", 0.8, evidence, Action.ROLL_BACK, details=details)
         elif self.mine == COMPUTED:
             evidence = f"{prefix}the results of rank {self.rank} differ, first in {self.where}"

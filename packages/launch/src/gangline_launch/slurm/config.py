@@ -126,7 +126,9 @@ class SlurmLaunch(ClusterLaunch):
             name = word.partition("=")[0].removeprefix("--")
             if name in OWN:
                 what = f"launch.options contains {word!r}, but the batch script already sets --{name}."
-                problems.append(Problem(what, "sbatch would use only one of them.", f"--{name} is set by {OWN[name]}."))
+                problems.append(
+                    Problem(what, "sbatch uses only one value of an option.", f"--{name} is set by {OWN[name]}.")
+                )
         return problems
 
     def _check_text(self, run: Run) -> list[Problem]:
