@@ -157,7 +157,8 @@ class Alerts:
     def _tell(self, why: str) -> None:
         target = name_target(self.target)
         evidence = (
-            f"health.monitors.alert ({target}): {why}; the run continues, alerts are lost until the target works again"
+            f"health.monitors.alert ({target}) failed: {why}; the run continues, and alerts are lost until the target "
+            "recovers"
         )
         note(self.run_dir, Verdict("alert-lost", "the run", 1.0, evidence, Action.WARN))
 
