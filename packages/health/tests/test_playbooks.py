@@ -37,7 +37,7 @@ def test_playbook_escalates_without_progress_and_resets_after() -> None:
     twice = (line("roll_back", 500), line("roll_back", 450))
     order = asked(verdict(), history=twice)
     assert order is not None
-    assert (order.action, order.why) == (Action.STOP, "answer 3 to loss-spike without 200 steps of progress")
+    assert (order.action, order.why) == (Action.STOP, "response 3 to loss-spike without 200 steps of progress")
     later = asked(verdict(step=700), history=twice)
     assert later is not None
     assert later.action is Action.ROLL_BACK
