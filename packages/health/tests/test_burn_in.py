@@ -52,7 +52,7 @@ def test_find_bad_ranks_and_slow_links() -> None:
     found = {one.rank: one.why for one in find_bad_ranks(rows, BurnInHealth(), on_cpu=False)}
     assert sorted(found) == [3, 5, 6]
     assert found[3] == ("matmul 80 TFLOP/s, the median is 100",)
-    assert found[5] == ("computes wrongly: a product",)
+    assert found[5] == ("wrong result of a product",)
     assert [why.split(",")[0] for why in found[6]] == ["sends 4 GB/s within its node", "sends 4 GB/s to other nodes"]
     assert [one.rank for one in find_bad_ranks(rows, BurnInHealth(), on_cpu=True)] == [5], (
         "ranks on a CPU share its cores"

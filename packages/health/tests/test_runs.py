@@ -77,7 +77,7 @@ def test_unresolved_spike_stops_the_run_with_reason(tmp_path: Path) -> None:
     assert code == 3
     assert [order.order for order in orders] == ["roll_back", "roll_back", "stop"]
     assert [order.start for order in orders[:2]] == ["step-00000056", "step-00000052"]
-    assert orders[-1].why.endswith("answer 3 to loss-spike without 200 steps of progress")
+    assert orders[-1].why.endswith("response 3 to loss-spike without 200 steps of progress")
 
 
 def test_non_finite_weights_are_not_saved(tmp_path: Path) -> None:
