@@ -52,7 +52,7 @@ def test_recomputed_step_is_bit_identical_on_every_layout(tmp_path: Path, name: 
     get_pool(world).run(run_training, tmp_path / "once", *words)
     every = "health.monitors.corruption.recompute_every=1"
     (notes, _), *_ = get_pool(world).run(run_training, tmp_path / "twice", *words, every)
-    assert "each 1 steps one is done twice" in (tmp_path / "twice" / "events.jsonl").read_text()
+    assert "one step computed twice every 1 steps" in (tmp_path / "twice" / "events.jsonl").read_text()
     assert not [note for note in notes if "corruption at" in note]
     curves = [
         [(r["loss"], r["grad_norm"]) for r in read_records(tmp_path / way / "metrics.jsonl")]
@@ -68,7 +68,9 @@ def test_error_feedback_disables_step_recomputation(tmp_path: Path) -> None:
     get_pool(2).run(run_training, tmp_path / "once", *words)
     every = "health.monitors.corruption.recompute_every=1"
     (notes, _), _ = get_pool(2).run(run_training, tmp_path / "asked", *words, every)
-    assert any("compressed gradients depend on the step before, so no step is done twice" in note for note in notes)
+    assert any(
+        "compressed gradients depend on the step before, so steps are not computed twice" in note for note in notes
+    )
     assert not [note for note in notes if "corruption at" in note]
     once, asked = ([r["loss"] for r in read_records(tmp_path / way / "metrics.jsonl")] for way in ("once", "asked"))
     assert once == asked

@@ -35,7 +35,7 @@ def test_fault_plan_depends_only_on_seed():
 
 @pytest.mark.parametrize("words", ["kill", "kill@", "burn@3", "kill@3:x", "kill@-1"])
 def test_invalid_fault_is_refused(words):
-    with pytest.raises(ValueError, match="is no fault"):
+    with pytest.raises(ValueError, match="is not a fault"):
         parse(words)
 
 
@@ -56,8 +56,8 @@ def test_each_fault_is_claimed_once(tmp_path):
 
 
 def test_chaos_without_faults_is_refused(runs):
-    assert "was not told what to break" in runs.expect_refusal("run.dir=out", "health=chaos")
-    assert "'burn@3' is no fault" in runs.expect_refusal("run.dir=out", "health=chaos", "health.chaos.at=[burn@3]")
+    assert "no fault is configured" in runs.expect_refusal("run.dir=out", "health=chaos")
+    assert "'burn@3' is not a fault" in runs.expect_refusal("run.dir=out", "health=chaos", "health.chaos.at=[burn@3]")
 
 
 def test_run_survives_kill_hang_and_exception_unchanged(runs):
@@ -74,7 +74,7 @@ def test_run_survives_kill_hang_and_exception_unchanged(runs):
     assert hang["details"]["ranks"] == [2]
     assert "all_reduce" in hang["details"]["operation"]
     assert "rank 2 failed first: hang" in printed
-    assert "rank 0 failed first: RuntimeError: health=chaos: an exception on purpose" in printed
+    assert "rank 0 failed first: RuntimeError: health=chaos: injected exception" in printed
 
 
 def test_run_survives_nan_bit_flip_and_full_disk(runs):

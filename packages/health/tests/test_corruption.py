@@ -66,7 +66,7 @@ def test_corrupt_replica_of_four_triggers_rollback(tmp_path: Path) -> None:
             "step-00000004",
             0,
         )
-        assert "the weights of rank 2 are those of 1 of 4 replicas" in order.why
+        assert "silent data corruption: the weights of rank 2 differ from 3 of its 3 other replicas" in order.why
     assert get_pool(4).run(run, tmp_path / "good", None) == [(0, [])] * 4
     assert losses(tmp_path / "bad") == losses(tmp_path / "good")
 
@@ -126,7 +126,7 @@ def test_corrupt_gradient_names_its_rank(tmp_path: Path) -> None:
     every = "health.monitors.corruption.every=1"
     for code, (order,) in get_pool(4).run(with_a_gradient_flipped, tmp_path / "bad", 1, every):
         assert (code, order.order, order.start) == (0, "roll_back", "step-00000004")
-        assert "the gradients of rank 1 are those of 1 of 4 replicas" in order.why
+        assert "silent data corruption: the gradients of rank 1 differ from 3 of its 3 other replicas" in order.why
     assert get_pool(4).run(with_a_gradient_flipped, tmp_path / "good", None, every) == [(0, [])] * 4
     assert losses(tmp_path / "bad") == losses(tmp_path / "good")
 
@@ -159,7 +159,7 @@ def test_corrupt_checkpoint_read_is_detected(tmp_path: Path) -> None:
     assert reads(tmp_path / "good", False, 6, "parallel=single") == (0, [])
     code, (order,) = reads(tmp_path / "bad", True, 6, "parallel=single")
     assert (code, order.order, order.start) == (0, "roll_back", "step-00000002")
-    assert "weights that were read from the checkpoint of step 4 are not those saved: model/" in order.why
+    assert "weights read from the checkpoint of step 4 differ from the saved weights: model/" in order.why
 
 
 def test_replicas_meant_to_differ_are_not_compared(tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ def test_miscomputing_rank_is_found_without_replicas(tmp_path: Path) -> None:
         found = [line for line in read_events(tmp_path / "wild") if line.get("kind") == "corruption"]
     (verdict,) = [line for line in found if line["event"] == "verdict"]
     assert (verdict["where"], verdict["details"]["exclude"], verdict["step"]) == ("rank 1", "rank 1", 6)
-    assert "step 6 was done twice" in verdict["evidence"]
+    assert "step 6 was computed twice" in verdict["evidence"]
     assert "first in all_reduce along" in verdict["evidence"]
 
 

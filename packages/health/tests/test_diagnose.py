@@ -48,7 +48,7 @@ def test_a_check_that_never_returns_is_named():
     found = diagnose(ranks)
     assert found is not None
     assert found.ranks == (2,)
-    assert "in between, in what health=mine does of step 7" in found.evidence
+    assert "in between (in code of health=mine) of step 7" in found.evidence
 
 
 def test_slow_but_progressing_rank_is_not_hung():

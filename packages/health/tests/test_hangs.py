@@ -150,7 +150,7 @@ def test_hung_check_is_disabled_and_run_continues(runs, tmp_path: Path) -> None:
     runs.train("run.dir=out", *words, "health=[monitors,sleeps]", "health.monitors.hangs.quiet_seconds=2")
     (hang,) = verdicts(tmp_path / "out")
     assert hang["details"]["ranks"] == [1]
-    assert "in what health=sleeps does" in hang["evidence"]
+    assert "(in code of health=sleeps)" in hang["evidence"]
     (failed,) = verdicts(tmp_path / "out", "check-failed")
     wanted = "health=sleeps is left out until the job ends or its code changes: rank 1 failed first: hang"
     assert failed["evidence"].startswith(wanted)
@@ -167,7 +167,7 @@ def test_check_hung_at_start_is_disabled(runs, tmp_path: Path) -> None:
     runs.train("run.dir=out", *words, *(f"health.monitors.hangs.{limit}" for limit in limits))
     (hang,) = verdicts(tmp_path / "out")
     assert hang["details"]["ranks"] == [1]
-    assert "in what health=sleeps does" in hang["evidence"]
+    assert "(in code of health=sleeps)" in hang["evidence"]
     (failed,) = verdicts(tmp_path / "out", "check-failed")
     assert failed["evidence"].startswith("health=sleeps is left out until the job ends")
     assert [record["step"] for record in runs.read_records("out")] == [1, 2, 3, 4]
@@ -193,7 +193,7 @@ def test_hung_rank_is_killed_when_reporting_fails(tmp_path: Path, trouble: str) 
         child.wait()
     failure = find_first(logs, 1)
     assert failure is not None
-    assert (failure.rank, failure.what) == (0, "hang: rank 0 stands still; it was killed")
+    assert (failure.rank, failure.what) == (0, "hang: rank 0 stands still; the rank was killed")
     assert failure.member == "health/mine", "the next start leaves it out"
 
 
@@ -258,13 +258,13 @@ def answers_oddly() -> Iterator[str]:
 @pytest.mark.parametrize(
     ("words", "wrong", "fixed"),
     [
-        (("launch.timeout_seconds=60",), "launch.timeout_seconds=60 ends the run before", "launch.timeout_seconds="),
+        (("launch.timeout_seconds=60",), "launch.timeout_seconds=60 must be longer than", "launch.timeout_seconds="),
         (
             ("health.monitors.hangs.floor_seconds=90",),
-            "floor_seconds=90 is above health.monitors.hangs.quiet_seconds",
+            "floor_seconds=90 must be at most health.monitors.hangs.quiet_seconds",
             "=180",
         ),
-        (("health.monitors.hangs.quiet_seconds=1000",), "quiet_seconds=1000 is above", "unlearned_seconds=2000"),
+        (("health.monitors.hangs.quiet_seconds=1000",), "quiet_seconds=1000 must be at most", "unlearned_seconds=2000"),
     ],
 )
 def test_limits_in_the_wrong_order_are_refused(runs, words, wrong, fixed):

@@ -216,7 +216,7 @@ def test_accounts_of_a_killed_run_are_exact(tmp_path: Path) -> None:
     assert words[0].startswith("Where the time went")
     assert {"the run", "faults", "seconds since the run began", "seconds", "lost work", "data wait"} <= set(words)
     (tip,) = list_tips(render(drawn, ".svg").decode())
-    assert tip == "rank: rank 1 failed first: killed by SIGKILL, found after 3.06 s"
+    assert tip == "rank: rank 1 failed first: killed by SIGKILL, detected after 3.06 s"
     above, below = drawn.axes
     (fault,) = above.get_lines()
     assert fault.get_xydata()[0][0] == of.faults[0].at
@@ -297,7 +297,7 @@ def test_accounts_of_a_resumed_run_are_complete(tmp_path: Path, capsys: pytest.C
 
 
 def test_directory_without_events_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="holds no events"):
+    with pytest.raises(UserError, match="contains neither events"):
         build_ledger(tmp_path)
 
 

@@ -167,7 +167,7 @@ def test_occupied_metrics_port_does_not_end_run(tmp_path: Path, monkeypatch: pyt
         serve.main(str(tmp_path), "127.0.0.1", other.server_address[1])
     (said,) = read_events(tmp_path)
     assert said["kind"] == "no-metrics"
-    assert "the run goes on without" in said["evidence"]
+    assert "the run continues without metrics" in said["evidence"]
 
 
 # --- alerts ----------------------------------------------------------------------------------------------------------
@@ -255,12 +255,12 @@ def test_hung_alert_command_leaves_no_process(tmp_path: Path, end: str) -> None:
     while read_birth(child) is not None:
         assert time.monotonic() - began < 400.0
         time.sleep(0.05)
-    assert send("true", WARNS, until=lambda: 0.0) == "the job was over before its turn came"
+    assert send("true", WARNS, until=lambda: 0.0) == "the job ended before the alert was sent"
 
 
 @pytest.mark.parametrize("url", ["http://host:abc/", "http://[bad", "http:///path", "http://a b/", "ftp://host/x"])
 def test_invalid_alert_url_is_refused(url: str) -> None:
-    with pytest.raises(UserError, match=r"health.monitors.alert is no URL"):
+    with pytest.raises(UserError, match=r"health.monitors.alert is not a valid http or https URL"):
         check(build_small_run("health=[monitors]", f"health.monitors.alert='{url}'"))
     assert send(url, WARNS) != ""
 
@@ -311,7 +311,7 @@ def test_webhook_secret_is_never_written(
 ) -> None:
     secret = f"{hook}/T0-very-secret"
     for literal in (secret, f"curl -d @- {secret}", "http://me:word@host"):
-        with pytest.raises(UserError, match=r"health.monitors.alert holds a secret"):
+        with pytest.raises(UserError, match=r"health.monitors.alert contains a secret"):
             check(build_small_run("health=[monitors]", f"health.monitors.alert='{literal}'"))
     check(build_small_run("health=[monitors]", "model.vocab_size=256", "health.monitors.alert='sh alert.sh'"))
     monkeypatch.setenv("HOOK", secret)
@@ -365,7 +365,7 @@ def test_malformed_or_endless_http_answer_is_reported() -> None:
 
 
 def test_watch_refuses_a_directory_without_run(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="is no run directory"):
+    with pytest.raises(UserError, match="is not a run directory"):
         watch.run([str(tmp_path / "nothing"), "--once"])
 
 

@@ -142,11 +142,13 @@ def test_gpu_probe_reports_nvml_defects() -> None:
     assert gpus(nvml(errors=(0, 3))) == ["GPU 1 has 3 uncorrected ECC errors"]
     assert len(gpus(nvml(remapped=(0, 2, 1, 0)))) == 2
     assert "could not be remapped" in gpus(nvml(remapped=(0, 2, 0, 1)))[0]
-    assert "91 degrees, 650 W" in gpus(nvml(reasons=0x44, degrees=91))[0]
-    assert gpus(nvml(degrees=88))[0] == "GPU 0 has 88 degrees, and slows down from 87 on"
+    assert "91 degrees C, 650 W" in gpus(nvml(reasons=0x44, degrees=91))[0]
+    assert gpus(nvml(degrees=88))[0] == "GPU 0 is at 88 degrees C and slows down from 87 degrees C on"
     assert gpus(nvml(reasons=0x4)) == [], "a power cap is no defect"
     assert gpus(nvml(errors=(9, 9), ecc=False)) == []
-    assert gpus(nvml(clock=700)) == ["GPU 0 is busy at 700 MHz of 1980", "GPU 1 is busy at 700 MHz of 1980"]
+    assert gpus(nvml(clock=700)) == [
+        f"GPU {number} is busy, but its SM clock is only 700 of 1980 MHz" for number in (0, 1)
+    ]
 
 
 def test_hardware_xids_are_reported_once() -> None:
@@ -166,11 +168,11 @@ def test_lost_gpu_hides_no_other_defect(late: bool) -> None:
     if late:
         assert said_by(asked) == ["GPU 2 has 3 uncorrected ECC errors"]
     fake.xids, fake.lost = [79], {1: Lost()}
-    said = ["GPU 1 is lost: it has fallen off the bus", "GPU 2 has 3 uncorrected ECC errors"]
+    said = ["GPU 1 is lost: the GPU has fallen off the bus", "GPU 2 has 3 uncorrected ECC errors"]
     assert said_by(asked) == [*said, "a GPU reported Xid 79 (fallen off the bus)"]
     assert said_by(asked) == said
     fake.lost = {1: Refused("Unknown Error")}
-    assert said_by(asked) == ["GPU 1 does not answer (Unknown Error)", "GPU 2 has 3 uncorrected ECC errors"]
+    assert said_by(asked) == ["GPU 1 does not answer NVML (Unknown Error)", "GPU 2 has 3 uncorrected ECC errors"]
 
 
 def test_probe_without_nvml_events_reads_counters() -> None:
@@ -198,14 +200,14 @@ def test_fake_nvml_names_exist_in_pynvml() -> None:
 
 def test_memory_disk_and_descriptor_limits() -> None:
     assert (check_memory(0.0), check_disk("/", 0.0), check_descriptors(1.0)) == ([], [], [])
-    assert check_memory(1.0)[0].text.endswith("of the memory is left")
-    assert "of the disk under /" in check_disk("/", 1.0)[0].text
+    assert check_memory(1.0)[0].text.endswith("of the machine's memory is available")
+    assert "of the disk of / is free" in check_disk("/", 1.0)[0].text
     assert "file descriptors are open" in check_descriptors(0.0)[0].text
 
 
 def settled(probe: Probe) -> None:
     deadline = time.monotonic() + 60
-    while probe.why == "not asked yet" and time.monotonic() < deadline:
+    while probe.why == "not probed yet" and time.monotonic() < deadline:
         probe.poll()
         time.sleep(0.01)
 

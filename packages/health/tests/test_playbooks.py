@@ -37,7 +37,7 @@ def test_playbook_escalates_without_progress_and_resets_after() -> None:
     twice = (line("roll_back", 500), line("roll_back", 450))
     order = asked(verdict(), history=twice)
     assert order is not None
-    assert (order.action, order.why) == (Action.STOP, "answer 3 to loss-spike without 200 steps of progress")
+    assert (order.action, order.why) == (Action.STOP, "response 3 to loss-spike without 200 steps of progress")
     later = asked(verdict(step=700), history=twice)
     assert later is not None
     assert later.action is Action.ROLL_BACK
@@ -64,7 +64,9 @@ def test_the_budget_of_the_run_counts_all_kinds() -> None:
     order = asked(verdict(), history=history)
     assert order is not None
     assert order.action is Action.STOP
-    assert order.why == "the budget is spent: 6 returns and restarts without 200 steps of progress"
+    assert order.why == (
+        "the budget is used up: 6 rollbacks and restarts without 200 steps of progress (health.monitors.budget)"
+    )
 
 
 def test_strongest_action_answers_all_verdicts() -> None:
@@ -148,10 +150,10 @@ def test_rollbacks_without_progress_stay_within_budget(faults: list[tuple[str, i
             "loss_spike.rate_steps has no effect: health.monitors.playbooks.loss_spike.rate is 1",
         ),
         ("loss_spike.rate=0.5", "rate_steps is 0"),
-        ("straggler.rate=0.5", "has none of roll_back, restart, lower_rate"),
-        ("straggler.back=5", "has none of roll_back, restart, exclude"),
-        ("straggler.skip=false", "has none of roll_back, restart, exclude"),
-        ("straggler.actions=[exclude]", "straggler.actions: exclude only restarts the ranks here"),
+        ("straggler.rate=0.5", "contains none of roll_back, restart, lower_rate"),
+        ("straggler.back=5", "contains none of roll_back, restart, exclude"),
+        ("straggler.skip=false", "contains none of roll_back, restart, exclude"),
+        ("straggler.actions=[exclude]", "straggler.actions: exclude only restarts ranks with this launcher"),
         ("loss_spike.actions=[warn]", ""),
         ("loss_spike.back=5", ""),
         ("divergence.rate=0.1", ""),

@@ -92,7 +92,7 @@ def test_pulse_is_unreadable_until_its_owner_is_set(tmp_path, monkeypatch):
 
     def looked_at(pid: int) -> int | None:
         for file in find(tmp_path):
-            with pytest.raises(ValueError, match="no pulse"):
+            with pytest.raises(ValueError, match="not a pulse file"):
                 PulseReader(file)
             early.append(file)
         return real(pid)

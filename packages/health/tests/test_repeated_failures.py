@@ -66,7 +66,7 @@ def test_third_failure_takes_older_checkpoint_then_stops(
     assert order([verdict]) is None, "a warning, for now"
     written(tmp_path, [47, 46, 47], ["start", "rank", "rank", "rank"])
     (verdict,) = found(tmp_path)
-    assert f"3 starts in a row failed in step 48; the last one: {KILLED}" in verdict.evidence
+    assert f"3 consecutive starts failed in step 48; last failure: {KILLED}" in verdict.evidence
     first = order([verdict])
     assert first is not None
     assert (first.action, first.before_step, first.skip) == (Action.ROLL_BACK, 40, 0)
@@ -167,7 +167,7 @@ def test_repeated_kill_rolls_back_then_stops(tmp_path: Path, kills: int) -> None
             ending = read_ending(tmp_path / "out")
             assert ending is not None
             assert (ending.reason, ending.requeue) == ("verdict", False)
-            assert "starts in a row failed in step 11" in printed
+            assert "consecutive starts failed in step 11" in printed
             return
         runs.train("run.dir=calm", *words)
         assert then == []
@@ -186,7 +186,7 @@ def test_repeated_command_ends_with_a_stop(tmp_path: Path) -> None:
     with RealRuns(tmp_path) as runs:
         for code in (1, 1, 1, 3):
             printed = runs.train(*words, *ranks, *faults, code=code)
-    assert "3 starts in a row failed in step 11" in printed
+    assert "3 consecutive starts failed in step 11" in printed
     orders = [(line.order, line.start) for line in attempts.read(tmp_path / "out") if line.order]
     assert [order for order, _ in orders] == ["roll_back", "stop"]
     assert orders[0][1] == "step-00000004", "an older one than that of the starts that failed"

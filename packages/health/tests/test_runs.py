@@ -77,7 +77,7 @@ def test_unresolved_spike_stops_the_run_with_reason(tmp_path: Path) -> None:
     assert code == 3
     assert [order.order for order in orders] == ["roll_back", "roll_back", "stop"]
     assert [order.start for order in orders[:2]] == ["step-00000056", "step-00000052"]
-    assert orders[-1].why.endswith("answer 3 to loss-spike without 200 steps of progress")
+    assert orders[-1].why.endswith("response 3 to loss-spike without 200 steps of progress")
 
 
 def test_non_finite_weights_are_not_saved(tmp_path: Path) -> None:
@@ -113,8 +113,11 @@ def test_run_without_checkpoint_stops_with_reason(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("checkpoint.every=5", "checkpoint.keep_last=2"), "keep_last=2 keep the checkpoints of 10 steps"),
-        (("checkpoint.every=10", "checkpoint.keep_last=9"), "corruption.every=100 may want an older one. Set checkpo"),
+        (("checkpoint.every=5", "checkpoint.keep_last=2"), "keep_last=2 keep the checkpoints of the last 10 steps"),
+        (
+            ("checkpoint.every=10", "checkpoint.keep_last=9"),
+            "corruption.every=100 may need an older checkpoint. Set checkpo",
+        ),
         (("checkpoint.every=10", "checkpoint.keep_last=10"), ""),
         (("checkpoint.every=5", "checkpoint.keep_last=null"), ""),
     ],
@@ -137,7 +140,10 @@ def test_failed_monitor_is_named_and_run_continues(tmp_path: Path, monkeypatch: 
     s.reporter.note = told.append  # type: ignore[assignment]
     assert train(s) == 0
     (failed,) = [line for line in told if "failed" in line]
-    assert "health.monitors.numbers failed and is left out from step 3 on: ZeroDivisionError: of its own" in failed
+    assert (
+        "health.monitors.numbers raised an exception and is disabled from step 3 on: ZeroDivisionError: of its own"
+        in failed
+    )
 
 
 class Counts(Monitor):
@@ -200,8 +206,8 @@ def test_failed_monitor_is_disabled_on_all_ranks() -> None:
     [
         ("health.monitors.playbooks.loss_spike.actions=[explode]", "must each be one of note, warn, skip, lower_rate"),
         ("health.monitors.playbooks.loss_spike.actions=[]", "health.monitors.playbooks.loss_spike.actions is empty"),
-        ("health.monitors.playbooks.loss_spike.actions=[lower_rate]", "lowers the rate: set"),
-        ("health.monitors.numbers.warmup=500", "health.monitors.numbers.warmup=500 steps do not fit into"),
+        ("health.monitors.playbooks.loss_spike.actions=[lower_rate]", "loss_spike.actions has lower_rate: set"),
+        ("health.monitors.numbers.warmup=500", "health.monitors.numbers.warmup=500 must be at most"),
         ("health.monitors.playbooks.los_spike.back=1", "loss_spike"),
     ],
 )

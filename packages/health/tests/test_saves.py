@@ -21,5 +21,5 @@ def test_save_failure_is_reported_once_per_episode() -> None:
     assert sorted(said) == [4, 6, 8], "in the step after the one whose record has it"
     assert all(verdict.kind == "not-saved" for verdict in said.values())
     assert FULL in said[4].evidence
-    assert "the newest whole one is of 2" in said[4].evidence
+    assert "newest complete checkpoint: step 2" in said[4].evidence
     assert GONE in said[6].evidence

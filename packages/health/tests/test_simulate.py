@@ -50,8 +50,8 @@ def test_without_spares_a_job_waits_for_repairs() -> None:
     assert found["ettr_without_idle"] == pytest.approx(found["closed_form"]["ettr"], rel=0.05)
     told = format_simulation(found).splitlines()
     assert f"ETTR {found['ettr_without_idle']:.2%} (closed form" in told[1]
-    assert told[2].startswith(f"{found['ettr']:.2%} of all the time: ")
-    assert told[2].endswith("waiting for a node, with --spares 0 and --repair-seconds 7200")
+    assert told[2].startswith(f"ETTR {found['ettr']:.2%} over all time: ")
+    assert told[2].endswith(" h for nodes, with --spares 0 and --repair-seconds 7200")
     assert (
         found["ettr"] < simulate_courses(SimulatedJob(nodes=1000, days=10, spares=50, repair_seconds=7200), 3)["ettr"]
     )
@@ -78,7 +78,7 @@ def test_simulation_of_100000_gpus_is_fast(capsys: pytest.CaptureFixture[str]) -
     [
         ("--nodes 0 --days 30", "--nodes 0"),
         ("--nodes 100000000 --days 30", "too many to simulate"),
-        ("--nodes 1000000000 --days 0.0001", "comes to nothing"),
+        ("--nodes 1000000000 --days 0.0001", "makes no progress"),
         ("--nodes 8 --days inf", "--days inf"),
         ("--nodes 8 --days nan", "--days nan"),
         ("--nodes 8 --days 1 --save-seconds nan", "--save-seconds nan"),

@@ -63,7 +63,7 @@ def test_longer_stage_is_not_a_straggler(pp: int) -> None:
     assert said(monitor, staged(rows(420), pp)) == []
     monitor.load_state({})  # another start of the same layout
     assert said(monitor, staged(rows(420), pp)) == []
-    assert ("no two ranks do the same work" in monitor.describe()) == (pp == RANKS)
+    assert ("no two ranks do equal work" in monitor.describe()) == (pp == RANKS)
 
 
 @pytest.mark.parametrize("pp", [2, 4])

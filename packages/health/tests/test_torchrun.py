@@ -34,7 +34,7 @@ def test_faults_under_torchrun_are_found_and_named(tmp_path: Path) -> None:
     launches = [line for line in told if line["event"] == "launch"]
     assert [line["why"] for line in launches] == ["start", "rank", "rank"]
     assert launches[1]["evidence"].startswith("rank 1 failed first: hang: rank 1 (process ")
-    assert launches[2]["evidence"] == "rank 0 failed first: RuntimeError: health=chaos: an exception on purpose"
+    assert launches[2]["evidence"] == "rank 0 failed first: RuntimeError: health=chaos: injected exception"
     ending = read_ending(out)
     assert ending is not None
     assert (ending.reason, ending.generation) == ("done", 3)

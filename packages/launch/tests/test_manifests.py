@@ -115,12 +115,18 @@ def test_job_set_round_trips_through_client(name):
     [
         (["launch.volume=runs:/runs"], "needs launch.image"),
         (["launch.image=x"], "needs launch.volume"),
-        (["launch.image=x", "launch.volume=runs:/else"], "does not lie on launch.volume"),
-        (["launch.image=x", "launch.volume=runs:/runs", "launch.cluster_queue=q"], "without launch.queue"),
-        (["launch.image=x", "launch.volume=runs:/runs", "run.dir=s3://runs/one"], "no object store has them"),
+        (["launch.image=x", "launch.volume=runs:/else"], "is not on launch.volume"),
+        (
+            ["launch.image=x", "launch.volume=runs:/runs", "launch.cluster_queue=q"],
+            "launch.cluster_queue needs launch.queue",
+        ),
+        (["launch.image=x", "launch.volume=runs:/runs", "run.dir=s3://runs/one"], "which object stores do not support"),
         (["launch.image=x", "launch.volume=runs:/runs", "launch.fabric=roce"], "launch.resources=[rdma/"),
-        (["launch.image=x", "launch.volume=runs:/runs", "launch.resources=[rdma/a:0]"], "no resource of a pod"),
-        (["launch.image=x", "launch.volume=runs:/runs", "launch.levels=[a b]"], "is not the name of a label"),
+        (
+            ["launch.image=x", "launch.volume=runs:/runs", "launch.resources=[rdma/a:0]"],
+            "does not have the form NAME:COUNT",
+        ),
+        (["launch.image=x", "launch.volume=runs:/runs", "launch.levels=[a b]"], "is not a valid name of a label"),
     ],
 )
 def test_missing_or_invalid_pod_options_are_refused(words, said, capsys):
@@ -152,7 +158,7 @@ def test_invalid_kubernetes_names_are_refused_before_submit(option, bad, good):
 
     shown = bad[0] if isinstance(bad, list) else bad
     (what,) = said(bad)
-    assert what.startswith(f"launch.{option}={shown!r} is not the name of ")
+    assert what.startswith(f"launch.{option}={shown!r} is not a valid name of ")
     assert said(good) == []
 
 
@@ -166,7 +172,7 @@ def test_run_dir_with_a_line_break_is_refused(capsys):
         "launch.dry_run=true",
     ]
     assert train([*own, "launch.volume=runs:/runs", 'run.dir="/runs/a\nb"']) == 2
-    assert r"run.dir='/runs/a\nb' has a control character" in capsys.readouterr().err
+    assert r"run.dir='/runs/a\nb' contains a control character" in capsys.readouterr().err
 
 
 def test_only_dry_run_works_without_kubectl(tmp_path, monkeypatch, capsys):
@@ -176,7 +182,7 @@ def test_only_dry_run_works_without_kubectl(tmp_path, monkeypatch, capsys):
     assert train([*words, "launch.dry_run=true"]) == 0
     assert yaml.safe_load(capsys.readouterr().out)["kind"] == "JobSet"
     assert train(words) == 2
-    assert "there is no kubectl" in capsys.readouterr().err
+    assert "kubectl, which is not installed on this machine" in capsys.readouterr().err
     assert not (tmp_path / "one").exists()
 
 
@@ -205,7 +211,7 @@ def test_linked_run_dir_is_mapped_to_pod_mount(words, tmp_path, capsys):
     assert f" {mount}/one --nodes" in container["command"][2]
     for outside in ("..", "../one", "away/one", ""):
         assert train([*own, f"launch.volume=runs:{mount}", f"run.dir={mount}/{outside}"]) == 2
-        assert f"the volume: {tmp_path}/real." in capsys.readouterr().err
+        assert f"resolved mount point: {tmp_path}/real." in capsys.readouterr().err
 
 
 def test_job_set_names_are_unique_and_valid():
@@ -274,8 +280,8 @@ def test_job_set_state_is_parsed_and_described():
     assert "team" in parse_state(waits).why
     assert parse_state({"spec": {}, "status": {"replicatedJobsStatus": [{"ready": 1}], "restarts": 1}}).phase == RUNS
     missing = parse_state({"spec": {}, "status": {"replicatedJobsStatus": [{"ready": 0, "active": 1}]}})
-    assert (missing.phase, missing.describe()) == (RUNS, "active (not every pod is ready)")
+    assert (missing.phase, missing.describe()) == (RUNS, "active (some pods are not ready)")
     starting = parse_state({"spec": {}, "status": {"replicatedJobsStatus": [{"ready": 0, "active": 0}]}})
-    assert (starting.phase, starting.describe()) == (WAITS, "pods start")
+    assert (starting.phase, starting.describe()) == (WAITS, "pods starting")
     failed = {"type": "Failed", "status": "True", "message": "a pod failed"}
     assert parse_state({"spec": {}, "status": {"conditions": [failed]}}).phase == ENDED

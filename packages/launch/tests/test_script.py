@@ -100,7 +100,7 @@ def test_sweep_dry_run_prints_one_script(words, tmp_path, capsys):
 def test_missing_sbatch_points_to_login_node(words, tmp_path, capsys):
     assert train([*words, "launch.shared=[/]"]) == 2
     said = capsys.readouterr().err
-    assert "there is no sbatch on this machine" in said
+    assert "sbatch, which is not installed on this machine" in said
     assert "login node" in said
     assert not (tmp_path / "out").exists()
 
@@ -109,28 +109,28 @@ def test_missing_sbatch_points_to_login_node(words, tmp_path, capsys):
     ("word", "said"),
     [
         ("launch.nodes=3:2", "the fewest nodes"),
-        ("launch.agents=1", "starts one agent on each node"),
-        ("launch.time=soon", "is no time for Slurm"),
-        ("launch.options=[night]", "is no option of sbatch"),
+        ("launch.agents=1", "the scheduler starts one agent per node"),
+        ("launch.time=soon", "is not a Slurm time"),
+        ("launch.options=[night]", "does not have the form --name or --name=value"),
         ("launch.segment=4", "does not divide launch.nodes=2"),
-        ("launch.time=9000", "YAML reads 2:30:00 without quotes"),
-        ("launch.switches_wait=90", "launch.switches_wait=90 is no time for Slurm"),
-        ("launch.switches_wait=60", "says nothing without launch.switches"),
+        ("launch.time=9000", "YAML reads an unquoted 2:30:00"),
+        ("launch.switches_wait=90", "launch.switches_wait=90 is not a Slurm time"),
+        ("launch.switches_wait=60", "has no effect without launch.switches"),
         ("launch.fabric=token_ring", "launch.fabric"),
-        ("launch.time='2:00'", "no longer than the notice before its end, 120 s"),
+        ("launch.time='2:00'", "must be longer than launch.signal_seconds=120"),
         ("launch.time='2:01'", ""),
-        ("launch.options=['--nodes=3']", "It comes from launch.nodes"),
-        ("launch.options=['--comment=mine']", "It comes from the launcher itself"),
-        ('launch.partition="a\nb"', r"launch.partition='a\nb' has '\n' in it"),
+        ("launch.options=['--nodes=3']", "--nodes is set by launch.nodes"),
+        ("launch.options=['--comment=mine']", "--comment is set by the launcher itself"),
+        ('launch.partition="a\nb"', r"launch.partition='a\nb' contains '\n'"),
         ("run.name='back\\slash'", "sbatch removes backslashes"),
         ('run.name="a\rb"', "must be printable text in one line"),
         ('run.name="a\u2028b"', "must be printable text in one line"),
         ("launch.options=['--wckey=a\\b']", "sbatch removes backslashes"),
-        ("run.name='a JobState=FAILED'", "has 'JobState=' in it"),
+        ("run.name='a JobState=FAILED'", "contains 'JobState='"),
         ("run.name='lr=1 seed=2'", ""),
-        ("run.dir=of-%j", "has a % in it"),
-        ("run.dir='a\\b'", r"has '\\' in it"),
-        ("run.dir=s3://bucket/one", "no object store has them"),
+        ("run.dir=of-%j", "contains a %"),
+        ("run.dir='a\\b'", r"contains '\\'"),
+        ("run.dir=s3://bucket/one", "which object stores do not support"),
         ("launch.gpus_per_node=0", ""),
     ],
 )
@@ -158,10 +158,10 @@ def test_times_are_parsed_like_slurm(time, seconds):
 @pytest.mark.parametrize(
     ("entries", "said"),
     [
-        (["if true; then", "fi"], "launch.setup holds 'if true; then', which is not a complete command"),
-        (["echo 'x"], "launch.setup holds"),
+        (["if true; then", "fi"], "launch.setup contains 'if true; then', which is not a complete bash command"),
+        (["echo 'x"], "launch.setup contains"),
         (["cat <<EOF"], "here-document"),
-        (["echo \\"], "it ends with a backslash"),
+        (["echo \\"], "the entry ends with a backslash"),
         (["if true; then\n  echo x\nfi  # one entry", "sleep 0 &"], ""),
     ],
 )
@@ -193,14 +193,14 @@ def test_sbatch_option_with_spaces_is_quoted():
 
 
 def test_concurrent_submit_is_refused(words, tmp_path):
-    with lock_submit(tmp_path), pytest.raises(UserError, match="another command submits"), lock_submit(tmp_path):
+    with lock_submit(tmp_path), pytest.raises(UserError, match="another command is submitting"), lock_submit(tmp_path):
         pass
     with lock_submit(tmp_path):
         pass
 
 
 def test_storage_error_is_not_reported_as_concurrent_submit(tmp_path, monkeypatch):
-    with pytest.raises(UserError, match="cannot be written down"), lock_submit(tmp_path):
+    with pytest.raises(UserError, match="cannot write the files of the job"), lock_submit(tmp_path):
         raise BlockingIOError(errno.EAGAIN, "the storage is busy")
 
     def no_locks(*_):
@@ -220,7 +220,7 @@ def test_full_disk_at_submit_is_reported(words, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("gangline_launch.slurm.submit.write_whole", full)
     assert train([*words, "launch.shared=[/]"]) == 2
     said = capsys.readouterr().err
-    assert "cannot be written down" in said
+    assert "cannot write the files of the job" in said
     assert "No space left on device" in said
     assert not (tmp_path / "out").exists()
 
@@ -246,7 +246,7 @@ def test_job_that_cannot_be_recorded_is_cancelled(tmp_path, monkeypatch):
 
 def test_more_ranks_than_node_gpus_are_refused(words, capsys):
     assert train([*words, "launch.processes=4", "launch.gpus_per_node=1", "launch.dry_run=true"]) == 2
-    assert "2 a node, which has 1 GPUs" in capsys.readouterr().err
+    assert "need 2 GPUs per node, and a node has 1" in capsys.readouterr().err
 
 
 def test_gpu_run_is_submitted_from_cpu_machine(words, capsys):

@@ -114,7 +114,7 @@ def test_unreachable_controller_ends_script_without_traceback(out, fake, monkeyp
     monkeypatch.setattr(commands.retry_while_away, "__defaults__", (0.0,))
     write_ending(out, PREEMPTED)
     assert after.main(str(out), "75") == 75
-    assert "is not started again: slurm_load_jobs error: Unable to contact" in capsys.readouterr().out
+    assert "is not restarted: slurm_load_jobs error: Unable to contact" in capsys.readouterr().out
 
 
 def test_failed_resubmit_falls_back_to_requeue(out, fake, tmp_path):
@@ -187,7 +187,7 @@ def test_submit_absent_from_queue_is_an_error(out, fake, capsys):
     fake("sbatch", LATE)
     fake("squeue", "echo 11 another")
     assert train([f"resume={out}"]) == 2
-    assert "None is in the queue" in capsys.readouterr().err
+    assert "The job is not in the queue" in capsys.readouterr().err
     assert jobs.require_job(out).id == "7"
 
 
@@ -196,7 +196,7 @@ def test_unknown_submit_result_blocks_next_submit(out, fake, tmp_path, monkeypat
     fake("squeue", AWAY)
     monkeypatch.setattr(submit, "PATIENCE", 0.0)
     assert train([f"resume={out}"]) == 1
-    assert "whether Slurm took the job is not known" in capsys.readouterr().err
+    assert "whether Slurm accepted the job is unknown" in capsys.readouterr().err
     with pytest.raises(UserError, match="may have a job already"):
         refuse_second(out)
     fake("squeue", f"echo 11 $(cat {tmp_path}/comment)")
@@ -266,7 +266,7 @@ def test_follow_waits_for_unreachable_scheduler(out, capsys):
     write_ending(out, RunEnding(generation=1, reason="done", exit_code=0))
     scheduler = Forgetful(SchedulerError("away"), SchedulerError("away"), JobState(ENDED, "COMPLETED"))
     assert follow(out, scheduler, out) == 0
-    assert capsys.readouterr().err.count("away; asked again") == 1
+    assert capsys.readouterr().err.count("away; retrying") == 1
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
@@ -282,7 +282,7 @@ def test_signal_detaches_follow_without_cancelling_job(out, capsys, signum, runs
     assert found == (128 + signum if runs == "one" else [128 + signum])
     assert not scheduler.cancelled
     said = capsys.readouterr().out
-    assert ("train: detached; job 7 goes on." if runs == "one" else "train: detached; the jobs go on.") in said
+    assert ("train: detached; job 7 continues." if runs == "one" else "train: detached; the jobs continue.") in said
     assert "attach" in said
     assert "cancel" in said
     assert signal.getsignal(signum) == before

@@ -53,30 +53,30 @@ def test_job_state_inside_path_is_ignored():
 @pytest.mark.parametrize(
     ("said", "phase", "line", "hopeless"),
     [
-        ({}, WAITS, "pending (Resources: nodes are taken), started again 2 times", False),
-        ({"Reason": "PartitionNodeLimit"}, WAITS, "pending (PartitionNodeLimit), started again 2 times", True),
+        ({}, WAITS, "pending (Resources: waiting for free nodes), restarted 2 times", False),
+        ({"Reason": "PartitionNodeLimit"}, WAITS, "pending (PartitionNodeLimit), restarted 2 times", True),
         ({"Reason": "ReqNodeNotAvail, UnavailableNodes:n2"}, WAITS, "", False),
         ({"JobState": "RUNNING", "NodeList": "n[1-5]", "Restarts": "0"}, RUNS, "running on n[1-5] ", False),
         ({"JobState": "FAILED", "ExitCode": "75:0", "Reason": "NonZeroExitCode", "Restarts": "0"}, ENDED, "", False),
         (
             {"Reason": "launch_failed_requeued_held", "Restarts": "0"},
             WAITS,
-            "pending (launch_failed_requeued_held: it is held; to release it: scontrol release 7)",
+            "pending (launch_failed_requeued_held: the job is held; to release the job: scontrol release 7)",
             False,
         ),
         (
             {"Reason": "JobHeldUser", "Restarts": "0", "ArrayJobId": "6", "ArrayTaskId": "2"},
             WAITS,
-            "pending (JobHeldUser: it is held; to release it: scontrol release 6_2)",
+            "pending (JobHeldUser: the job is held; to release the job: scontrol release 6_2)",
             False,
         ),
         (
             {"Reason": "JobHeldAdmin", "Restarts": "0"},
             WAITS,
-            "pending (JobHeldAdmin: an administrator holds it)",
+            "pending (JobHeldAdmin: an administrator holds the job)",
             False,
         ),
-        ({"JobState": "CANCELLED", "Restarts": "1"}, ENDED, "cancelled (Resources), started again", False),
+        ({"JobState": "CANCELLED", "Restarts": "1"}, ENDED, "cancelled (Resources), restarted", False),
     ],
 )
 def test_job_state_is_parsed_and_described(said, phase, line, hopeless):
@@ -178,7 +178,7 @@ def test_pods_are_sorted_by_node_labels(tmp_path, capsys):
     unknown = find_own_node(tmp_path, {**of_pod, "GANGLINE_KUBERNETES_NODE": "new.internal"})
     placed = PlacedAddress(unknown.address, unknown.place)  # joined after the submit
     assert max([*inside, placed]) is placed
-    assert "new.internal is newer than the submit" in capsys.readouterr().err
+    assert "node new.internal is newer than the submit" in capsys.readouterr().err
 
 
 def test_node_clocks_that_differ_are_refused(tmp_path, monkeypatch):
@@ -245,7 +245,7 @@ def test_temporary_folder_without_socket_support_is_refused(tmp_path, folder):
     asked = [sys.executable, "-c", code, str(tmp_path / folder)]
     said = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
     assert "UserError" in said
-    assert "can make no socket" in said
+    assert "cannot create a Unix socket" in said
     assert "TMPDIR=/tmp" in said
 
 
@@ -261,12 +261,12 @@ EXPLAINED = """\
   spine.rack0.n2: ranks 2 to 3
   spine.rack1.n3: ranks 4 to 5
   spine.rack1.n4: ranks 6 to 7
-  dp_replicate 2: its ranks reach each other over the cluster
-  dp_shard 4: its ranks reach each other over the rack"""
+  dp_replicate 2: ranks communicate over the cluster
+  dp_shard 4: ranks communicate over the rack"""
 
 
 UNEVEN = EXPLAINED.replace("rack0.n2", "rack1.n2").replace("the rack", "the cluster")  # so no rack is promised
-SPARE = "  spine.rack1.n5: waits as a spare\n  dp_replicate"
+SPARE = "  spine.rack1.n5: spare, without ranks\n  dp_replicate"
 
 
 @pytest.mark.parametrize(
@@ -337,7 +337,7 @@ def test_futile_starts_end_the_job():
         thens.append(then)
         before.append(JobRequeue(0.0, "7", step, 1, why, then))
     assert thens == ["requeue"] * 4 + ["end"]
-    assert why == "3 starts in a row did no step beyond 9"
+    assert why == "3 starts without progress past step 9 (launch.futile_requeues)"
     assert decide(bug, 1, 1, [], 0, ())[0] == "requeue"  # that start did a step
 
 

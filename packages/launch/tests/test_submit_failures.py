@@ -99,7 +99,7 @@ def test_kubectl_timeout_is_a_scheduler_error(cluster, monkeypatch):
 
 def test_answer_without_job_set_is_scheduler_error():
     assert scheduler.read("") is None
-    with pytest.raises(SchedulerError, match="and no JobSet"):
+    with pytest.raises(SchedulerError, match="which is not a JobSet"):
         scheduler.read("<html>gateway</html>")
 
 
@@ -145,7 +145,7 @@ def test_failed_submit_keeps_directory_of_possible_job(cluster, words, tmp_path,
     cluster.says("apply", apply)
     cluster.says("get", get)
     assert train([*words, f"run.dir={tmp_path}/one"]) == 2
-    assert ("is not known" in capsys.readouterr().err) == kept
+    assert ("accepted the job is unknown" in capsys.readouterr().err) == kept
     assert (tmp_path / "one").exists() == kept
 
 
@@ -198,12 +198,12 @@ def test_malformed_job_id_is_refused(tmp_path, scheduler, id):
     (tmp_path / "launch").mkdir()
     content = {"scheduler": scheduler, "id": id, "submitted": 0.0, "mark": "m"}
     (tmp_path / "launch" / "job.json").write_text(json.dumps(content))
-    with pytest.raises(UserError, match="is not the id of a job of"):
+    with pytest.raises(UserError, match="is not a job id of"):
         commands.main(["cancel", str(tmp_path)])
 
 
 def test_job_without_submit_mark_is_not_deleted(cluster):
-    with pytest.raises(SchedulerError, match="nobody can say whose it is"):
+    with pytest.raises(SchedulerError, match="submit label of job default/one is missing"):
         scheduler.KubernetesScheduler().cancel(jobs.SubmittedJob.create("kubernetes", "default/one"))
     assert not (cluster.here / "asked").exists()
 
@@ -213,7 +213,10 @@ def test_node_labels_are_read_before_submit(cluster, words, tmp_path, capsys):
     cluster.says("get", json.dumps(nodes), "Failed")
     assert train([*words, f"run.dir={tmp_path}/one", "launch.levels=[rack]"]) == 1
     assert levels.read_places(tmp_path / "one") == {"n0": "r0.n0", "n1": "r1.n1"}
-    for answer, said in (("no:Forbidden", "cannot be read"), (json.dumps(nodes), "no node has that label")):
+    for answer, said in (
+        ("no:Forbidden", "kubectl cannot read the labels"),
+        (json.dumps(nodes), "all nodes lack this label"),
+    ):
         cluster.says("get", answer)
         assert train([*words, f"run.dir={tmp_path}/two", "launch.levels=[row]"]) == 2
         assert said in capsys.readouterr().err

@@ -69,7 +69,7 @@ def test_four_node_losses_match_one_process(slurm, runs, undisturbed):
     explained = verb(runs, "explain", "out")
     assert "spine.rack0.n1: ranks 0 to 1" in explained
     assert "spine.rack1.n4: ranks 6 to 7" in explained
-    assert "tp 2: its ranks reach each other over the node" in explained
+    assert "tp 2: ranks communicate over the node" in explained
     assert f"step {STEPS} of {STEPS}" in verb(runs, "status", "out")
     assert "rank-00007.log" in verb(runs, "logs", "out")
 
@@ -113,7 +113,7 @@ def test_run_restarts_after_notice_preemption_and_exclusion(slurm, runs, undistu
     slurm.ask("scancel", "--signal=USR1", first)
     printed = runs.finish(process)
     same(runs.read_curve("out"), undisturbed)
-    assert "started again" in printed
+    assert "restarted" in printed
     assert job(out) != first
     *_, submit, last = requeues(out)
     assert submit["then"] == "submit"
@@ -134,7 +134,7 @@ def test_injected_faults_are_reported_across_requeue(slurm, runs, undisturbed):
     assert [line["why"] for line in launches(out)] == ["start", "rank", "rank", "start"], printed
     first, second, third, requeued = launches(out)
     assert second["evidence"].startswith("rank 1 failed first: hang: rank 1")
-    assert third["evidence"] == "rank 0 failed first: RuntimeError: health=chaos: an exception on purpose"
+    assert third["evidence"] == "rank 0 failed first: RuntimeError: health=chaos: injected exception"
     assert (first["after"], requeued["after"], requeued["config"]) == ("", "killed", first["config"])
     assert [line["then"] for line in requeues(out)] == ["requeue", "end"]
     of = build_ledger(out)
@@ -160,7 +160,7 @@ def test_detached_job_can_be_attached_and_cancelled(slurm, runs):
     process = runs.start(f'run.dir="{place}"', *DDP, "run.steps=100000")
     out = runs.directory / place
     wait_for((out / "launch" / "job.json").exists)
-    wait_for(lambda: "Resources: nodes are taken" in verb(runs, "status", place))
+    wait_for(lambda: "Resources: waiting for free nodes" in verb(runs, "status", place))
     os.killpg(process.pid, signal.SIGINT)
     assert f"gangline launch attach {shlex.quote(place)}" in runs.finish(process, 130)
     assert "has a job already" in runs.finish(runs.start(f"resume={place}"), 2)
@@ -174,16 +174,16 @@ def test_detached_job_can_be_attached_and_cancelled(slurm, runs):
     assert f"train resume={shlex.quote(place)}" in printed
     slurm.wait_idle(slurm.names())  # no process of the job is left on any node
     assert slurm.queue() == []
-    assert "is over already" in verb(runs, "cancel", place)
+    assert "has already ended" in verb(runs, "cancel", place)
 
 
 def test_a_job_that_would_never_start_is_refused(slurm, runs):
     printed = runs.finish(runs.start("run.dir=out", *DDP, "launch.partition=narrow"), 2)
-    assert "would never start: PartitionNodeLimit" in printed
+    assert "can never start: PartitionNodeLimit" in printed
     assert "launch.nodes" in printed
     assert slurm.queue() == []
     printed = runs.finish(runs.start("run.dir=many", *DDP[:2], "launch.nodes=8", "launch.processes=8"), 2)
-    assert "would never start" in printed
+    assert "can never start" in printed
     assert not (runs.directory / "many").exists()
     printed = runs.finish(runs.start("run.dir=nowhere", *DDP, "launch.partition=nowhere"), 2)
     assert "Partitions: main" in printed

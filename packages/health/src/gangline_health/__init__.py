@@ -20,5 +20,5 @@ def gangline_simulators() -> Iterable[Part]:
 
 @hookimpl
 def gangline_commands() -> Iterable[Command]:
-    summary = "Where the time of a run went, and what failures would cost"
+    summary = "Report the time of a run, show its live status, run burn-in, simulate failures"
     return [Command(name="health", run="gangline_health.commands:main", summary=summary)]

@@ -79,7 +79,7 @@ class WatchCheck(HealthCheck):
     def describe_start(self) -> str:
         """Return the text of the note at the start of a run: the monitors, and what they cannot watch here."""
         unknown = "".join(
-            f"; unknown: {text}" for monitor in self.monitors.values() if (text := monitor.explain_unknown())
+            f"; not watched: {text}" for monitor in self.monitors.values() if (text := monitor.explain_unknown())
         )
         names = ", ".join(self.monitors) or "none"
         playbooks = len(list(self.config.playbooks.iterate_by_kind()))
@@ -108,7 +108,7 @@ class WatchCheck(HealthCheck):
     def observe(self, record: StepRecord) -> Iterable[Verdict]:
         yield from self._ask_all(lambda monitor: monitor.observe(record))
         for name, why in self.failed.items():
-            evidence = f"health.monitors.{name} failed and is left out from step {record.step} on: {why}"
+            evidence = f"health.monitors.{name} raised an exception and is disabled from step {record.step} on: {why}"
             details = {"monitor": name, "step": record.step}
             yield Verdict("check-failed", f"rank {self.rank}", 1.0, evidence, Action.WARN, details=details)
         self.failed = {}

@@ -126,7 +126,7 @@ class Playbook:
         """Yield (option, reason) for each option that differs from its value in `usual` and has no effect."""
         returns = {"roll_back", "restart", "exclude"} & set(self.actions)
         slows = {"roll_back", "restart", "lower_rate"} & set(self.actions)
-        needs = "actions has none of roll_back, restart, "
+        needs = "actions contains none of roll_back, restart, "
         if self.back != usual.back and not returns:
             yield "back", f"{needs}exclude"
         if self.skip != usual.skip and not returns:
@@ -202,48 +202,50 @@ class WatchedHealth(HealthConfig):
         for kind, playbook in self.playbooks.iterate_by_kind():
             place = f"health.monitors.playbooks.{kind.replace('-', '_')}"
             if not playbook.actions:
-                problems.append(Problem(f"{place}.actions is empty: name one of {', '.join(ACTIONS)}"))
+                problems.append(Problem(f"{place}.actions is empty: choose from {', '.join(ACTIONS)}"))
             if "lower_rate" in playbook.actions and (playbook.rate == 1 or not playbook.rate_steps):
-                problems.append(Problem(f"{place} lowers the rate: set {place}.rate below 1 and {place}.rate_steps"))
+                problems.append(
+                    Problem(f"{place}.actions has lower_rate: set {place}.rate below 1 and {place}.rate_steps")
+                )
         if self.corruption.on and self.corruption.recompute_every and not run.deterministic:
             problems.append(
                 Problem(
-                    f"health.monitors.corruption.recompute_every={self.corruption.recompute_every} compares the bits "
-                    "of a step that is done twice.",
-                    "Without run.deterministic=on some kernels add in another order each time.",
+                    f"health.monitors.corruption.recompute_every={self.corruption.recompute_every} needs "
+                    "run.deterministic=on.",
+                    "Recomputation compares bits, and some kernels sum in a different order each time.",
                     "run.deterministic=on, or health.monitors.corruption.recompute_every=null",
                 )
             )
         if self.numbers.warmup > self.numbers.window:
             problems.append(
                 Problem(
-                    f"health.monitors.numbers.warmup={self.numbers.warmup} steps do not fit into "
+                    f"health.monitors.numbers.warmup={self.numbers.warmup} must be at most "
                     f"health.monitors.numbers.window={self.numbers.window}"
                 )
             )
         if self.metrics_port and find_spec("prometheus_client") is None:
             problems.append(
                 Problem(
-                    f"health.monitors.metrics_port={self.metrics_port} needs the library prometheus_client, and it is "
+                    f"health.monitors.metrics_port={self.metrics_port} needs the library prometheus_client, which is "
                     "not installed.",
-                    "It is an extra of gangline-health.",
+                    "The library is in the extra metrics of gangline-health.",
                     "pip install 'gangline-health[metrics]', or health.monitors.metrics_port=0",
                 )
             )
         if why := explain_malformed(self.alert):
             problems.append(
                 Problem(
-                    f"health.monitors.alert is no URL that something can be posted to: {why}.",
-                    "It is a URL (https://host/path) or a command of the shell.",
-                    "'health.monitors.alert=${oc.env:HOOK}', with the URL in the variable HOOK",
+                    f"health.monitors.alert is not a valid http or https URL: {why}.",
+                    "Alerts go to a URL (https://host/path) or to a shell command.",
+                    "'health.monitors.alert=${oc.env:HOOK}', with the URL in the environment variable HOOK",
                 )
             )
         if tells_a_secret(self.alert) and "health.monitors.alert" not in run.references:
             problems.append(
                 Problem(
-                    "health.monitors.alert holds a secret, and what is set is written to the run directory.",
-                    "Who knows the path of a webhook can post to it. Put it into the environment and name it here:",
-                    "'health.monitors.alert=${oc.env:HOOK}'",
+                    "health.monitors.alert contains a secret: a URL with a path, a query or a user.",
+                    "Option values are written to the run directory, and each reader of this URL could post to it.",
+                    "'health.monitors.alert=${oc.env:HOOK}', with the URL in the environment variable HOOK",
                 )
             )
         return [*problems, *(self.hangs.find_problems(run) if self.hangs.on else ())]
@@ -280,7 +282,7 @@ class WatchedHealth(HealthConfig):
                 notices.append(f"{place}.{option} has no effect: {place}.{why}")
             if "exclude" in playbook.actions and playbook.actions != usual[kind].actions and not elastic:
                 notices.append(
-                    f"{place}.actions: exclude only restarts the ranks here; other nodes take over under elastic"
+                    f"{place}.actions: exclude only restarts ranks with this launcher; launch=elastic replaces nodes"
                 )
         return notices
 
@@ -288,8 +290,8 @@ class WatchedHealth(HealthConfig):
         returns = [kind for kind, playbook in self.playbooks.iterate_by_kind() if "roll_back" in playbook.actions]
         if run.checkpoint.every is None and returns:
             return [
-                f"health=monitors: the playbooks for {', '.join(returns)} go back to a checkpoint, and this run saves "
-                "none before its end; without one they stop the run. Set checkpoint.every"
+                f"health=monitors: the playbooks for {', '.join(returns)} restore a checkpoint, but this run saves "
+                "only at its end, so these playbooks stop the run. Set checkpoint.every"
             ]
         every, count = run.checkpoint.every, getattr(run.checkpoint, "keep_last", None)
         if not isinstance(every, int) or count is None or getattr(run.checkpoint, "keep_every", None) is not None:
@@ -306,8 +308,8 @@ class WatchedHealth(HealthConfig):
             return []
         settings = ", ".join(f"{place}={steps}" for place, steps in short.items())
         return [
-            f"health=monitors: checkpoint.every={every} checkpoint.keep_last={count} keep the checkpoints of "
-            f"{every * count} steps, and {settings} may want an older one. "
+            f"health=monitors: checkpoint.every={every} checkpoint.keep_last={count} keep the checkpoints of the last "
+            f"{every * count} steps, but {settings} may need an older checkpoint. "
             f"Set checkpoint.keep_last={-(-max(short.values()) // every)}"
         ]
 
@@ -317,7 +319,7 @@ PARTS = (
         name="monitors",
         config=WatchedHealth,
         build="gangline_health.check:WatchCheck",
-        summary="spikes, divergence, not finite: found before a step is applied, and answered",
+        summary="monitors for spikes, NaN, silent data corruption, hangs and stragglers, with playbooks",
     ),
     CHAOS,
     BURN_IN,

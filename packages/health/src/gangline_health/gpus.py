@@ -59,7 +59,7 @@ class Gpus:
                 findings.extend(self._find_defects(number))  # defects found before an error are kept
             except self._nvml.NVMLError as error:
                 lost = isinstance(error, self._nvml.NVMLError_GpuIsLost)
-                what = "is lost: it has fallen off the bus" if lost else f"does not answer ({error})"
+                what = "is lost: the GPU has fallen off the bus" if lost else f"does not answer NVML ({error})"
                 findings.append(Finding(f"GPU {number} does not answer", f"GPU {number} {what}"))
         return [*findings, *self._read_xids()]  # NVML returns an event once, so no call after this may raise
 
@@ -94,8 +94,8 @@ class Gpus:
             yield "ECC", f"has {errors} uncorrected ECC errors"
         remapped = self._query(nvml.nvmlDeviceGetRemappedRows, handle)
         if remapped and (remapped[2] or remapped[3]):
-            what = "could not be remapped" if remapped[3] else "wait for a reset to be remapped"
-            yield "rows", f"has rows that {what} ({remapped[1]} remapped for uncorrected errors)"
+            what = "could not be remapped" if remapped[3] else "need a GPU reset to be remapped"
+            yield "rows", f"has memory rows that {what} ({remapped[1]} remapped for uncorrected errors)"
 
     def _find_throttling(self, handle: Any) -> Iterator[tuple[str, str]]:
         nvml = self._nvml
@@ -106,14 +106,17 @@ class Gpus:
         hottest = self._query(nvml.nvmlDeviceGetTemperatureThreshold, handle, threshold)
         if reasons & slow:
             watts = (self._query(nvml.nvmlDeviceGetPowerUsage, handle) or 0) / 1000
-            yield "held down", f"is held down by its hardware (reasons {reasons:#x}, {degrees} degrees, {watts:.0f} W)"
+            yield (
+                "held down",
+                f"is throttled by its hardware (reasons {reasons:#x}, {degrees} degrees C, {watts:.0f} W)",
+            )
         elif degrees and hottest and degrees >= hottest:
-            yield "hot", f"has {degrees} degrees, and slows down from {hottest} on"
+            yield "hot", f"is at {degrees} degrees C and slows down from {hottest} degrees C on"
         clock = self._query(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM)
         highest = self._query(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM)
         utilization = self._query(nvml.nvmlDeviceGetUtilizationRates, handle)
         if clock and highest and utilization and utilization.gpu >= BUSY and clock < SLOW_CLOCK * highest:
-            yield "slow clock", f"is busy at {clock} MHz of {highest}"
+            yield "slow clock", f"is busy, but its SM clock is only {clock} of {highest} MHz"
 
     def _find_link_errors(self, number: int, handle: Any) -> Iterator[Finding]:
         """Yield the new errors of each NVLink since the last probe, and each NVLink that is no longer up."""

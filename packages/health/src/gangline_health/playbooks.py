@@ -51,7 +51,10 @@ def respond(playbooks: Playbooks, budget: Budget, agreed: Agreed, now: int) -> R
     turns = [line for line in agreed.history if line.order in RETURNS]
     count = count_used(turns, budget.progress, now)
     if strongest.action in (Action.ROLL_BACK, Action.RESTART) and count >= budget.orders:
-        why = f"the budget is spent: {count} returns and restarts without {budget.progress} steps of progress"
+        why = (
+            f"the budget is used up: {count} rollbacks and restarts without {budget.progress} steps of progress "
+            "(health.monitors.budget)"
+        )
         return Response(Action.STOP, kinds, why=why)
     return strongest
 
@@ -86,7 +89,7 @@ def answer(kind: str, playbook: Playbook, budget: Budget, agreed: Agreed, now: i
     lines = [line for line in agreed.history if line.order and kind in line.kinds]
     before = count_used(lines, budget.progress, now)
     action = choose_action(playbook.actions[min(before, len(playbook.actions) - 1) :], verdicts)
-    why = f"answer {before + 1} to {kind} without {budget.progress} steps of progress" if before else ""
+    why = f"response {before + 1} to {kind} without {budget.progress} steps of progress" if before else ""
     does = replace(make_order(kind, action, playbook, verdicts, now), why=why)
     if does.before_step is None or any(verdict.details.get("proven") for verdict in verdicts):
         return does

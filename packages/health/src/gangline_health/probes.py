@@ -24,7 +24,7 @@ class Finding:
 
 
 Findings = list[Finding]
-UNASKED = "not asked yet"
+UNASKED = "not probed yet"
 
 
 class Probe:
@@ -61,14 +61,14 @@ def check_memory(least: float) -> Findings:
     with open("/proc/meminfo") as file:
         kilobytes = {line.split(":")[0]: int(line.split()[1]) for line in file if line.split()[1].isdigit()}
     free = kilobytes["MemAvailable"] / kilobytes["MemTotal"]
-    return [Finding("memory", f"{free:.1%} of the memory is left")] if free < least else []
+    return [Finding("memory", f"{free:.1%} of the machine's memory is available")] if free < least else []
 
 
 def check_disk(path: str, least: float) -> Findings:
     """Return a finding if the free share of the disk that holds `path` is below `least`, else []."""
     usage = shutil.disk_usage(path)
     free = usage.free / usage.total
-    text = f"{free:.1%} of the disk under {path} is left, {usage.free / 2**30:.1f} GiB"
+    text = f"{free:.1%} of the disk of {path} is free, {usage.free / 2**30:.1f} GiB"
     return [Finding("disk", text)] if free < least else []
 
 

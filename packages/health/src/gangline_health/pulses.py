@@ -68,7 +68,7 @@ class PulseReader:
             self._memory = mmap.mmap(file.fileno(), 8 * layout.WORDS, prot=mmap.PROT_READ)
         self._words = memoryview(self._memory).cast("q")
         if self._words[layout.VERSION] != layout.MAGIC:
-            raise ValueError(f"{path} is no pulse of this version")
+            raise ValueError(f"{path} is not a pulse file of this version")
 
     @property
     def owner(self) -> int:

@@ -25,7 +25,7 @@ PART = Part(
     name="events",
     config=EventSimulation,
     build="gangline_health.simulate:build",
-    summary="faults, saves, spares and repairs of a long job, from event to event",
+    summary="discrete-event simulation of faults, saves, spares and repairs of a long job",
 )
 
 

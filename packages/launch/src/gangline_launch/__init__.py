@@ -15,17 +15,17 @@ def gangline_launchers() -> Iterable[Part]:
         name="slurm",
         config=SlurmLaunch,
         build="gangline_launch.slurm.launcher:SlurmLauncher",
-        summary="a job of Slurm, with an elastic agent on each of its nodes",
+        summary="a Slurm job with an elastic agent on each node",
     )
     yield Part(
         name="kubernetes",
         config=KubernetesLaunch,
         build="gangline_launch.kubernetes.launcher:KubernetesLauncher",
-        summary="a JobSet in a queue of Kueue, with an elastic agent in each pod",
+        summary="a Kubernetes JobSet, queued by Kueue, with an elastic agent in each pod",
     )
 
 
 @hookimpl
 def gangline_commands() -> Iterable[Command]:
-    summary = "Follow, look at or end the job of a run on a cluster"
+    summary = "Follow, inspect or cancel the job of a run on a cluster"
     return [Command(name="launch", run="gangline_launch.commands:main", summary=summary)]

@@ -50,9 +50,11 @@ def main(argv: list[str]) -> int:
     except OSError as error:
         if error.errno not in _OF_THE_STORAGE:
             raise
-        what = f"{os.uname().nodename} cannot write in {options.run_dir}: {error.strerror}."
-        fix = "Make room there, mount it on that node, or give yourself the right to write."
-        return report_mistake(options.run_dir, UserError(what, "The nodes of a job meet in the run directory.", fix))
+        what = f"node {os.uname().nodename} cannot write to the run directory {options.run_dir}: {error.strerror}."
+        fix = "Free disk space there, mount the file system on that node, or grant yourself write permission."
+        return report_mistake(
+            options.run_dir, UserError(what, "All nodes of a job read and write the run directory.", fix)
+        )
     code = fork_agent(_AGENT, (argv,), run)
     if code == EXIT_REQUEUE and (index := os.environ.get(POD_INDEX)) is not None:
         try:
@@ -68,11 +70,11 @@ def refuse_temporary_folder() -> None:
         with Listener(family="AF_UNIX"):  # as multiprocessing creates it
             pass
     except OSError as error:
-        where = os.environ.get("TMPDIR", "the folder for temporary files")
+        where = os.environ.get("TMPDIR", "the default directory of temporary files")
         raise UserError(
-            f"{os.uname().nodename} can make no socket in {where}: {error.strerror or error}.",
-            "By a socket there (TMPDIR) processes are forked; its path has 107 characters at the most.",
-            "TMPDIR=/tmp, in the environment of the job.",
+            f"node {os.uname().nodename} cannot create a Unix socket in {where}: {error.strerror or error}.",
+            "The server that forks the ranks needs a socket in TMPDIR, with a path of at most 107 characters.",
+            "Set TMPDIR=/tmp in the environment of the job.",
         ) from error
 
 
@@ -96,9 +98,9 @@ def refuse_other_code(changed: list[str]) -> None:
     """Raise UserError if `changed` is not empty: parts whose version differs from the version at the run's creation."""
     if changed:
         raise UserError(
-            "the code on the nodes is not the code that the run was submitted with.",
+            "the code on the nodes differs from the code that the run was submitted with.",
             *changed,
-            "Build the image from this version, or submit from the environment that the nodes have.",
+            "Rebuild launch.image with the submitted version, or submit from the Python environment of the nodes.",
         )
 
 
@@ -106,9 +108,11 @@ def parse(argv: list[str]) -> argparse.Namespace:
     """Parse the arguments that the rendered script passes to the agent."""
     parser = argparse.ArgumentParser(prog="gangline_launch.agent")
     parser.add_argument("run_dir", type=Path)
-    parser.add_argument("--nodes", required=True, help="the fewest and the most, spares among them: 4:5")
-    parser.add_argument("--per-node", type=int, required=True, help="ranks of each node")
-    parser.add_argument("--processes", type=int, required=True, help="the most that train, on all nodes")
+    parser.add_argument("--nodes", required=True, help="minimum and maximum number of nodes, spares included: 4:5")
+    parser.add_argument("--per-node", type=int, required=True, help="number of ranks per node")
+    parser.add_argument(
+        "--processes", type=int, required=True, help="maximum number of ranks that train, over all nodes"
+    )
     return parser.parse_args(argv)
 
 

@@ -1,7 +1,7 @@
 """Comparison of the nodes' clocks through their shared file system, before ranks start. Torch-free.
 
-torch's rendezvous compares the heartbeat times that nodes write. If clocks differ by more than launch.lost_seconds, it
-would treat nodes as lost and end every start soon, without a reason in the log.
+torch's rendezvous compares the heartbeat times that nodes write. If clocks differ by more than launch.lost_seconds,
+the rendezvous treats nodes as lost and soon ends every start, without a reason in the log.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def compare(run_dir: Path, name: str, most_seconds: float) -> None:
     other, seconds = difference
     raise UserError(
         f"the clocks of {own.name} and {other} differ by {seconds:.0f} s.",
-        f"By the times that they write, nodes lose each other after {most_seconds:g} s (launch.lost_seconds).",
-        "Set the clocks, such as with chrony, or leave the node out:  launch.options=[--exclude=NODE]",
+        f"Nodes compare heartbeat times, and treat a node as lost after {most_seconds:g} s (launch.lost_seconds).",
+        "Synchronize the clocks, for example with chrony, or exclude the node:  launch.options=[--exclude=NODE]",
     )
 
 

@@ -32,10 +32,12 @@ def cancel(run_dir: Path) -> int:
     scheduler = make_scheduler(job)
     state = scheduler.get_state(job)
     if state.over:
-        print(f"job {job.id} is over already: {state.describe()}")
+        print(f"job {job.id} has already ended: {state.describe()}")
         return 0
     scheduler.cancel(job)
-    print(f"job {job.id} is cancelled; ranks save first where they can.\n{jobs.format_resume_hint(run_dir)}")
+    print(
+        f"job {job.id} is cancelled; its ranks first save a checkpoint if they can.\n{jobs.format_resume_hint(run_dir)}"
+    )
     return 0
 
 
@@ -60,19 +62,22 @@ def show_status(run_dir: Path) -> int:
     if records:
         print(f"step {records[-1]['step']} of {steps}, loss {float(records[-1]['loss']):.4f}")
     else:
-        print(f"no step of {steps} is done")
+        print(f"step 0 of {steps}: the first step has not finished yet")
     if (ending := read_ending(run_dir)) is not None:
-        again = "; the same command may get further" if ending.requeue else ""
+        again = "; the run may continue if it is resumed" if ending.requeue else ""
         print(f"ended: {ending.reason}, exit code {ending.exit_code}{again}")
     return 0
 
 
 VERBS: dict[str, tuple[Callable[[Path], int], str]] = {
-    "attach": (attach, "follow the job of a run; Ctrl-C leaves it alone"),
-    "cancel": (cancel, "end the job; its ranks save first where they can"),
-    "explain": (explain, "the nodes that were given, axis by tier, and the settings of the network with their sources"),
-    "logs": (show_logs, "what the nodes said last, and where all of it is"),
-    "status": (show_status, "how the job and the run stand"),
+    "attach": (attach, "follow the job of a run; Ctrl-C detaches and the job continues"),
+    "cancel": (cancel, "cancel the job; its ranks first save a checkpoint if they can"),
+    "explain": (
+        explain,
+        "print the allocated nodes, the network tier of each mesh axis, and network settings with sources",
+    ),
+    "logs": (show_logs, "print the last lines of each node's output, and the paths of all log files"),
+    "status": (show_status, "print the state of the job, and the last step, loss and ending of the run"),
 }
 
 
@@ -89,4 +94,6 @@ def _run(verb: str, argv: Sequence[str]) -> int:
     try:
         return run(flags.read(argv).run_dir)
     except SchedulerError as error:
-        raise UserError(f"gangline launch {verb}: {error}.", "The job is as it was. Try again.") from error
+        raise UserError(
+            f"gangline launch {verb}: {error}.", "The scheduler refused the request or did not answer. Try again."
+        ) from error

@@ -74,17 +74,21 @@ class ClusterLaunch(ElasticLaunch, ABC):
             return [error.to_problem()]
         problems = []
         if "://" in (run.job.dir or ""):
-            why = "Nodes meet there, with locks and with files that are replaced whole; no object store has them."
-            fix = "run.dir=/shared/..., on a file system that all nodes see. Checkpoints may go to an object store."
-            problems.append(Problem(f"run.dir={run.job.dir} is no directory.", why, fix))
+            why = "Nodes coordinate there with locks and atomic renames, which object stores do not support."
+            fix = "run.dir=/shared/..., on a file system that all nodes mount. Checkpoints may go to an object store."
+            problems.append(
+                Problem(f"run.dir must be a directory on a shared file system, and {run.job.dir} is not.", why, fix)
+            )
         if self.agents is not None:
-            what = f"launch.agents={self.agents}: the scheduler starts one agent on each node."
-            problems.append(Problem(what, "", "Leave launch.agents out."))
+            what = (
+                f"launch.agents={self.agents} is not supported on a cluster: the scheduler starts one agent per node."
+            )
+            problems.append(Problem(what, "", "Omit launch.agents."))
         problems += setup.find_setup_problems(self.setup)
         gpus, ranks = self.count_gpus_per_node(run), self.count_ranks_of_node(run)
         if 0 < gpus < ranks:
             world = self.count_ranks(run)
-            what = f"launch.nodes={self.nodes}: {world} processes are {ranks} a node, which has {gpus} GPUs."
-            fix = f"launch.processes={gpus * self.count_max_nodes()}, or more nodes."
-            problems.append(Problem(what, "Each process takes a GPU of its own.", fix))
+            what = f"launch.nodes={self.nodes}: {world} processes need {ranks} GPUs per node, and a node has {gpus}."
+            fix = f"launch.processes={gpus * self.count_max_nodes()}, or a larger launch.nodes."
+            problems.append(Problem(what, "Each process uses one GPU.", fix))
         return problems

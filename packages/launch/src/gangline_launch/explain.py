@@ -21,7 +21,7 @@ def explain(run_dir: Path) -> int:
     config = run.launch
     print("\n".join(describe_axes_by_tier(run, run_dir)))
     fabric = config.fabric if isinstance(config, ClusterLaunch) else "default"
-    print(f"fabric {fabric}" + ("" if FABRICS[fabric] else ": what NCCL finds by itself"))
+    print(f"fabric {fabric}" + ("" if FABRICS[fabric] else ": no settings, NCCL detects the network"))
     for line in FABRICS[fabric]:
         setting = line.value if line.setup else f"{line.name}={line.value}"
         print(f"  {setting}\n      {line.why}\n      {line.source}")
@@ -32,14 +32,14 @@ def describe_axes_by_tier(run: Run, run_dir: Path) -> list[str]:
     """Return lines: nodes of the newest start in rank order, then the slowest network tier of each mesh axis."""
     nodes = read_nodes(run_dir)
     if nodes is None:
-        return ["no node was given yet"]
+        return ["no nodes yet: the ranks of the run have not started"]
     each, world = nodes.ranks_of_node, nodes.processes
     lines = [f"{len(nodes.names)} nodes, {world} ranks"]
     for number, place in enumerate(nodes.places):
         first, last = number * each, min(world, (number + 1) * each) - 1
-        lines.append(f"  {place}: " + (f"ranks {first} to {last}" if first <= last else "waits as a spare"))
+        lines.append(f"  {place}: " + (f"ranks {first} to {last}" if first <= last else "spare, without ranks"))
     topology, mesh = nodes.build_topology(), Mesh.of(run.parallel.size_axes(world))
     for axis, size in mesh.sizes:
         if size > 1:
-            lines.append(f"  {axis} {size}: its ranks reach each other over the {topology.find_tier(mesh, axis)}")
+            lines.append(f"  {axis} {size}: ranks communicate over the {topology.find_tier(mesh, axis)}")
     return lines

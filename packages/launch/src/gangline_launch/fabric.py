@@ -30,48 +30,54 @@ class FabricLine:
 
 
 _INFINIBAND = (
-    FabricLine("NCCL_IB_HCA", "mlx5", "adapters whose names begin so carry the traffic of GPUs", NCCL),
-    FabricLine("NCCL_NET", "IB", "an error where InfiniBand is not usable, instead of sockets", NCCL),
+    FabricLine("NCCL_IB_HCA", "mlx5", "use the adapters whose names start with mlx5 for GPU traffic", NCCL),
+    FabricLine("NCCL_NET", "IB", "fail if InfiniBand is unusable, instead of using TCP sockets", NCCL),
 )
 FABRICS: dict[str, tuple[FabricLine, ...]] = {
     "default": (),
     "infiniband": _INFINIBAND,
     "infiniband_sharp": (
         _INFINIBAND[0],
-        FabricLine("NCCL_COLLNET_ENABLE", "1", "sums in the switches; takes NVIDIA's SHARP plugin and daemon", NCCL),
+        FabricLine(
+            "NCCL_COLLNET_ENABLE", "1", "reduce in the switches; requires NVIDIA's SHARP plugin and daemon", NCCL
+        ),
     ),
     "roce": (
         *_INFINIBAND,
-        FabricLine("NCCL_IB_ROCE_VERSION_NUM", "2", "the GID of RoCE v2, which routers pass on", NCCL),
-        FabricLine("NCCL_IB_ADDR_FAMILY", "AF_INET", "its GID of IPv4", NCCL),
+        FabricLine("NCCL_IB_ROCE_VERSION_NUM", "2", "use the GID of RoCE v2, which is routable", NCCL),
+        FabricLine("NCCL_IB_ADDR_FAMILY", "AF_INET", "use the IPv4 GID of the adapter", NCCL),
     ),
     "efa": (
-        FabricLine("FI_PROVIDER", "efa", "for aws-ofi-nccl up to 1.5.0; later ones choose it on EC2", OFI),
-        FabricLine("NCCL_SOCKET_IFNAME", "^docker,lo", "what connects ranks at the start is no bridge", NCCL),
+        FabricLine("FI_PROVIDER", "efa", "needed up to aws-ofi-nccl 1.5.0; later versions select efa on EC2", OFI),
+        FabricLine(
+            "NCCL_SOCKET_IFNAME", "^docker,lo", "exclude Docker bridges and loopback from NCCL's bootstrap", NCCL
+        ),
     ),
     "gcp_tcpxo": (
         FabricLine(
             "nccl-lib-dir",
             'export NCCL_LIB_DIR="${NCCL_LIB_DIR:-/usr/local/nvidia/lib64}"',
-            "where Google's plugin lies in a pod of GKE; a site that has it elsewhere sets it before",
+            "path of Google's NCCL plugin in a GKE pod; for another path, set NCCL_LIB_DIR before",
             TCPXO,
             setup=True,
         ),
         FabricLine(
             "ld-library-path",
             'export LD_LIBRARY_PATH="$NCCL_LIB_DIR${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"',
-            "so that NCCL finds it",
+            "let NCCL find the plugin",
             TCPXO,
             setup=True,
         ),
         FabricLine(
             "nccl-env-profile",
             '. "$NCCL_LIB_DIR/nccl-env-profile.sh" || exit 2',
-            "the settings of the plugin's version; without them NCCL would take sockets, so the job ends",
+            "load the plugin's settings; the job fails without this file, because NCCL would use sockets",
             GKE,
             setup=True,
         ),
-        FabricLine("NCCL_FASTRAK_LLCM_DEVICE_DIRECTORY", "/dev/aperture_devices", "where its devices are", TCPXO),
+        FabricLine(
+            "NCCL_FASTRAK_LLCM_DEVICE_DIRECTORY", "/dev/aperture_devices", "path of the plugin's devices", TCPXO
+        ),
     ),
 }
 

@@ -117,10 +117,12 @@ def follow(run_dir: Path, scheduler: Scheduler, shown: Path, begun: bool = False
                 if state.hopeless and begun:
                     end = f"gangline launch cancel {jobs.quote_path(shown)}"
                     raise UserError(
-                        f"job {job.id} would never start: {state.why}.", state.hopeless, f"To end it:  {end}"
+                        f"job {job.id} can never start: {state.why}.", state.hopeless, f"To cancel the job:  {end}"
                     )
                 if state.hopeless and _cancel(scheduler, job):
-                    raise UserError(f"job {job.id} would never start: {state.why}. It was cancelled.", state.hopeless)
+                    raise UserError(
+                        f"job {job.id} can never start: {state.why}. The job was cancelled.", state.hopeless
+                    )
             lines.show(sys.stdout)
             if state is not None and state.over and job == require_job(run_dir):
                 return report_end(run_dir, state, shown)
@@ -128,9 +130,9 @@ def follow(run_dir: Path, scheduler: Scheduler, shown: Path, begun: bool = False
     except KeyboardInterrupt as request:
         return _say_detached(
             request,
-            f"job {require_job(run_dir).id} goes on.\n"
-            f"  To follow it again:  gangline launch attach {jobs.quote_path(shown)}\n"
-            f"  To end it:  gangline launch cancel {jobs.quote_path(shown)}",
+            f"job {require_job(run_dir).id} continues.\n"
+            f"  To follow the job again:  gangline launch attach {jobs.quote_path(shown)}\n"
+            f"  To cancel the job:  gangline launch cancel {jobs.quote_path(shown)}",
         )
 
 
@@ -153,7 +155,9 @@ def follow_all(run_dirs: Sequence[Path], scheduler: Scheduler) -> list[int]:
                     codes[run_dir] = _report_exit_code(run_dir, state)
             time.sleep(ASK_SECONDS)
     except KeyboardInterrupt as request:
-        code = _say_detached(request, "the jobs go on.\n  Each:  gangline launch status|attach|cancel RUN_DIR")
+        code = _say_detached(
+            request, "the jobs continue.\n  For each run:  gangline launch status|attach|cancel RUN_DIR"
+        )
         return [codes.get(run_dir, code) for run_dir in run_dirs]
     return [codes[run_dir] for run_dir in run_dirs]
 
@@ -164,7 +168,7 @@ def _get_state(scheduler: Scheduler, job: SubmittedJob, said: set[str]) -> JobSt
         state = scheduler.get_state(job)
     except SchedulerError as error:
         if str(error) not in said:
-            print(f"train: {error}; asked again", file=sys.stderr, flush=True)
+            print(f"train: {error}; retrying", file=sys.stderr, flush=True)
         said.add(str(error))
         return None
     said.clear()
@@ -200,9 +204,9 @@ def report_end(run_dir: Path, state: JobState, shown: Path) -> int:
                 file=sys.stderr,
             )
         return ending.exit_code
-    never = "" if (run_dir / "events.jsonl").exists() else " before a rank began"
+    never = "" if (run_dir / "events.jsonl").exists() else " before its ranks started"
     print(
-        f"train: the job ended{never}: {state.describe()}; see {shown / FOLDER}\n{jobs.format_resume_hint(shown)}",
+        f"train: job ended{never}: {state.describe()}; see {shown / FOLDER}\n{jobs.format_resume_hint(shown)}",
         file=sys.stderr,
     )
     return EXIT_FAILURE

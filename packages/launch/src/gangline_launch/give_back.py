@@ -24,7 +24,7 @@ def give_back(directory: RunDirectory) -> int:
 
 @contextlib.contextmanager
 def keep_job_on_error(directory: RunDirectory, scheduler: Scheduler) -> Iterator[None]:
-    """Keep the run directory on errors while its job may be alive; on UserError take it back if the job is over.
+    """Hand the run directory over to its job; on UserError take the directory back if the job is over.
 
     The directory of a run that its ranks refused is then removed, as for a run on this machine.
     """

@@ -39,7 +39,7 @@ class SubmittedJob:
         """Raise ValueError for an id that a scheduler's command could parse as an option."""
         form = IDS.get(self.scheduler)
         if form is not None and not re.fullmatch(form, str(self.id)):
-            raise ValueError(f"{self.id!r} is not the id of a job of {self.scheduler}")
+            raise ValueError(f"{self.id!r} is not a job id of {self.scheduler}")
 
     @classmethod
     def create(cls, scheduler: str, id: str, task: int | None = None, mark: str = "") -> SubmittedJob:
@@ -58,9 +58,9 @@ def lock_submit(run_dir: Path) -> Iterator[None]:
             os.close(handle)
     except OSError as error:
         raise UserError(
-            f"what is submitted cannot be written down in {run_dir}: {error.strerror or error}.",
-            "The script of the job, its number and what its nodes say lie there.",
-            "Make room or give yourself the right to write there, or choose another run.dir.",
+            f"cannot write the files of the job to {run_dir}: {error.strerror or error}.",
+            "This directory stores the script of the job, the job id and the output of the nodes.",
+            "Free disk space there, grant yourself write permission, or choose another run.dir.",
         ) from error
 
 
@@ -69,16 +69,16 @@ def _lock(handle: int, run_dir: Path) -> None:
         lock_handle(handle, seconds=0)
     except BlockingIOError:
         raise UserError(
-            f"another command submits {run_dir} just now.",
-            "Two jobs of a run spoil it.",
-            f"To follow its job:  gangline launch attach {quote_path(run_dir)}",
+            f"another command is submitting {run_dir} now.",
+            "Two jobs in one run directory would damage the run.",
+            f"To follow the job:  gangline launch attach {quote_path(run_dir)}",
         ) from None
     except OSError as error:
         raise UserError(
-            f"nobody can say whether another command submits {run_dir}: {LOCK} cannot be locked: "
+            f"cannot check whether another command is submitting {run_dir}: {LOCK} cannot be locked: "
             f"{error.strerror or error}.",
-            "Two jobs of a run spoil it, and what keeps them apart is a lock there.",
-            "Mount that file system with locks, or choose another run.dir.",
+            "Two jobs in one run directory would damage the run, and only this lock prevents a second submit.",
+            "Mount the file system with lock support, or choose another run.dir.",
         ) from error
 
 
@@ -89,7 +89,7 @@ def quote_path(run_dir: str | Path) -> str:
 
 def format_resume_hint(run_dir: str | Path) -> str:
     """Return a line of text with the command that resumes the run."""
-    return f"  To go on:  train resume={quote_path(run_dir)}"
+    return f"  To resume:  train resume={quote_path(run_dir)}"
 
 
 def make_launch_folder(run_dir: str | Path) -> Path:
@@ -112,19 +112,19 @@ def read_job(run_dir: str | Path) -> SubmittedJob | None:
         return None
     except (ValueError, TypeError) as error:
         raise UserError(
-            f"{Path(run_dir, FOLDER, FILE)} is not as it was written: {error}.",
-            "It says which job the run is. The scheduler still knows it:  squeue --me   or   kubectl get jobsets",
+            f"{Path(run_dir, FOLDER, FILE)} is damaged: {error}.",
+            "The file stores the job id of the run. To find the job:  squeue --me   or   kubectl get jobsets",
         ) from error
 
 
 def require_job(run_dir: str | Path) -> SubmittedJob:
     """Return the newest job. Raises UserError if there is none."""
     if not Path(run_dir).is_dir():
-        raise UserError(f"there is no run directory {run_dir}.")
+        raise UserError(f"run directory {run_dir} does not exist.")
     job = read_job(run_dir)
     if job is None:
         raise UserError(
-            f"{run_dir} was never submitted: it has no {FOLDER}/{FILE}.",
-            f"To submit it:  train resume={quote_path(run_dir)} launch=slurm",
+            f"{run_dir} was never submitted: {FOLDER}/{FILE} is missing.",
+            f"To submit the run:  train resume={quote_path(run_dir)} launch=slurm",
         )
     return job

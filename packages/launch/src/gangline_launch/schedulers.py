@@ -15,4 +15,4 @@ def make_scheduler(job: SubmittedJob) -> Scheduler:
         return SlurmScheduler()
     if job.scheduler == "kubernetes":
         return KubernetesScheduler()
-    raise UserError(f"job {job.id} is one of {job.scheduler}, which this version does not know.")
+    raise UserError(f"job {job.id} belongs to scheduler {job.scheduler}, which this version does not support.")

@@ -31,10 +31,14 @@ def find_setup_problems(entries: Iterable[str]) -> list[Problem]:
     problems = []
     for entry in entries if bash else ():
         read = subprocess.run([str(bash), "-n", "-c", entry], capture_output=True, text=True)
-        message = " ".join(read.stderr.split()) or ("it ends with a backslash" if re.search(r"\\\s*$", entry) else "")
+        message = " ".join(read.stderr.split()) or (
+            "the entry ends with a backslash" if re.search(r"\\\s*$", entry) else ""
+        )
         if message:
-            what = f"launch.setup holds {entry!r}, which is not a complete command of bash."
-            problems.append(Problem(what, message, "An entry may have several lines, such as all of an if ... fi."))
+            what = f"launch.setup contains {entry!r}, which is not a complete bash command."
+            problems.append(
+                Problem(what, message, "Write a command of several lines, such as if ... fi, as one entry.")
+            )
     return problems
 
 
@@ -44,8 +48,8 @@ def main(run_dir: str, entry: str) -> int:
 
     error = UserError(
         f"launch.setup failed: {entry}",
-        f"What the command said is in {run_dir}/launch. Ranks would train without what it sets up.",
-        "Where they may:  'launch.setup=[COMMAND || true]'",
+        f"The output of the command is in {run_dir}/launch. The job ends, because ranks need this setup.",
+        "To ignore the failure:  'launch.setup=[COMMAND || true]'",
     )
     return report_mistake(Path(run_dir), error, ends=True)
 

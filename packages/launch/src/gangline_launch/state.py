@@ -27,7 +27,7 @@ class JobState:
 
     def describe(self) -> str:
         """Return the state as one line of text."""
-        again = f", started again {self.starts} times" if self.starts > 1 else ", started again" * self.starts
+        again = f", restarted {self.starts} times" if self.starts > 1 else ", restarted" * self.starts
         on = f" on {self.nodes}" if self.nodes and self.phase == RUNS else ""
         why = f" ({self.why})" if self.why else ""
         return f"{self.word.lower().replace('_', ' ')}{on}{why}{again}"

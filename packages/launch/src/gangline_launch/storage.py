@@ -13,7 +13,7 @@ from gangline import Problem
 if TYPE_CHECKING:
     from gangline.config import Run
 
-BESIDE_IMAGE = "of this command (which the batch script's last line uses outside the image)"
+BESIDE_IMAGE = "of this command (used by the last line of the batch script, outside the image)"
 
 # File systems local to one machine; all others (nfs, lustre, gpfs, beegfs, wekafs, ceph) count as shared.
 OF_ONE_MACHINE = {
@@ -53,9 +53,9 @@ def find_local_paths(
         inside = any(os.path.realpath(path).startswith(os.path.realpath(each).rstrip("/") + "/") for each in shared)
         if kind in OF_ONE_MACHINE and not inside and point not in shared:
             yield Problem(
-                f"{what} is {path}, on {point} ({kind}), which other machines do not see.",
-                "The nodes of the job read and write there.",
-                f"Choose a place on shared storage; where nodes do see it:  'launch.shared=[{point}]'",
+                f"{what} is {path}, on {point} ({kind}), a local file system that other machines cannot read.",
+                "All nodes of the job need this path.",
+                f"Choose a path on shared storage. If all nodes do share {point}:  'launch.shared=[{point}]'",
             )
 
 

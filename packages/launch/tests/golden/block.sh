@@ -9,20 +9,20 @@
 #SBATCH --segment=18
 #SBATCH --requeue
 
-# run, by gangline VERSION. Slurm starts one agent a node; the agents meet in
-# the run directory, start the ranks, and go on with the nodes that are left when one is lost.
+# run, by gangline VERSION. Slurm starts one agent per node. The agents use
+# the run directory to coordinate, start the ranks, and continue with the other nodes if a node is lost.
 run_dir=/shared/runs/one
 mkdir -p "$run_dir/launch"
-rm -f "$run_dir/ending.json" "$run_dir/launch/nodes"  # those of an earlier start
+rm -f "$run_dir/ending.json" "$run_dir/launch/nodes"  # files of an earlier start
 
 export PYTHONUNBUFFERED=1
 
-# What Slurm knows of the nodes: their addresses, their places in the network.
+# Slurm's record of the nodes: their addresses and their places in the network topology.
 scontrol --oneliner show node "$SLURM_JOB_NODELIST" > "$run_dir/launch/nodes"
 
-# Each agent writes into a file of its own, so that the loss of a node breaks no connection.
+# Each agent writes its own output file, so that the loss of a node breaks no connection.
 srun --ntasks-per-node=1 --kill-on-bad-exit=0 --wait=0 --output="$run_dir/launch/node-%n.out" --open-mode=append \
     PYTHON -P -m gangline_launch.agent "$run_dir" --nodes 36:36 --per-node 4 --processes 144
 
-# Again, or not: by RUN_DIR/ending.json.
+# Requeue or end the job, as RUN_DIR/ending.json and earlier starts require.
 PYTHON -P -m gangline_launch.slurm.after "$run_dir" $?

@@ -83,7 +83,7 @@ class BurnInCheck(HealthCheck):
         ]  # fmt: skip
         verdicts += [Verdict("burn-in-link", "the network", 0.8, link, Action.WARN) for link in links]
         if not verdicts:
-            evidence = f"{about}: no rank is far below the median"
+            evidence = f"{about}: all ranks passed burn-in"
             verdicts.append(Verdict("burn-in", "the run", 1.0, evidence, Action.NOTE))
         return verdicts
 
@@ -98,9 +98,9 @@ class BurnInCheck(HealthCheck):
             "small_matmul": measure.measure_matmul(device, dtype, small, options.seconds / 2),
             "memory": measure.measure_memory_bandwidth(device, options.seconds),
         }
-        wrong = [] if measure.is_matmul_exact(device, dtype) else [f"a product of whole numbers in {dtype}"]
+        wrong = [] if measure.is_matmul_exact(device, dtype) else [f"an integer matmul in {dtype}"]
         if not is_all_reduce_exact(comm, device):
-            wrong.append("a sum over all ranks")
+            wrong.append("an all-reduce over all ranks")
         own = nodes[self.rank]
         same = [rank for rank, node in enumerate(nodes) if node == own]
         others = [rank for rank, node in enumerate(nodes) if node != own]

@@ -33,8 +33,8 @@ class BurnInHealth(HealthConfig):
         """Return problems: a share of 1 or more, or an invalid cluster file in `base`."""
         problems = [
             Problem(
-                f"health.burn_in.{name}={getattr(self, name):g}: no rank can be slower by that share.",
-                "It is less than 1: 0.2 finds a rank that reaches less than 80 % of the median.",
+                f"health.burn_in.{name}={getattr(self, name):g} must be less than 1.",
+                "The value is a share of the median: 0.2 reports a rank that reaches less than 80 % of the median.",
                 f"health.burn_in.{name}=0.2",
             )
             for name in ("matmul", "memory", "link")
@@ -51,5 +51,5 @@ PART = Part(
     name="burn_in",
     config=BurnInHealth,
     build="gangline_health.burn_in.check:BurnInCheck",
-    summary="every rank measured before the first step: products, memory, links, exact sums",
+    summary="burn-in before the first step: matmul, memory, links and exact sums of every rank",
 )

@@ -60,7 +60,7 @@ class BadRank:
 
 def find_bad_ranks(rows: Sequence[RankRates], options: BurnInHealth, on_cpu: bool) -> list[BadRank]:
     """Return the ranks whose rates are far below the median of all ranks, and the ranks with a wrong result."""
-    against: dict[int, list[str]] = {row.rank: [f"computes wrongly: {what}" for what in row.wrong] for row in rows}
+    against: dict[int, list[str]] = {row.rank: [f"wrong result of {what}" for what in row.wrong] for row in rows}
     for name, share, unit in (("matmul", options.matmul, "TFLOP/s"), ("memory", options.memory, "GB/s")):
         scale = 1e12 if name == "matmul" else 1e9
         rates = {row.rank: getattr(row, name) for row in rows}
@@ -73,7 +73,7 @@ def find_bad_ranks(rows: Sequence[RankRates], options: BurnInHealth, on_cpu: boo
             if (peer_rates := list(select_sent(row, rows, tier).values()))
         }
         for rank, rate, middle in find_below(rates, compute_tolerance(options.link, options, on_cpu)):
-            where = "in its node" if tier == "node" else "to other nodes"
+            where = "within its node" if tier == "node" else "to other nodes"
             against[rank].append(f"sends {rate / 1e9:.3g} GB/s {where}, the median is {middle / 1e9:.3g}")
     nodes = {row.rank: row.node for row in rows}
     return [BadRank(rank, nodes[rank], tuple(why)) for rank, why in against.items() if why]
@@ -125,7 +125,7 @@ def build_cluster(rows: Sequence[RankRates], base: Cluster, about: str, when: st
     inside = [value for row in rows for value in select_sent(row, rows, "node").values()]
     beyond = [value for row in rows for value in select_sent(row, rows, "cluster").values()]
     numbers = {
-        name: replace(quantity, source=f"not measured; of {base.name}: {quantity.source}")
+        name: replace(quantity, source=f"not measured; from {base.name}: {quantity.source}")
         for name, quantity in base.numbers.items()
         if not name.startswith(("peak.", "price.", "watts", "failure.", "storage.", "matmul.efficiency_"))
     }

@@ -36,10 +36,10 @@ class ChaosHealth(HealthConfig):
         if not self.faults and not self.at:
             problems.append(
                 Problem(
-                    "health=chaos breaks runs, and was not told what to break.",
-                    "It does nothing unless it is asked by name, with a number of faults or a list of them.",
+                    "health=chaos injects faults, but no fault is configured.",
+                    "Set a number of random faults, or list faults with their steps.",
                     "health.chaos.faults=8 health.chaos.seconds=120, or 'health.chaos.at=[kill@100:1]', "
-                    "or leave chaos out of health=[...]",
+                    "or omit chaos from health=[...]",
                 )
             )
         for words in self.at:
@@ -50,9 +50,9 @@ class ChaosHealth(HealthConfig):
         return problems
 
     def list_notices(self, run: Run) -> list[str]:
-        many = f"{self.faults} at random within {self.seconds:g} s" if self.faults else ""
+        many = f"{self.faults} random faults within {self.seconds:g} s" if self.faults else ""
         fault_list = ", ".join(self.at)
-        return [f"health=chaos breaks this run on purpose: {'; '.join(filter(None, (many, fault_list)))}"]
+        return [f"health=chaos injects faults into this run: {'; '.join(filter(None, (many, fault_list)))}"]
 
     def wrap(self, run: Run, comms: Comms) -> Comms:
         from gangline_health.chaos.traffic import break_comms
@@ -64,5 +64,5 @@ PART = Part(
     name="chaos",
     config=ChaosHealth,
     build="gangline_health.chaos.check:ChaosCheck",
-    summary="faults on purpose: killed, stopped, slow and hanging ranks, bad numbers, a full disk, a lost store",
+    summary="fault injection: killed, stopped, slow and hung ranks, wrong numbers, a full disk, a lost store",
 )

@@ -16,7 +16,7 @@ KINDS = (
     "kill", "kill-all", "kill-agent", "stop", "slow", "hang", "exception", "nan", "bit-flip", "gradient-flip",
     "miscompute", "bad-restore", "bad-batch", "disk-full", "lost-store",
 )  # fmt: skip
-# Kinds of faults that a run survives by itself with unchanged losses: they do not kill the launcher or change numbers.
+# Kinds of faults that a run survives with unchanged losses: they do not kill the launcher or change numbers.
 ANYWHERE = ("kill", "stop", "slow", "hang", "exception")
 APART = 5  # minimum number of steps from a start, or from a random fault, to the next random fault of the rank
 
@@ -40,7 +40,7 @@ def parse(words: str) -> tuple[str, int, int | None]:
     """Return (kind, step, rank or None) of a fault written as "kill@100:1". Raises ValueError if it is malformed."""
     match = re.fullmatch(r"([a-z-]+)@(\d+)(?::(\d+))?", words)
     if match is None or match[1] not in KINDS:
-        raise ValueError(f"{words!r} is no fault: write kind@step or kind@step:rank")
+        raise ValueError(f"{words!r} is not a fault: write kind@step or kind@step:rank")
     return match[1], int(match[2]), None if match[3] is None else int(match[3])
 
 

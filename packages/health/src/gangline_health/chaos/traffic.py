@@ -47,7 +47,7 @@ class BrokenComm(Wrapped):
             time.sleep(self.slow_seconds)
         if now.exception:
             now.exception = False
-            raise RuntimeError("health=chaos: an exception on purpose")
+            raise RuntimeError("health=chaos: injected exception")
         if now.hang:
             now.hang = False
             while True:
@@ -90,7 +90,7 @@ class BrokenStore:
 
     def _get_store(self) -> Store:
         if time.monotonic() < state.now.store_until:
-            raise ConnectionError("health=chaos: the store is lost for a while")
+            raise ConnectionError("health=chaos: injected outage of the store")
         return self._inner
 
     def set(self, key: str, value: str | bytes) -> None:

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from gangline.cli.verbs import run_verb
 
 VERBS = {
-    "report": "where every second of a run went, its faults, and the best that could be had",
-    "burn-in": "measures every rank as training would use it; names the bad ones, writes a cluster file",
-    "watch": "the page of a run that lives: loss, step, ranks, verdicts, the last checkpoint",
-    "simulate": "what a job of N nodes over D days loses to failures",
+    "report": "print the time ledger of a run: seconds by kind, faults, ETTR and its optimum",
+    "burn-in": "measure every rank of a job, report bad ranks, and write a cluster file",
+    "watch": "show the live status of a run: loss, step, ranks, verdicts, the last checkpoint",
+    "simulate": "simulate the time that a job of N nodes loses to failures in D days",
 }
 
 

@@ -37,10 +37,10 @@ def run(argv: Sequence[str]) -> int:
     """Run burn-in and print its measurements; return the exit code of the run: 0, or 3 if a rank is bad."""
     flags = Flags(
         "health burn-in",
-        "Measure products, memory and links of every rank, and name those far below the median (exit code 3).",
+        "Measure matmul, memory and links of every rank. Exit code 3: a rank is far below the median.",
     )
-    flags.add_argument("--json", action="store_true", help="what was measured as JSON, for scripts")
-    flags.add_argument("words", nargs="*", metavar="OVERRIDE", help="of train: launch.processes=8")
+    flags.add_argument("--json", action="store_true", help="print the measurements as JSON, for scripts")
+    flags.add_argument("words", nargs="*", metavar="OVERRIDE", help="overrides of train: launch.processes=8")
     options = flags.read(argv)
     words = options.words
     name = next((word.partition("=")[2] for word in words if word.startswith("run.dir=")), "")
@@ -57,7 +57,7 @@ def run(argv: Sequence[str]) -> int:
         else:
             show(report, run_dir, Console())
     elif code == 0:
-        print(f"nothing is measured yet: {place} comes with the job", file=sys.stderr)
+        print(f"no measurements yet: the job writes {place}", file=sys.stderr)
     return code
 
 
@@ -66,7 +66,7 @@ def compose_launch(words: Sequence[str]) -> Run:
     from gangline.config.compose import compose_one
 
     if earlier := next((word for word in words if word.startswith(("resume=", "from="))), ""):
-        raise UserError(f"{earlier}: burn-in measures with a run of its own, and goes on with none.", "Leave it out.")
+        raise UserError(f"{earlier} is not supported: burn-in starts a new run.", "Omit resume= and from=.")
     run = compose_one(words)
     if problems := run.launch.check(run):
         raise UserError.of(problems)
@@ -89,7 +89,7 @@ def show(found: dict[str, Any], run_dir: Path, console: Console) -> None:
     """Print the measurements of each rank as a table that marks bad ranks, and the slow links."""
     bad = {one["rank"]: one["why"] for one in found["bad"]}
     table = Table(title=f"{len(found['ranks'])} ranks", title_justify="left")
-    columns = ("rank", "node", "TFLOP/s", "memory GB/s", "all-reduce", "in the node", "to others GB/s", "")
+    columns = ("rank", "node", "TFLOP/s", "memory GB/s", "all-reduce GB/s", "in-node GB/s", "inter-node GB/s", "")
     for number, column in enumerate(columns):
         table.add_column(column, justify="left" if number in (1, len(columns) - 1) else "right")
     for row in found["ranks"]:
@@ -103,4 +103,4 @@ def show(found: dict[str, Any], run_dir: Path, console: Console) -> None:
     console.print(table)
     for link in found["links"]:
         console.print(f"slow link: {link}")
-    console.print(f"{run_dir / 'cluster.yaml'}: these numbers as a cluster, for cluster=FILE")
+    console.print(f"{run_dir / 'cluster.yaml'}: these measurements as a cluster file, for cluster=FILE")

@@ -20,11 +20,12 @@ from gangline_health.ledger.report import Ledger, build_ledger
 def run(argv: Sequence[str]) -> int:
     """Print the time ledger of a run. Raises UserError if the run has no log, or if the figure cannot be written."""
     parser = argparse.ArgumentParser(
-        prog="gangline health report", description="Where every second of a run went; the largest loss first."
+        prog="gangline health report",
+        description="Print the time ledger of a run: compute, then lost time by kind, largest first.",
     )
     parser.add_argument("run_dir", metavar="RUN_DIR")
-    parser.add_argument("--json", action="store_true", help="as JSON, for scripts")
-    parser.add_argument("--svg", metavar="FILE", help="a timeline of the run with its faults, too")
+    parser.add_argument("--json", action="store_true", help="print the ledger as JSON, for scripts")
+    parser.add_argument("--svg", metavar="FILE", help="also write a timeline of the run with its faults")
     options = parser.parse_args(list(argv))
     of = build_ledger(Path(options.run_dir).expanduser(), make_notes("gangline health report"))
     if options.svg:
@@ -49,11 +50,11 @@ def show(of: Ledger, console: Console) -> None:
     console.print(account)
     if of.clock_forward:
         console.print(
-            f"{of.clock_forward:.1f} s of it, most of them idle: a clock was set forward, or its machine slept"
+            f"{of.clock_forward:.1f} s of this time, mostly idle: a clock was set forward, or a machine slept"
         )
     if of.faults:
         table = Table(title="faults", title_justify="left")
-        for column, side in (("at", "right"), ("found after", "right"), ("recovery", "right"), ("what", "left")):
+        for column, side in (("at", "right"), ("detected after", "right"), ("recovery", "right"), ("fault", "left")):
             table.add_column(column, justify=side)  # type: ignore[arg-type]
         for fault in of.faults:
             recovery = "never" if fault.recovery_seconds is None else f"{fault.recovery_seconds:.2f} s"
@@ -62,11 +63,11 @@ def show(of: Ledger, console: Console) -> None:
             )
         console.print(table)
         recovered = summary["recovery_seconds"]
-        recovery = f"; recovery {recovered['mean']:.2f} s, at worst {recovered['worst']:.2f} s" if recovered else ""
-        console.print(f"{len(of.faults)} faults, one each {of.mtbf_seconds:.1f} s{recovery}")
+        recovery = f"; mean recovery {recovered['mean']:.2f} s, worst {recovered['worst']:.2f} s" if recovered else ""
+        console.print(f"{len(of.faults)} faults, one every {of.mtbf_seconds:.1f} s{recovery}")
     best = summary["young_daly"]
     beside = (
-        f"; {best['ettr']:.1%} expected with a save each {best['checkpoint_seconds']:.1f} s (Young/Daly)"
+        f"; {best['ettr']:.1%} expected with a save every {best['checkpoint_seconds']:.1f} s (Young/Daly)"
         if best
         else ""
     )

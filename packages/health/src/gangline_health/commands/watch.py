@@ -24,11 +24,11 @@ SHOWN = 16  # maximum number of ranks in the table
 def run(argv: Sequence[str]) -> int:
     """Show the status of a run until it ends or Ctrl-C. Raises UserError if the path is not a directory."""
     parser = argparse.ArgumentParser(
-        prog="gangline health watch", description="Loss, step, ranks, verdicts and the last checkpoint of a run."
+        prog="gangline health watch", description="Show loss, step, ranks, verdicts and the last checkpoint of a run."
     )
     parser.add_argument("run_dir", metavar="RUN_DIR")
-    parser.add_argument("--once", action="store_true", help="as it is now, once, for scripts")
-    parser.add_argument("--seconds", type=float, default=1.0, help="between two looks (1)")
+    parser.add_argument("--once", action="store_true", help="print the status once and exit, for scripts")
+    parser.add_argument("--seconds", type=float, default=1.0, help="seconds between two updates (default 1)")
     options = parser.parse_args(list(argv))
     follower = RunFollower(Path(options.run_dir).expanduser())
     console = Console()
@@ -62,15 +62,15 @@ def render_head(status: Status) -> Iterable[Text]:
         rate = f"{float(record.get('tokens_per_second', 0)):.4g} tokens/s" + (f", MFU {mfu:.1%}" if mfu else "")
         yield escape_text(
             f"loss {float(record.get('loss', math.nan)):.4f}, gradient norm {float(record.get('grad_norm', 0)):.3g}, "
-            f"{rate}, {float(record.get('step_seconds', 0)):.3g} s a step, "
-            f"the newest {status.quiet_seconds or 0:.0f} s ago"
+            f"{rate}, {float(record.get('step_seconds', 0)):.3g} s per step, "
+            f"newest step {status.quiet_seconds or 0:.0f} s ago"
         )
         yield escape_text(draw_bars(list(status.losses)))
     failure = record.get("failed_save")
     but = f"; the newest save failed: {failure}" if failure else ""
     yield escape_text(f"last checkpoint: {status.checkpoint or 'none yet'}{but}")
     if status.launches > 1:
-        yield escape_text(f"started {status.launches} times, the last because: {status.why}")
+        yield escape_text(f"started {status.launches} times; reason of the last start: {status.why}")
     if status.ending is not None:
         yield escape_text(
             f"ended: {status.ending.reason}, exit code {status.ending.exit_code}. {status.ending.evidence}"
@@ -83,7 +83,7 @@ def render_ranks(status: Status) -> Iterable[Table]:
         return
     title = f"{len(status.ranks)} of {status.ranks[0].world} ranks are on this machine"
     table = Table(title=title, title_justify="left")
-    for column in ("rank", "process", "step", "phase", "for"):
+    for column in ("rank", "process", "step", "phase", "time in phase"):
         table.add_column(column, justify="left" if column == "phase" else "right")
     now = time.monotonic()
     for pulse in status.ranks[:SHOWN]:
@@ -91,7 +91,7 @@ def render_ranks(status: Status) -> Iterable[Table]:
             str(pulse.rank), str(pulse.pid), str(pulse.step), pulse.phase, f"{max(0.0, now - pulse.since):.1f} s"
         )
     if len(status.ranks) > SHOWN:
-        table.caption = f"and {len(status.ranks) - SHOWN} more"
+        table.caption = f"and {len(status.ranks) - SHOWN} more ranks"
     yield table
 
 

@@ -36,15 +36,15 @@ class HangsOptions:
         for short, long in pairwise(order):
             if getattr(self, short) > getattr(self, long):
                 yield Problem(
-                    f"{place}.{short}={getattr(self, short):g} is above {place}.{long}={getattr(self, long):g}.",
-                    f"The limits are in this order: {', '.join(order)}, launch.timeout_seconds.",
+                    f"{place}.{short}={getattr(self, short):g} must be at most {place}.{long}={getattr(self, long):g}.",
+                    f"These timeouts must increase in this order: {', '.join(order)}, launch.timeout_seconds.",
                     f"{place}.{long}={2 * getattr(self, short):g}",
                 )
         if self.unlearned_seconds >= transfer:
             yield Problem(
-                f"launch.timeout_seconds={transfer:g} ends the run before {place}.unlearned_seconds="
-                f"{self.unlearned_seconds:g} have passed.",
-                "The transfer that waits for a rank must outlast the watch: otherwise the ranks that wait fail first, "
-                "and nobody is told which one they waited for.",
+                f"launch.timeout_seconds={transfer:g} must be longer than {place}.unlearned_seconds="
+                f"{self.unlearned_seconds:g}.",
+                "Otherwise the collectives of the waiting ranks time out before the hang watcher "
+                "reports the hung rank.",
                 f"launch.timeout_seconds={2 * self.unlearned_seconds:g}, or {place}.unlearned_seconds={transfer / 2:g}",
             )

@@ -87,7 +87,7 @@ def _diagnose_transfer(late: list[Watched], ranks: Sequence[Watched]) -> Diagnos
     assert one.pulse.waits is not None
     everyone = ", ".join(str(each.rank) for each in late)
     collective = _describe_collective(one.pulse.waits)
-    evidence = f"ranks {everyone} are all in {collective}, which has not ended for {one.still:.1f} s"
+    evidence = f"ranks {everyone} all wait in {collective}, which has not finished for {one.still:.1f} s"
     return Diagnosis(tuple(each.rank for each in late), "transfer", collective, evidence)
 
 
@@ -139,11 +139,11 @@ def _name_culprits(why: str, culprits: list[Watched], ranks: Sequence[Watched]) 
     operation = _find_first_missing(first, ranks) or (_describe_collective(waits) if waits else first.pulse.phase)
     where = f"in {_describe_collective(waits)}, part of {first.pulse.under}" if waits else f"in {first.pulse.phase}"
     if first.pulse.member:  # a callback or health check that core has called, such as "health/mine"
-        where += f", in what {first.pulse.member.replace('/', '=', 1)} does"
-    how = "is stopped by a signal (state T)" if why == "stopped" else "stands still"
+        where += f" (in code of {first.pulse.member.replace('/', '=', 1)})"
+    how = "is stopped by a signal (state T)" if why == "stopped" else "hangs"
     host = f" on {first.host}" if first.host else ""
-    evidence = [f"rank {first.rank} (process {first.pulse.pid}{host}) {how}, {where} of step {first.pulse.step}, for "
-                f"{first.still:.1f} s; its limit is {first.limit:.1f} s"]  # fmt: skip
+    evidence = [f"rank {first.rank} (process {first.pulse.pid}{host}) {how} {where} of step {first.pulse.step}: "
+                f"no progress for {first.still:.1f} s (timeout {first.limit:.1f} s)"]  # fmt: skip
     waiting = [one.rank for one in ranks if one.rank not in [each.rank for each in culprits] and one.pulse.waits]
     if waiting:
         evidence.append(f"ranks {', '.join(map(str, waiting))} wait in {operation}")

@@ -151,9 +151,12 @@ class Watcher:
         try:
             self._tell(diagnosis, own, culprits)
         except Exception as error:  # such as an OSError on a full disk
-            print(f"health: {diagnosis.evidence}; it could not be told: {type(error).__name__}: {error}", flush=True)
+            print(
+                f"health: {diagnosis.evidence}; the report could not be written: {type(error).__name__}: {error}",
+                flush=True,
+            )
         if self.options.act == "restart":
-            evidence = f"hang: {diagnosis.evidence}; it was killed"
+            evidence = f"hang: {diagnosis.evidence}; the rank was killed"
             # a stop signal or a network failure may hit any code, so the called member is not to blame
             member = culprits[0].pulse.member if diagnosis.why not in ("stopped", "transfer") else ""
             failure = RankFailure(diagnosis.ranks[0], "bug", 1, evidence, member=member)
@@ -166,7 +169,7 @@ class Watcher:
         generation = max(one.pulse.generation for one in own)
         place = self.run_dir / "logs" / f"hang-{generation}-rank-{diagnosis.ranks[0]:05d}.json"
         where = ", ".join(f"rank {rank}" for rank in diagnosis.ranks)
-        evidence = f"{diagnosis.evidence}; stacks: {place}"
+        evidence = f"{diagnosis.evidence}; stack traces: {place}"
         action = Action.RESTART if self.options.act == "restart" else Action.WARN
         details = {"ranks": diagnosis.ranks, "why": diagnosis.why, "operation": diagnosis.operation, "host": self.host}
         verdict = Verdict("hang", where, 1.0, evidence, action, details=details)
@@ -178,7 +181,7 @@ class Watcher:
         write_whole(place, json.dumps({**build_report(diagnosis, own, stacks), "flight_recorder": flights}, indent=1))
         print(f"health: {verdict}", flush=True)
         if self.alert and (why := send(self.alert, {"run_dir": str(self.run_dir), **verdict.to_dict()})):
-            print(f"health.monitors.alert ({name_target(self.alert)}): {why}", flush=True)
+            print(f"health.monitors.alert ({name_target(self.alert)}) failed: {why}", flush=True)
 
 
 def build_report(diagnosis: Diagnosis, ranks: list[Watched], stacks: dict[int, str]) -> dict:

@@ -34,7 +34,7 @@ def format_kind(kind: str) -> str:
 def draw_ledger(of: Ledger) -> Figure:
     """Return a figure: the timeline of the run with its faults below, and bars of seconds by kind, longest first."""
     wall = of.wall_seconds or 1.0
-    about = f"{wall:.1f} s, {len(of.faults)} faults, {of.ettr:.1%} of the time in steps that stand"
+    about = f"{wall:.1f} s, {len(of.faults)} faults, ETTR {of.ettr:.1%}"
     sums = {kind: sum_ for kind, sum_ in sorted(of.seconds.items(), key=lambda item: -item[1]) if sum_ > 0}
     figure, (time, below) = make_subplots(f"Where the time went: {of.run_dir}", about, [0.8, ROW * max(3, len(sums))])
     pieces = _lay_out(of)
@@ -43,7 +43,7 @@ def draw_ledger(of: Ledger) -> Figure:
         time.broken_barh(spans, (-0.4, 0.8), color=COLOURS[kind])
     for fault in of.faults:
         (mark,) = time.plot(fault.at, 1, "^", color=INK, clip_on=False)
-        add_tip(mark, f"{fault.kind}: {fault.named}, found after {fault.found:.2f} s")
+        add_tip(mark, f"{fault.kind}: {fault.named}, detected after {fault.found:.2f} s")
     time.set(xlim=(0, wall), xlabel="seconds since the run began", ylim=(1.4, -0.5))
     time.set_yticks([0, 1], ["the run", "faults"])
     time.grid(False)

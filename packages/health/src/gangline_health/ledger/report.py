@@ -103,8 +103,8 @@ def build_ledger(run_dir: Path, report: Callable[[str], object] = warnings.warn)
     starts = read(run_dir, events, report)
     if not starts:
         raise UserError(
-            f"{run_dir} holds no events.jsonl and no metrics.jsonl with times.",
-            "A report is made of what a run writes while it lives (track=[jsonl], a default, writes its steps).",
+            f"{run_dir} contains neither events.jsonl nor metrics.jsonl with times.",
+            "The ledger needs these log files of the run (track=[jsonl], a default, writes metrics.jsonl).",
         )
     begin = min(each.begin for each in starts)
     marks = [each.last for each in starts] + [parse_time(each.exit) for each in starts if each.exit]
@@ -128,7 +128,7 @@ def find_faults(starts: Sequence[RanksStart], begin: float) -> list[Interruption
         if kind not in (*FAULTS, "killed") or kind == "joined" or (kind == "killed" and before.ended):
             continue
         detection = max(before.last, estimate_detection(each) if continues_job(each) else each.begin)
-        reason = str(launch.get("evidence") or "nobody was left to say")
+        reason = str(launch.get("evidence") or "unknown: all processes were killed")
         every.append(
             Interruption(kind, before.last - begin, detection - before.last, reason, _compute_recovery(detection, each))
         )

@@ -15,7 +15,7 @@ KINDS = (
 
 @dataclass(frozen=True)
 class Span:
-    """Span of time from `begin` to `end`, in seconds; where spans overlap, the span with the highest `level` counts."""
+    """Span of time from `begin` to `end`, in seconds; if spans overlap, the span with the highest `level` counts."""
 
     begin: float
     end: float
@@ -26,7 +26,7 @@ class Span:
 def flatten_spans(spans: Iterable[Span], begin: float, end: float) -> list[Span]:
     """Return spans that tile [begin, end] without a gap; time that no span covers is idle.
 
-    Where spans of the highest level overlap, the span that began last counts.
+    If spans of the highest level overlap, the span that began last counts.
     """
     cut = [Span(max(s.begin, begin), min(s.end, end), s.kind, s.level) for s in spans]
     order = sorted((s for s in cut if s.end > s.begin), key=lambda s: s.begin)

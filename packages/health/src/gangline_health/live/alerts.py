@@ -48,7 +48,7 @@ def send(target: str, content: Line, seconds: float = SECONDS, until: Callable[[
     body = json.dumps(content).encode()
     seconds = min(seconds, until() - time.monotonic())
     if seconds <= 0:
-        return "the job was over before its turn came"
+        return "the job ended before the alert was sent"
     why = [f"no answer within {seconds:g} s"]
 
     def work() -> None:
@@ -156,7 +156,10 @@ class Alerts:
 
     def _tell(self, why: str) -> None:
         target = name_target(self.target)
-        evidence = f"health.monitors.alert ({target}): {why}; the run goes on, and nobody is told until it works again"
+        evidence = (
+            f"health.monitors.alert ({target}) failed: {why}; the run continues, and alerts are lost until the target "
+            "recovers"
+        )
         note(self.run_dir, Verdict("alert-lost", "the run", 1.0, evidence, Action.WARN))
 
     def _read_offset(self) -> int | None:

@@ -15,17 +15,17 @@ from gangline_health.live.status import RunFollower, Status
 
 # field of the newest step record -> (name of the metric, help text)
 GAUGES = {
-    "step": ("gangline_step", "steps done"),
+    "step": ("gangline_step", "number of the newest step"),
     "loss": ("gangline_loss", "mean loss of the newest step, nats"),
-    "validation_loss": ("gangline_validation_loss", "where the newest step had one"),
+    "validation_loss": ("gangline_validation_loss", "validation loss of the newest step, if it had a validation"),
     "grad_norm": ("gangline_grad_norm", "global gradient norm before clipping"),
-    "learning_rate": ("gangline_learning_rate", "of the newest step"),
-    "tokens_per_second": ("gangline_tokens_per_second", "all ranks"),
-    "mfu": ("gangline_mfu_ratio", "model FLOPs over the peak of all devices"),
-    "step_seconds": ("gangline_step_seconds", "wall time of the newest step"),
-    "memory_bytes": ("gangline_memory_bytes", "peak of the first rank"),
-    "attempt": ("gangline_attempt", "ways back, plus one"),
-    "generation": ("gangline_generation", "starts of the ranks over the life of the run"),
+    "learning_rate": ("gangline_learning_rate", "learning rate of the newest step"),
+    "tokens_per_second": ("gangline_tokens_per_second", "tokens per second over all ranks"),
+    "mfu": ("gangline_mfu_ratio", "model FLOPs utilization: model FLOPs over the peak of all devices"),
+    "step_seconds": ("gangline_step_seconds", "wall time of the newest step in seconds"),
+    "memory_bytes": ("gangline_memory_bytes", "peak memory of rank 0 in bytes"),
+    "attempt": ("gangline_attempt", "1, plus 1 for each rollback"),
+    "generation": ("gangline_generation", "number of starts of the ranks over all jobs of the run"),
 }
 
 
@@ -56,19 +56,27 @@ def _make_families(status: Status) -> Iterator[Metric]:
         if (value := _parse_number(record.get(field))) is not None:
             yield gauge(name, about, [(value,)])
     if status.steps is not None:
-        yield gauge("gangline_steps_planned", "steps the run is to have", [(status.steps,)])
+        yield gauge("gangline_steps_planned", "planned number of steps of the run", [(status.steps,)])
     if status.quiet_seconds is not None:
-        yield gauge("gangline_quiet_seconds", "since the newest step", [(status.quiet_seconds,)])
-    yield gauge("gangline_ranks_here", "living ranks of this machine", [(len(status.ranks),)])
+        yield gauge("gangline_quiet_seconds", "seconds since the newest step", [(status.quiet_seconds,)])
+    yield gauge("gangline_ranks_here", "running ranks on this machine", [(len(status.ranks),)])
     if phases := record.get("rank_phases"):
         rows = [(rank, phase, value) for phase, values in phases.items() for rank, value in enumerate(values)]
-        yield gauge("gangline_rank_phase_seconds", "of the newest step, without waits", rows, "rank", "phase")
+        yield gauge(
+            "gangline_rank_phase_seconds",
+            "seconds of each phase in the newest step, without waits for other ranks",
+            rows,
+            "rank",
+            "phase",
+        )
     if shares := record.get("rank_mfu"):
-        about = "of its own work, over the peak of one device"
+        about = "FLOPs of the rank's own work over the peak of one device"
         yield gauge("gangline_rank_mfu_ratio", about, enumerate(shares), "rank")
-    yield counter("gangline_launches", "starts of the ranks", [(status.launches,)])
-    yield counter("gangline_verdicts", "findings of health checks", sorted(status.counted.items()), "kind")
-    yield counter("gangline_orders", "what was done about them", sorted(status.orders.items()), "action")
+    yield counter("gangline_launches", "number of starts of the ranks", [(status.launches,)])
+    yield counter("gangline_verdicts", "number of verdicts of health checks", sorted(status.counted.items()), "kind")
+    yield counter(
+        "gangline_orders", "number of orders in response to verdicts", sorted(status.orders.items()), "action"
+    )
 
 
 def _parse_number(value: Any) -> float | None:

@@ -57,7 +57,9 @@ def main(run_dir: str, host: str, port: int) -> None:
     try:
         server = MetricsServer(Path(run_dir), host, port)
     except OSError as error:
-        evidence = f"metrics cannot be served at {host}:{port}: {error.strerror or error}; the run goes on without"
+        evidence = (
+            f"metrics cannot be served at {host}:{port}: {error.strerror or error}; the run continues without metrics"
+        )
         events = Events(run_dir, by="metrics")
         events.write("verdict", **Verdict("no-metrics", f"{host}:{port}", 1.0, evidence, Action.WARN).to_dict())
         events.close()

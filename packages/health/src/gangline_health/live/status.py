@@ -66,7 +66,7 @@ class RunFollower:
     def __init__(self, run_dir: Path) -> None:
         if not run_dir.is_dir():
             raise UserError(
-                f"{run_dir} is no run directory.", "gangline health watch shows a run that lives, or lived."
+                f"{run_dir} is not a run directory.", "gangline health watch shows a running or finished run."
             )
         self.status = Status(run_dir)
         try:

@@ -34,12 +34,12 @@ def explain_malformed(target: str) -> str:
     try:
         parts = urlsplit(target)
         if not parts.hostname:
-            return "it names no host"
+            return "the host is missing"
         _ = parts.port  # raises ValueError if the port is not a number
     except ValueError as error:
         return str(error)
     if bad := re.search(r"[^\x21-\x7e]", target):
-        return f"{bad[0]!r} may not stand in a URL"
+        return f"the character {bad[0]!r} is not allowed in a URL"
     return ""
 
 

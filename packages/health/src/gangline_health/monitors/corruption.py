@@ -61,19 +61,19 @@ class CorruptionMonitor(Monitor):
         self.recompute = RepeatedSteps(options.recompute_every)
 
     def describe(self) -> str:
-        each = f"each {self.options.every} steps"
+        each = f"every {self.options.every} steps"
         what = "weights and gradients" if self.options.gradients else "weights"
-        checks = [f"{what} of ranks that hold the same boxes compared {each}" if self.ranks > 1 else "no replicas"]
+        checks = [f"{what} of replicas compared {each}" if self.ranks > 1 else "no replicas"]
         if self.options.checkpoints and self.save_every:
-            checks.append("weights of checkpoints compared with what was saved")
+            checks.append("weights read from a checkpoint compared with the saved weights")
         if self.recompute.every:
-            checks.append(f"each {self.recompute.every} steps one is done twice")
+            checks.append(f"one step computed twice every {self.recompute.every} steps")
         return ", ".join(checks)
 
     def explain_unknown(self) -> str:
         if not self.options.recompute_every or self.recompute.every:
             return ""
-        return "repeated steps (compressed gradients depend on the step before, so no step is done twice)"
+        return "recomputed steps (compressed gradients depend on the step before, so steps are not computed twice)"
 
     def attach(self, runtime: Runtime, comms: Comms, store: Store | None, device: torch.device) -> None:
         self.runtime, self.device = runtime, device
@@ -171,9 +171,12 @@ class CorruptionMonitor(Monitor):
             details["proven"] = True
             sure = all(each.outvoted for each in odd.values())
             one, what = next(iter(odd.values())), " and the ".join(odd)
-            evidence = f"the {what} of rank {rank} are those of {one.alike} of {one.replicas} replicas"
+            evidence = (
+                f"silent data corruption: the {what} of rank {rank} differ from "
+                f"{one.replicas - one.alike} of its {one.replicas - 1} other replicas"
+            )
             if not sure:
-                evidence += "; no majority says which are right"
+                evidence += "; no majority shows which replica is right"
             if sure:
                 details["exclude"] = f"rank {rank}"
             where, confidence = f"rank {rank}", 1.0 if sure else 0.5
@@ -182,19 +185,22 @@ class CorruptionMonitor(Monitor):
     def _report_damage(self, record: StepRecord) -> Verdict:
         step, some = int(self.stored["step"]), ", ".join(self.damaged[:4])
         more = f" and {len(self.damaged) - 4} more" if len(self.damaged) > 4 else ""
-        evidence = f"weights that were read from the checkpoint of step {step} are not those saved: {some}{more}"
+        evidence = (
+            f"silent data corruption: weights read from the checkpoint of step {step} differ from the saved weights: "
+            f"{some}{more}"
+        )
         self.stored = {}
         details = {"step": record.step, "first": step, "row": 1, "arrays": self.damaged[:4]}
         return Verdict("corruption", "the checkpoint", 1.0, evidence, Action.ROLL_BACK, details=details)
 
     def _report_not_compared(self, count: int, alone: list[int]) -> Verdict:
         some = ", ".join(map(str, alone[:8])) + (", ..." if count > 8 else "")
-        why = f"nobody else holds exactly what rank {some} holds"
+        why = f"the weights of rank {some} have no exact replica"
         if self.runtime.differs:
-            why = f"the replicas of what rank {some} holds differ between synchronisations"
+            why = f"the replicas of rank {some} differ between synchronisations"
         evidence = (
             f"health.monitors.corruption compares the weights of {self.ranks - count} of {self.ranks} ranks; {why}, so "
-            "that a flipped bit is not found there"
+            "a bit flip there is not detected"
         )
         return Verdict("not-compared", "the run", 1.0, evidence, Action.WARN)
 

@@ -91,7 +91,7 @@ class MachineMonitor(Monitor):
             details = {"step": record.step, "first": record.step, "row": 1, "host": host, "probe": probe.name}
             details["exclude"] = f"rank {self.rank}"  # not the host name, which may differ from the launcher's
             if known and probe.findings is None:
-                evidence = f"{probe.name} is unknown from step {record.step} on: {probe.why}"
+                evidence = f"the state of {probe.name} is unknown from step {record.step} on: {probe.why}"
                 yield Verdict("probe-unknown", host, 1.0, evidence, Action.NOTE, details=details)
             for finding in probe.findings or ():
                 now.add(finding.key)

@@ -49,8 +49,8 @@ class NumbersMonitor(Monitor):
         self.alone: dict[str, list[tuple[int, float]]] = {}  # kind -> single spikes, as (step, height above the centre)
 
     def describe(self) -> str:
-        limits = f"loss over {self.options.spike:g} and gradient norm over {self.options.gradient_spike:g} deviations"
-        return f"{limits}, divergence, {self.options.zero_steps} steps of zero gradients, not finite"
+        limits = f"loss above {self.options.spike:g} and gradient norm above {self.options.gradient_spike:g} deviations"
+        return f"{limits}, divergence, {self.options.zero_steps} steps of zero gradients, NaN or inf"
 
     # --- verdicts -----------------------------------------------------------------------------------------------------
 
@@ -79,10 +79,10 @@ class NumbersMonitor(Monitor):
         self.found.add(kind)
         row = self.rows.get(kind, 0) + 1
         if logarithmic:
-            usual = f"gradient norm {value:.4g}, usually {math.exp(middle):.4g}"
+            usual = f"gradient norm {value:.4g}, recent median {math.exp(middle):.4g}"
         else:
-            usual = f"loss {value:.4g}, usually {middle:.4g}"
-        evidence = f"{usual}; {far:.1f} robust deviations above it, {row} in a row"
+            usual = f"loss {value:.4g}, recent median {middle:.4g}"
+        evidence = f"{usual}: {far:.1f} robust deviations above the median; consecutive spikes: {row}"
         details = {"step": step, "row": row, "first": step - row + 1, "score": far}
         yield Verdict(kind, f"step {step}", 1.0, evidence, Action.SKIP, details=details)
 
@@ -102,7 +102,7 @@ class NumbersMonitor(Monitor):
             self.norms = self._extend_window("gradient-spike", record.step, math.log(record.grad_norm), self.norms)
         if self.rows.get("zero-gradients") == self.options.zero_steps:
             row = self.options.zero_steps
-            evidence = f"gradient norm 0 for {row} steps in a row: nothing is learnt"
+            evidence = f"the gradient norm was 0 for {row} consecutive steps: the model does not learn"
             details = {"step": record.step, "row": row, "first": record.step - row + 1}
             yield Verdict("zero-gradients", f"step {record.step}", 1.0, evidence, Action.WARN, details=details)
         yield from self._find_divergence(record)
@@ -129,7 +129,10 @@ class NumbersMonitor(Monitor):
     def _report_not_finite(self, record: StepRecord) -> Verdict:
         """Return the verdict on a non-finite step; it overrides the verdict of core, which would stop the run."""
         row = self.rows["not-finite"]
-        evidence = f"loss {record.loss}, gradient norm {record.grad_norm}, {row} in a row; the weights are as they were"
+        evidence = (
+            f"loss {record.loss}, gradient norm {record.grad_norm}; consecutive non-finite steps: {row}; "
+            "the weights are unchanged"
+        )
         details = {"step": record.step, "row": row, "first": record.step - row + 1}
         return Verdict(
             "not-finite", f"step {record.step}", 1.0, evidence, Action.SKIP, overrides=("not-finite",), details=details
@@ -149,8 +152,8 @@ class NumbersMonitor(Monitor):
         far = (recent - best) / then
         if far > self.options.divergence:
             evidence = (
-                f"the median loss of {RECENT} steps is {recent:.4g}; at step {at} it was {best:.4g}, "
-                f"{far:.1f} robust deviations below"
+                f"the median loss of the last {RECENT} steps is {recent:.4g}, {far:.1f} robust deviations above its "
+                f"minimum {best:.4g} at step {at}"
             )
             details = {"step": record.step, "first": at, "row": record.step - at}
             yield Verdict("divergence", f"step {record.step}", 0.9, evidence, Action.WARN, details=details)

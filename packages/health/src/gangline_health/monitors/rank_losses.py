@@ -39,7 +39,7 @@ class RankLossesMonitor(Monitor):
         self.told: dict[int, int] = {}  # rank -> step of its last verdict on a lasting difference
 
     def describe(self) -> str:
-        off = f"{self.options.lasting:g} deviations from that of the others"
+        off = f"{self.options.lasting:g} robust deviations from the median rank"
         return f"ranks whose own loss is {off} in most of {self.options.window} steps"
 
     def observe(self, record: StepRecord) -> Iterable[Verdict]:
@@ -77,8 +77,8 @@ class RankLossesMonitor(Monitor):
             far = abs(difference) / noise if noise else 0.0
             if far > self.options.spike and abs(difference) > max(FARTHER * farthest, SURPRISE / max(tokens, 1)):
                 evidence = (
-                    f"the own loss of rank {rank} is {own[rank]:.4g}, the median rank's {middle:.4g}: {far:.1f} robust "
-                    f"deviations apart; it read samples of the batch from sample {record.first_sample} on"
+                    f"the own loss of rank {rank} is {own[rank]:.4g}, the loss of the median rank {middle:.4g}: "
+                    f"{far:.1f} robust deviations apart; the batch begins at sample {record.first_sample}"
                 )
                 details = {"rank": rank, "step": record.step, "first": record.step, "score": far}
                 yield Verdict("rank-loss-spike", f"rank {rank}", 0.7, evidence, Action.NOTE, details=details)
@@ -95,9 +95,9 @@ class RankLossesMonitor(Monitor):
             self.told[rank] = record.step
             first = max(1, record.step - self.options.window + 1)
             evidence = (
-                f"the own loss of rank {rank} is {abs(off):.4g} {'above' if off > 0 else 'below'} the median rank's in "
-                f"most of {self.options.window} steps, {abs(off) / noise:.1f} robust deviations of the ranks from each "
-                "other: what it reads or computes is not like theirs"
+                f"the own loss of rank {rank} is {abs(off):.4g} {'above' if off > 0 else 'below'} the median "
+                f"rank in most of {self.options.window} steps, {abs(off) / noise:.1f} robust deviations: "
+                "check the data and the computation of this rank"
             )
             details = {
                 "rank": rank, "step": record.step, "first": first, "score": abs(off) / noise, "exclude": f"rank {rank}",

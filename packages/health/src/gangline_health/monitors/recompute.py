@@ -168,12 +168,14 @@ class RepeatedSteps:
         if not any(self.found):
             return
         details: dict[str, int | str] = {"step": step, "first": (self.trusted or 0) + 1, "row": 1}
-        prefix = f"step {step} was done twice from the same weights and data, and "
+        prefix = f"silent data corruption: step {step} was computed twice from the same weights and data, and "
         if COMPUTED not in self.found:
-            evidence = f"{prefix}a transfer changed what it carried: every rank gave the same, and got another sum"
+            evidence = (
+                f"{prefix}a collective changed the data: all ranks sent equal inputs, and received different outputs"
+            )
             yield Verdict("corruption", "the network", 0.8, evidence, Action.ROLL_BACK, details=details)
         elif self.mine == COMPUTED:
-            evidence = f"{prefix}rank {self.rank} did not come to the same, first in {self.where}"
+            evidence = f"{prefix}the results of rank {self.rank} differ, first in {self.where}"
             details |= {"rank": self.rank, "exclude": f"rank {self.rank}"}
             yield Verdict("corruption", f"rank {self.rank}", 1.0, evidence, Action.ROLL_BACK, details=details)
 
@@ -183,4 +185,4 @@ def find_first_difference(before: Sequence[Event], after: Sequence[Event]) -> tu
     for one, other in zip(before, after, strict=False):
         if one.what != other.what or one.own != other.own or not torch.equal(one.sums, other.sums):
             return (COMPUTED if one.own or other.own else RECEIVED), one.what
-    return (SAME, "") if len(before) == len(after) else (COMPUTED, "the number of transfers")
+    return (SAME, "") if len(before) == len(after) else (COMPUTED, "the number of collectives")

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 # out-of-memory messages of torch on a GPU, torch on a CPU, and Python
 NO_MEMORY = re.compile(r"OutOfMemoryError|out of memory\. Tried|can't allocate memory|\bMemoryError\b")
 MORE_MEMORY = (
-    "New processes have no more of it: lower batch.micro_size, set run.recompute=full or run.loss_chunk, or cut the "
-    "run over more ranks"
+    "A restart does not free memory: lower batch.micro_size, set run.recompute=full or run.loss_chunk, or shard the "
+    "model over more ranks"
 )
 SAME = 1  # tolerance in steps: a kill may prevent the record of the previous step
 NEWEST_BYTES = 1 << 22  # maximum number of bytes to read from the end of metrics.jsonl
@@ -88,7 +88,7 @@ class RepeatedMonitor(Monitor):
         short = failure.no_memory >= 2  # a single out-of-memory failure may be a consequence of the failure before
         times = failure.no_memory if short else failure.times
         details = {"step": step, "row": times}
-        evidence = f"{times} starts in a row failed in step {step}; the last one: {failure.why or 'nobody knows why'}"
+        evidence = f"{times} consecutive starts failed in step {step}; last failure: {failure.why or 'unknown'}"
         if short:
             evidence += f". {MORE_MEMORY}"
             yield Verdict("out-of-memory", f"step {step}", 0.9, evidence, Action.WARN, details=details)

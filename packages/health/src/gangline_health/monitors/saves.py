@@ -45,8 +45,12 @@ class SavesMonitor(Monitor):
             self.whole = previous.step
         why = previous.failed_save
         if why is not None and why != self.said:
-            newest = "none is known to be whole" if self.whole is None else f"the newest whole one is of {self.whole}"
-            evidence = f"a checkpoint could not be saved: {why}; {newest}"
+            newest = (
+                "no complete checkpoint is known"
+                if self.whole is None
+                else f"newest complete checkpoint: step {self.whole}"
+            )
+            evidence = f"saving a checkpoint failed: {why}; {newest}"
             details = {"step": record.step, "row": 1, "why": why}
             yield Verdict("not-saved", f"step {previous.step}", 1.0, evidence, Action.WARN, details=details)
         self.said = why

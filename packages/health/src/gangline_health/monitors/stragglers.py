@@ -49,8 +49,8 @@ class StragglersMonitor(Monitor):
 
     def describe(self) -> str:
         if len(self.peers.stages) > 1 and len(set(self.peers.stages)) == len(self.peers.stages):
-            return "no two ranks do the same work"
-        of = "its stage" if len(set(self.peers.stages)) > 1 else "all"
+            return "not compared: no two ranks do equal work"
+        of = "their stage" if len(set(self.peers.stages)) > 1 else "all ranks"
         return f"ranks {self.options.slower:g} times slower than the median of {of} over {self.options.window} steps"
 
     def observe(self, record: StepRecord) -> Iterable[Verdict]:
@@ -122,9 +122,9 @@ class StragglersMonitor(Monitor):
         share = cost / step if step else 0.0
         where = " of its stage" if len(peers) < len(own) else ""
         evidence = (
-            f"rank {rank} works {own[rank]:.3f} s a step, the median of {len(peers)} ranks{where} {middle:.3f} s "
-            f"({score:.1f} robust deviations), since step {since}, most of it in {phase} "
-            f"({excess[phase]:+.3f} s); it costs every step {cost:.3f} s, {share:.0%}"
+            f"rank {rank} works {own[rank]:.3f} s per step, the median of {len(peers)} ranks{where} is {middle:.3f} s "
+            f"({score:.1f} robust deviations), since step {since}; largest excess in {phase} "
+            f"({excess[phase]:+.3f} s); cost per step: {cost:.3f} s, {share:.0%}"
         )
         details = {
             "rank": rank, "phase": phase, "since": since, "cost_seconds": cost, "score": score, "step": record.step,
@@ -135,8 +135,8 @@ class StragglersMonitor(Monitor):
     def _report_slow_rank(self, rank: int, times: float, record: StepRecord) -> Verdict:
         steps = self.options.steady_steps
         evidence = (
-            f"rank {rank} works {times - 1:.1%} longer a step than the median rank of its stage, in each tenth of "
-            f"{steps} steps; as far as the others wait for it the job is slower by that"
+            f"rank {rank} works {times - 1:.1%} longer per step than the median rank of its stage, in each tenth of "
+            f"{steps} steps; the job is slower by up to this share"
         )
         details = {"rank": rank, "times": times, "step": record.step, "exclude": f"rank {rank}"}
         return Verdict("slow-rank", f"rank {rank}", 0.8, evidence, Action.NOTE, details=details)

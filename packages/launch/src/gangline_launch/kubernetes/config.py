@@ -50,26 +50,38 @@ class KubernetesLaunch(ClusterLaunch):
         """Return problems of `ClusterLaunch.check`, and of a pod's image, volume, run directory, names and devices."""
         problems = super().check(run)
         if self.image is None:
-            fix = "launch.image=registry/name:tag, made from this version."
-            problems.append(Problem("launch=kubernetes needs launch.image.", "A pod has nothing else.", fix))
+            fix = "launch.image=registry/name:tag, built with this version of gangline."
+            problems.append(
+                Problem("launch=kubernetes needs launch.image.", "Pods run gangline from a container image.", fix)
+            )
         claim, mount = self.claim_and_mount()
         if not SUBDOMAIN.fullmatch(claim) or not mount.startswith("/") or mount == "/":
             what = "launch=kubernetes needs launch.volume=CLAIM:/mount."
-            why = "The pods meet in the run directory, and checkpoints outlive them there."
-            problems.append(Problem(what, why, "A PersistentVolumeClaim that many nodes may write (ReadWriteMany)."))
+            why = "All pods use the run directory on this volume, and checkpoints there outlive the pods."
+            problems.append(
+                Problem(what, why, "Name a PersistentVolumeClaim that many nodes may write (ReadWriteMany).")
+            )
         elif run.job.dir is None or self.map_to_pod(run.job.dir) is None:
-            what = f"run.dir={run.job.dir} does not lie on launch.volume={self.volume}."
-            real = "" if run.job.dir is None else f"Without links: {os.path.realpath(run.job.dir)}"
-            why = f"{real}; the volume: {os.path.realpath(mount)}." if real else ""
-            problems.append(Problem(what, why, f"run.dir={mount}/my-run, with the volume mounted here too."))
+            what = f"run.dir={run.job.dir} is not on launch.volume={self.volume}."
+            real = "" if run.job.dir is None else f"Resolved path: {os.path.realpath(run.job.dir)}"
+            why = f"{real}; resolved mount point: {os.path.realpath(mount)}." if real else ""
+            problems.append(Problem(what, why, f"run.dir={mount}/my-run, with the volume mounted on this machine too."))
         if run.job.dir is not None and not run.job.dir.isprintable():
             problems.append(
-                Problem(f"run.dir={run.job.dir!r} has a control character in it.", "", "A directory without one.")
+                Problem(
+                    f"run.dir={run.job.dir!r} contains a control character.",
+                    "",
+                    "Choose a directory without control characters.",
+                )
             )
         problems += self._check_names()
         problems += self._check_devices()
         if self.cluster_queue is not None and self.queue is None:
-            problems.append(Problem("launch.cluster_queue without launch.queue.", "", "Name the LocalQueue to make."))
+            problems.append(
+                Problem(
+                    "launch.cluster_queue needs launch.queue.", "", "Name the LocalQueue to create:  launch.queue=NAME"
+                )
+            )
         return problems
 
     def claim_and_mount(self) -> tuple[str, str]:
@@ -108,16 +120,16 @@ class KubernetesLaunch(ClusterLaunch):
             value = getattr(self, option)
             for name in value if isinstance(value, list) else [value]:
                 if name is not None and (not form.fullmatch(name) or len(name) > most):
-                    fix = "kubectl get nodes --show-labels" if form is LABEL else ""
-                    problems.append(Problem(f"launch.{option}={name!r} is not the name of {what}.", "", fix))
+                    fix = "To list labels:  kubectl get nodes --show-labels" if form is LABEL else ""
+                    problems.append(Problem(f"launch.{option}={name!r} is not a valid name of {what}.", "", fix))
         return problems
 
     def _check_devices(self) -> list[Problem]:
         problems = [
             Problem(
-                f"launch.resources holds {word!r}, which is no resource of a pod.",
+                f"launch.resources contains {word!r}, which does not have the form NAME:COUNT.",
                 "",
-                "NAME:COUNT:  'launch.resources=[vpc.amazonaws.com/efa:32,hugepages-2Mi:5120Mi,memory:900Gi]'",
+                "For example:  'launch.resources=[vpc.amazonaws.com/efa:32,hugepages-2Mi:5120Mi,memory:900Gi]'",
             )
             for word in self.resources or []
             if not RESOURCE.fullmatch(word)
@@ -126,9 +138,9 @@ class KubernetesLaunch(ClusterLaunch):
             example, source = POD_DEVICES[self.fabric]
             problems.append(
                 Problem(
-                    f"launch.fabric={self.fabric}: a pod sees the adapters of its node only where it asks for them.",
-                    f"What they are called is said by the site's device plugin ({source}).",
-                    f"'launch.resources=[{example}]', as many as a node has; [] where the site adds them.",
+                    f"launch.fabric={self.fabric} needs launch.resources: a pod sees only requested adapters.",
+                    f"The site's device plugin defines the names of these resources ({source}).",
+                    f"'launch.resources=[{example}]', as many as a node has; [] if the site adds the resources.",
                 )
             )
         return problems

@@ -72,13 +72,13 @@ def refuse_second(run_dir: Path) -> None:
     except KubectlError as error:
         raise UserError(
             f"{run_dir} may have a job already: {error}.",
-            "Two jobs of a run spoil it. Try again once that is answered.",
+            "Two jobs in one run directory would damage the run. Try again when the cluster answers.",
         ) from error
     if not state.over:
         raise UserError(
             f"{run_dir} has a job already: {job.id}, {state.describe()}.",
-            f"To follow it:  gangline launch attach {jobs.quote_path(run_dir)}",
-            f"To end it:  gangline launch cancel {jobs.quote_path(run_dir)}",
+            f"To follow the job:  gangline launch attach {jobs.quote_path(run_dir)}",
+            f"To cancel the job:  gangline launch cancel {jobs.quote_path(run_dir)}",
         )
 
 
@@ -103,13 +103,13 @@ def submit(directory: RunDirectory, job: SubmittedJob, manifest: Path) -> None:
             refused = False
         if refused:
             _as_before(directory.path, before, ending)
-            raise UserError(f"{error}.", "Nothing was submitted.") from error
+            raise UserError(f"{error}.", "The job was not submitted.") from error
         directory.hand_over()
         raise UserError(
-            f"{error}; whether the cluster took the job is not known, and {directory.path} stays.",
-            f"To look:  gangline launch status {jobs.quote_path(directory.path)}",
-            f"To end what is there:  gangline launch cancel {jobs.quote_path(directory.path)}",
-            f"To submit it once more, after that:  train resume={jobs.quote_path(directory.path)}",
+            f"{error}; whether the cluster accepted the job is unknown. {directory.path} is not removed.",
+            f"To check:  gangline launch status {jobs.quote_path(directory.path)}",
+            f"To cancel the job:  gangline launch cancel {jobs.quote_path(directory.path)}",
+            f"To submit again, after cancelling:  train resume={jobs.quote_path(directory.path)}",
         ) from error
 
 

@@ -26,16 +26,16 @@ def write_places(run_dir: Path, levels: Sequence[str]) -> None:
         nodes = json.loads(run_kubectl("get", "nodes", "--output", "json"))["items"]
     except (KubectlError, ValueError, KeyError) as error:
         raise UserError(
-            f"launch.levels: the labels of nodes cannot be read: {error}.",
-            "Ranks are to be in their order, so kubectl has to list the nodes.",
-            "Without launch.levels ranks are in the order in which the pods were placed.",
+            f"launch.levels: kubectl cannot read the labels of nodes: {error}.",
+            "launch.levels orders ranks by node labels, so kubectl needs permission to list nodes.",
+            "Without launch.levels, ranks follow the order in which the pods were placed.",
         ) from error
     labels = {node["metadata"]["name"]: node["metadata"].get("labels", {}) for node in nodes}
     for level in levels:
         if not any(level in of_node for of_node in labels.values()):
             raise UserError(
-                f"launch.levels={level}: no node has that label.",
-                "Labels that nodes have:  kubectl get nodes --show-labels",
+                f"launch.levels={level}: all nodes lack this label.",
+                "To list the labels of nodes:  kubectl get nodes --show-labels",
             )
     places = {name: make_place(name, of_node, levels) for name, of_node in labels.items()}
     write_whole(path, json.dumps(places, indent=2) + "\n")
@@ -52,7 +52,7 @@ def find_place(run_dir: Path, name: str) -> str:
         return ""
     if name not in places:
         print(
-            f"train: launch.levels: {name} is newer than the submit, its labels are not known: its ranks are last",
+            f"train: launch.levels: node {name} is newer than the submit: its labels are unknown, its ranks come last",
             file=sys.stderr,
             flush=True,
         )

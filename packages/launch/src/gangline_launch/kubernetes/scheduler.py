@@ -25,14 +25,14 @@ def run_kubectl(*words: str) -> str:
         process = subprocess.run(["kubectl", *words], capture_output=True, text=True, timeout=SECONDS)
     except FileNotFoundError:
         raise UserError(
-            "launch=kubernetes: there is no kubectl on this machine.",
-            "A JobSet is submitted with it, in the context that it has.",
-            "To see what would be submitted:  launch.dry_run=true",
+            "launch=kubernetes needs kubectl, which is not installed on this machine.",
+            "kubectl submits the JobSet to the cluster of its current context.",
+            "To print the manifests without submitting:  launch.dry_run=true",
         ) from None
     except subprocess.TimeoutExpired:
-        raise KubectlError(f"{what} had no answer for {SECONDS:g} s") from None
+        raise KubectlError(f"{what} got no answer for {SECONDS:g} s") from None
     if process.returncode:
-        raise KubectlError(f"{what}: {' '.join(process.stderr.split()) or f'it ended with {process.returncode}'}")
+        raise KubectlError(f"{what} failed: {' '.join(process.stderr.split()) or f'exit code {process.returncode}'}")
     return process.stdout
 
 
@@ -51,7 +51,9 @@ class KubernetesScheduler:
         """Delete the JobSet that has the job's mark. Raises KubectlError if the job has no mark."""
         namespace, _, _ = job.id.partition("/")
         if not job.mark:
-            raise KubectlError(f"{job.id} has no mark of its submit, so nobody can say whose it is")
+            raise KubectlError(
+                f"the submit label of job {job.id} is missing in job.json, so its JobSet cannot be identified"
+            )
         run_kubectl("delete", "jobset", "--namespace", namespace, "--selector", f"{MARK}={job.mark}", "--wait=false")
 
 
@@ -64,7 +66,7 @@ def read(text: str) -> dict[str, Any] | None:
     except ValueError:
         job_set = None
     if not isinstance(job_set, dict) or "metadata" not in job_set:
-        raise KubectlError(f"kubectl get jobset printed {text[:80]!r}, and no JobSet")
+        raise KubectlError(f"kubectl get jobset printed {text[:80]!r}, which is not a JobSet")
     return job_set
 
 
@@ -77,10 +79,10 @@ def parse_state(job_set: dict[str, Any]) -> JobState:
             return JobState(ENDED, condition["type"], condition.get("message", ""), starts=starts)
     if job_set.get("spec", {}).get("suspend"):
         queue = job_set["metadata"].get("labels", {}).get("kueue.x-k8s.io/queue-name", "")
-        return JobState(WAITS, "suspended", f"in the queue {queue}" if queue else "", starts=starts)
+        return JobState(WAITS, "suspended", f"in queue {queue}" if queue else "", starts=starts)
     counts = status.get("replicatedJobsStatus", [])
     ready, active = (sum(int(each.get(name, 0)) for each in counts) for name in ("ready", "active"))
     if ready or not active:
-        return JobState(RUNS if ready else WAITS, "running" if ready else "pods start", starts=starts)
+        return JobState(RUNS if ready else WAITS, "running" if ready else "pods starting", starts=starts)
     # A job is ready when all its pods are ready. The run trains earlier, while a spare or a lost pod is missing.
-    return JobState(RUNS, "active", "not every pod is ready", starts=starts)
+    return JobState(RUNS, "active", "some pods are not ready", starts=starts)

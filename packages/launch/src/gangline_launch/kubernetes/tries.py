@@ -41,8 +41,8 @@ def refuse_more(run_dir: Path, index: str, most: int) -> None:
         return
     ending = read_ending(run_dir)
     raise UserError(
-        f"pod {index} ended {tries} times in a row without a step beyond {step} (launch.futile_requeues).",
+        f"pod {index} exited with 75 {tries} times without progress past step {step} (launch.futile_requeues).",
         *(ending.evidence.splitlines()[:1] if ending is not None else []),
-        "A pod that never starts keeps the others waiting; its reason:  kubectl describe pods",
-        "Where pods take long to start:  launch.join_seconds=900",
+        "A pod that never starts makes all other pods wait. To find the reason:  kubectl describe pods",
+        "If pods start slowly:  launch.join_seconds=900",
     )

@@ -23,7 +23,7 @@ from gangline_launch.slurm.requeues import JobRequeue
 from gangline_launch.slurm.script import FILE
 from gangline_launch.slurm.submit import submit
 
-WORDS = {"requeue": "it is queued again", "submit": "it is submitted again without bad nodes", "end": "it ends here"}
+WORDS = {"requeue": "requeueing the job", "submit": "submitting a new job without the bad nodes", "end": "the job ends"}
 
 
 def read_own_job(environ: Mapping[str, str] = os.environ) -> str:
@@ -48,7 +48,7 @@ def decide(
         row = 0 if each.step > best or each.then == requeues.BEGIN else row + 1
         best = max(best, each.step)
     if row >= max(1, futile):
-        return "end", f"{row} starts in a row did no step beyond {best}"
+        return "end", f"{row} starts without progress past step {best} (launch.futile_requeues)"
     return ("submit" if new else "requeue"), ending.reason
 
 
@@ -62,7 +62,7 @@ def main(run_dir: str, code: str) -> int:
         if lines and lines[0].get("JobState") == "RUNNING":  # otherwise the job was cancelled, or Slurm restarts it
             restart_job(path, job, ending, int(code))
     except (SlurmError, UserError, OSError) as error:
-        print(f"train: job {job} is not started again: {error}\n{jobs.format_resume_hint(path)}", flush=True)
+        print(f"train: job {job} is not restarted: {error}\n{jobs.format_resume_hint(path)}", flush=True)
     return end
 
 
@@ -70,7 +70,7 @@ def restart_job(path: Path, job: str, ending: RunEnding | None, code: int) -> No
     """Restart (requeue or resubmit) or end the job, and log which. Raises SlurmError, UserError."""
     config = RunDirectory.open(path).run().launch
     if not isinstance(config, SlurmLaunch):
-        raise UserError("the run has another launcher by now than launch=slurm.")
+        raise UserError("the launcher of the run is no longer launch=slurm.")
     before = requeues.read(path)
     bad_nodes = {*list_excluded(path, config.excluded_hours), *(ending.exclude if ending else ())}
     new = tuple(sorted(bad_nodes - requeues.read_excluded_nodes(before)))
@@ -83,7 +83,7 @@ def restart_job(path: Path, job: str, ending: RunEnding | None, code: int) -> No
         try:
             resubmit(path, config.make_exclude_option(bad_nodes))
         except UserError as error:
-            print(f"train: {error}\n  The job is queued again as it is.", flush=True)
+            print(f"train: {error}\n  Requeueing the job without excluding more nodes.", flush=True)
             then = "requeue"
     requeues.append(path, JobRequeue(time.time(), job, step, code, why, then, tuple(sorted(bad_nodes))))
     if then == "requeue":
@@ -109,7 +109,7 @@ def drain(names: list[str], ending: RunEnding | None) -> None:
     try:
         commands.ask("scontrol", "update", f"NodeName={','.join(names)}", "State=DRAIN", f"Reason=gangline: {why}")
     except SlurmError as error:
-        print(f"train: {', '.join(names)} could not be drained: {error}", flush=True)
+        print(f"train: cannot drain {', '.join(names)} in Slurm (launch.drain): {error}", flush=True)
 
 
 if __name__ == "__main__":

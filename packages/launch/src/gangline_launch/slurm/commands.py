@@ -45,14 +45,16 @@ def ask(*command: str, environment: Mapping[str, str] | None = None) -> str:
         process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS)
     except FileNotFoundError:
         raise UserError(
-            f"launch=slurm: there is no {command[0]} on this machine.",
-            "A job is submitted from a login node of the cluster, where Slurm's commands are.",
-            "Log in there, or train on this machine:  launch=local",
+            f"launch=slurm needs {command[0]}, which is not installed on this machine.",
+            "Submit from a login node of the cluster, which has Slurm's commands.",
+            "Log in to a login node, or train on this machine:  launch=local",
         ) from None
     except subprocess.TimeoutExpired:
-        raise SlurmAway(f"{command[0]} had no answer from Slurm's controller for {SECONDS:g} s") from None
+        raise SlurmAway(f"{command[0]} got no answer from Slurm's controller for {SECONDS:g} s") from None
     if process.returncode:
-        message = " ".join(_parse_errors(process.stderr) or [f"{command[0]} ended with {process.returncode}"])
+        message = " ".join(
+            _parse_errors(process.stderr) or [f"{command[0]} failed with exit code {process.returncode}"]
+        )
         raise SlurmAway(message) if AWAY.search(message) else SlurmRefused(message)
     return process.stdout
 
@@ -66,7 +68,7 @@ def retry_while_away(question: Callable[[], Answer], seconds: float = PATIENCE) 
         except SlurmAway as error:
             if time.monotonic() + wait > deadline:
                 raise
-            print(f"train: {error}; Slurm is asked again in {wait:g} s", flush=True)
+            print(f"train: {error}; retrying in {wait:g} s", flush=True)
             time.sleep(wait)
             wait = min(ASK_AGAIN_MOST, 2 * wait)
 
@@ -155,15 +157,15 @@ def _suggest_fixes(error: str) -> list[str]:
     """Return hints for the user, chosen by Slurm's error message."""
     there = f"Partitions: {', '.join(list_partitions())}." if "artition" in error and list_partitions() else ""
     hints = {
-        "account": "The site wants an account:  launch.account=...   Yours:  sacctmgr show associations user=$USER",
-        "qos": "launch.qos=...   Those that you may use:  sacctmgr show associations user=$USER format=account,qos",
-        "partition name": "launch.partition=...",
-        "time limit": "launch.time=...",
-        "node count": "launch.nodes=...",
-        "node configuration": "Nodes of this kind are not in that partition: launch.gpus_per_node, launch.constraint.",
+        "account": "Set an account:  launch.account=...   To list yours:  sacctmgr show associations user=$USER",
+        "qos": "Set a QOS:  launch.qos=...   To list yours:  sacctmgr show associations user=$USER format=account,qos",
+        "partition name": "Choose a partition:  launch.partition=...",
+        "time limit": "Change the time limit:  launch.time=...",
+        "node count": "Change the number of nodes:  launch.nodes=...",
+        "node configuration": "No node of the partition matches: change launch.gpus_per_node or launch.constraint.",
         "temporarily unable": "The queue is full. Try again later.",
         "Resource temporarily unavailable": "The queue is full. Try again later.",
-        "job submit limit": "You have as many jobs in the queue as the site allows. Wait for one of them to end.",
+        "job submit limit": "You have reached the site's limit of queued jobs. Wait until one of your jobs ends.",
     }
     fixes = [hint for word, hint in hints.items() if word.lower() in error.lower()]
-    return [*fixes[:2], there, "More options of sbatch:  launch.options=['--reservation=night']"]
+    return [*fixes[:2], there, "To pass other options of sbatch:  launch.options=['--reservation=night']"]

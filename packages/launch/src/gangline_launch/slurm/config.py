@@ -76,9 +76,9 @@ class SlurmLaunch(ClusterLaunch):
             asks and commands.find_gpus_per_node(self.partition) is None and shutil.which("sinfo")
         ):  # without sinfo, sbatch is missing too and is reported instead
             raise UserError(
-                "Slurm did not say how many GPUs a node has.",
-                "sinfo had no answer; without it the job would ask for none.",
-                "Say it:  launch.gpus_per_node=8   (0: nodes without GPUs), or try again.",
+                "launch.gpus_per_node is null, and sinfo did not report the number of GPUs per node.",
+                "Without this number, the job would request no GPUs.",
+                "Set the number:  launch.gpus_per_node=8   (0: nodes without GPUs), or try again.",
             )
 
     def make_exclude_option(self, names: Iterable[str]) -> list[str]:
@@ -93,31 +93,31 @@ class SlurmLaunch(ClusterLaunch):
         problems += self._check_text(run)
         limit = parse_slurm_time(self.time)
         if limit is not None and self.signal_seconds is not None and limit <= self.signal_seconds:
-            what = f"launch.time={self.time} is no longer than the notice before its end, {self.signal_seconds:g} s."
-            why = "Each start would be asked to stop as soon as it has begun."
-            problems.append(Problem(what, why, "A longer launch.time, or a shorter launch.signal_seconds."))
+            what = f"launch.time={self.time} must be longer than launch.signal_seconds={self.signal_seconds:g}."
+            why = "Slurm signals the job launch.signal_seconds before its end, so each start would stop at once."
+            problems.append(Problem(what, why, "Increase launch.time, or decrease launch.signal_seconds."))
         for name, value in (("time", self.time), ("switches_wait", self.switches_wait)):
             if value is None or TIME.fullmatch(value):
                 continue
-            why = "YAML reads 2:30:00 without quotes as the number 9000, so a plain number is refused."
-            fix = f"Hours:minutes:seconds or days-hours, in a file in quotes:  launch.{name}='2:30:00'"
-            problems.append(
-                Problem(f"launch.{name}={value} is no time for Slurm.", why if value.isdigit() else "", fix)
-            )
+            why = "YAML reads an unquoted 2:30:00 as the number 9000, so a plain number is refused."
+            fix = f"Use hours:minutes:seconds or days-hours, quoted in YAML files:  launch.{name}='2:30:00'"
+            problems.append(Problem(f"launch.{name}={value} is not a Slurm time.", why if value.isdigit() else "", fix))
         if self.segment is not None and self.count_max_nodes() % self.segment:
             what = f"launch.segment={self.segment} does not divide launch.nodes={self.nodes}."
             problems.append(
-                Problem(what, "The job is made of whole segments.", "Spares: a whole number of segments too.")
+                Problem(
+                    what, "A job consists of complete segments.", "Make nodes and spares multiples of launch.segment."
+                )
             )
         if self.switches_wait is not None and self.switches is None:
             problems.append(
-                Problem("launch.switches_wait says nothing without launch.switches.", "", "launch.switches=1")
+                Problem("launch.switches_wait has no effect without launch.switches.", "", "launch.switches=1")
             )
         problems += [
             Problem(
-                f"launch.options holds {word!r}, which is no option of sbatch.",
+                f"launch.options contains {word!r}, which does not have the form --name or --name=value.",
                 "",
-                "Such as launch.options=['--reservation=night']",
+                "For example:  launch.options=['--reservation=night']",
             )
             for word in self.options
             if not re.fullmatch(r"--[a-z][a-z0-9-]*(=\S.*)?", word)
@@ -125,27 +125,31 @@ class SlurmLaunch(ClusterLaunch):
         for word in self.options:
             name = word.partition("=")[0].removeprefix("--")
             if name in OWN:
-                what = f"launch.options holds {word!r}, and the script says --{name} by itself."
-                problems.append(Problem(what, "Of two such options one is lost.", f"It comes from {OWN[name]}."))
+                what = f"launch.options contains {word!r}, but the batch script already sets --{name}."
+                problems.append(
+                    Problem(what, "sbatch uses only one value of an option.", f"--{name} is set by {OWN[name]}.")
+                )
         return problems
 
     def _check_text(self, run: Run) -> list[Problem]:
         """Return problems of text in options: line breaks, backslashes (which sbatch removes), and % in a path."""
         problems = []
         if "%" in (run.job.dir or ""):
-            why = "Slurm puts numbers in the place of % in the names of files that nodes write."
-            problems.append(Problem(f"run.dir={run.job.dir} has a % in it.", why, "A directory without one."))
+            why = "Slurm replaces patterns such as %j in the names of the nodes' output files."
+            problems.append(Problem(f"run.dir={run.job.dir} contains a %.", why, "Choose a directory without %."))
         texts = {f"launch.{each.name}": getattr(self, each.name) for each in fields(self) if each.name != "setup"}
         texts |= {"run.dir": run.job.dir, "run.name": run.job.name}
         for name, value in texts.items():
             for text in value if isinstance(value, list) else [value]:
                 if isinstance(text, str) and (odd := NOT_IN_A_LINE.search(text)):
-                    what = f"{name}={text!r} has {odd[0]!r} in it."
-                    why = "Each line of the script is one option, of which sbatch removes backslashes."
-                    problems.append(Problem(what, why, "A text without it."))
+                    what = f"{name}={text!r} contains {odd[0]!r}."
+                    why = "A line of the script holds one option, and sbatch removes backslashes."
+                    problems.append(Problem(what, why, f"Remove {odd[0]!r}."))
         if key := STATE.search(run.job.name):
-            what = f"run.name={run.job.name} has {key[0].strip()!r} in it."
-            problems.append(Problem(what, "scontrol prints the state of a job so.", "A name without it."))
+            what = f"run.name={run.job.name} contains {key[0].strip()!r}."
+            problems.append(
+                Problem(what, "scontrol prints the state of a job under this key.", "Choose a name without this key.")
+            )
         return problems
 
 

@@ -84,7 +84,10 @@ class SlurmLauncher(Launcher):
         out = [list_excluded(run_dir, self.config.excluded_hours) for run_dir in run_dirs]
         names = sorted({name for each in out for name in each})
         if names:
-            print(f"train: without {', '.join(names)}, as an order in the run asks (launch.excluded_hours)", flush=True)
+            print(
+                f"train: excluding {', '.join(names)}, as an order of the run requires (launch.excluded_hours)",
+                flush=True,
+            )
         endings = [(run_dir, read_ending(run_dir)) for run_dir in run_dirs]
         try:
             for run_dir in run_dirs:
@@ -122,14 +125,14 @@ def refuse_different(config: SlurmLaunch, runs: Sequence[Run], names: Sequence[s
     ) and (len({config.count_gpus_per_node(run) for run in runs}) == 1):
         return
     raise UserError(
-        "the runs of this sweep need different jobs, and one array job has the same number of processes for each run.",
+        "the runs of this sweep differ in processes or GPUs, but all tasks of one Slurm array job are equal.",
         *(
-            f"{name}: {config.count_ranks(run)} processes, {config.count_ranks_of_node(run)} a node "
+            f"{name}: {config.count_ranks(run)} processes, {config.count_ranks_of_node(run)} per node "
             f"with {config.count_gpus_per_node(run)} GPUs"
             for name, run in zip(names, runs, strict=True)
         ),
-        f"They differ in: {', '.join(list_differing_options(runs)) or 'how many processes they ask for'}",
-        "The same number for all:  launch.processes=...   or a sweep for each number.",
+        f"Differing options: {', '.join(list_differing_options(runs)) or 'the number of processes'}",
+        "Set one number for all runs:  launch.processes=...   or start one sweep per number.",
     )
 
 
@@ -151,8 +154,8 @@ def report_unknown_job(error: SlurmAway, directories: Sequence[RunDirectory]) ->
     for directory in directories:
         directory.hand_over()
     print(
-        f"train: {error}; whether Slurm took the job is not known.\n"
-        f"  Once it answers, this looks the job up first:  train resume={jobs.quote_path(directories[0].path)}",
+        f"train: {error}; whether Slurm accepted the job is unknown.\n"
+        f"  When Slurm answers, find or submit the job:  train resume={jobs.quote_path(directories[0].path)}",
         file=sys.stderr,
     )
     return EXIT_FAILURE
@@ -165,11 +168,12 @@ def refuse_second(run_dir: Path) -> None:
         state = SlurmScheduler().get_state(job) if job is not None and job.scheduler == "slurm" else None
     except SlurmError as error:
         raise UserError(
-            f"{run_dir} may have a job already: {error}.", "Two jobs of a run spoil it. Try again once Slurm answers."
+            f"{run_dir} may have a job already: {error}.",
+            "Two jobs in one run directory would damage the run. Try again when Slurm answers.",
         ) from error
     if job is not None and state is not None and not state.over:
         raise UserError(
             f"{run_dir} has a job already: {job.id}, {state.describe()}.",
-            f"To follow it:  gangline launch attach {jobs.quote_path(run_dir)}",
-            f"To end it:  gangline launch cancel {jobs.quote_path(run_dir)}",
+            f"To follow the job:  gangline launch attach {jobs.quote_path(run_dir)}",
+            f"To cancel the job:  gangline launch cancel {jobs.quote_path(run_dir)}",
         )

@@ -14,25 +14,25 @@ _RUNS = ("RUNNING", "CONFIGURING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNAL
 
 # Slurm's pending reason that waiting does not resolve -> option to change.
 HOPELESS = {
-    "BadConstraints": "No node is like that: launch.constraint, launch.gpus_per_node, launch.nodes, launch.partition.",
-    "PartitionNodeLimit": "The partition gives no job so many nodes: launch.nodes, launch.spares, launch.partition.",
-    "PartitionTimeLimit": "The partition gives no job so much time: launch.time, launch.partition.",
-    "InvalidAccount": "Slurm does not know the account: launch.account.",
-    "InvalidQOS": "Slurm does not know the quality of service: launch.qos.",
-    "AccountNotAllowed": "The partition is closed to the account: launch.account, launch.partition.",
-    "QOSNotAllowed": "The partition is closed to the quality of service: launch.qos, launch.partition.",
-    "AssocMaxNodePerJobLimit": "The account may not have so many nodes for a job: launch.nodes.",
-    "QOSMaxNodePerJobLimit": "The quality of service has not so many nodes for a job: launch.nodes, launch.qos.",
-    "AssocMaxWallDurationPerJobLimit": "The account may not have so much time for a job: launch.time.",
-    "QOSMaxWallDurationPerJobLimit": "The quality of service has not so much time for a job: launch.time, launch.qos.",
+    "BadConstraints": "No node matches launch.constraint, launch.gpus_per_node, launch.nodes and launch.partition.",
+    "PartitionNodeLimit": "The partition allows fewer nodes: change launch.nodes, launch.spares or launch.partition.",
+    "PartitionTimeLimit": "The partition allows less time per job: change launch.time or launch.partition.",
+    "InvalidAccount": "Slurm does not know the account: change launch.account.",
+    "InvalidQOS": "Slurm does not know the quality of service: change launch.qos.",
+    "AccountNotAllowed": "The account may not use the partition: change launch.account or launch.partition.",
+    "QOSNotAllowed": "The quality of service is not allowed in the partition: change launch.qos or launch.partition.",
+    "AssocMaxNodePerJobLimit": "The account allows fewer nodes per job: change launch.nodes.",
+    "QOSMaxNodePerJobLimit": "The quality of service allows fewer nodes per job: change launch.nodes or launch.qos.",
+    "AssocMaxWallDurationPerJobLimit": "The account allows less time per job: change launch.time.",
+    "QOSMaxWallDurationPerJobLimit": "The quality of service allows less time: change launch.time or launch.qos.",
 }
 WORDS = {
-    "Resources": "nodes are taken",
-    "Priority": "others come first",
-    "Dependency": "another job has to end first",
-    "BeginTime": "its time has not come",
+    "Resources": "waiting for free nodes",
+    "Priority": "jobs with a higher priority come first",
+    "Dependency": "another job must end first",
+    "BeginTime": "the begin time of the job is in the future",
     "ReqNodeNotAvail": "nodes are down or reserved",
-    "JobHeldAdmin": "an administrator holds it",
+    "JobHeldAdmin": "an administrator holds the job",
 }
 
 
@@ -62,7 +62,7 @@ def parse_state(fields: dict[str, str]) -> JobState:
     if word in _WAITS:
         meaning = WORDS.get(short)
         if meaning is None and HELD.search(short):
-            meaning = f"it is held; to release it: scontrol release {_format_job_number(fields)}"
+            meaning = f"the job is held; to release the job: scontrol release {_format_job_number(fields)}"
         why = "" if short == "None" else f"{short}: {meaning}" if meaning else reason.replace("_", " ")
         return JobState(WAITS, word, why, "", starts, HOPELESS.get(short, ""))
     if word in _RUNS:

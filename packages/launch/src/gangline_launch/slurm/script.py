@@ -23,28 +23,28 @@ def render(config: SlurmLaunch, run: Run, run_dir: Path, tasks: int = 0) -> str:
     lines = ["#!/bin/bash", *(f"#SBATCH {word}" for word in list_sbatch_options(config, run, run_dir, tasks))]
     lines += [
         "",
-        f"# {run.job.name}, by gangline {version(DISTRIBUTION)}. Slurm starts one agent a node; the agents meet in",
-        "# the run directory, start the ranks, and go on with the nodes that are left when one is lost.",
+        f"# {run.job.name}, by gangline {version(DISTRIBUTION)}. Slurm starts one agent per node. The agents use",
+        "# the run directory to coordinate, start the ranks, and continue with the other nodes if a node is lost.",
         f"run_dir={shlex.quote(str(run_dir))}",
     ]
     if tasks:
         lines.append('run_dir=$(sed -n "$((SLURM_ARRAY_TASK_ID + 1))p" "$run_dir/launch/runs")')
     lines += [
         'mkdir -p "$run_dir/launch"',
-        'rm -f "$run_dir/ending.json" "$run_dir/launch/nodes"  # those of an earlier start',
+        'rm -f "$run_dir/ending.json" "$run_dir/launch/nodes"  # files of an earlier start',
         "",
         "export PYTHONUNBUFFERED=1",
         *fabric.get_setup_lines(config.fabric),
         *setup.check_exit_codes(config.setup, quote_python(), '"$run_dir"'),
         "",
-        "# What Slurm knows of the nodes: their addresses, their places in the network.",
+        "# Slurm's record of the nodes: their addresses and their places in the network topology.",
         'scontrol --oneliner show node "$SLURM_JOB_NODELIST" > "$run_dir/launch/nodes"',
         "",
-        "# Each agent writes into a file of its own, so that the loss of a node breaks no connection.",
+        "# Each agent writes its own output file, so that the loss of a node breaks no connection.",
         f"srun {' '.join(list_srun_options(config, run_dir))} \\",
         f"    {' '.join(build_agent_command(config, run, run_dir))}",
         "",
-        "# Again, or not: by RUN_DIR/ending.json.",
+        "# Requeue or end the job, as RUN_DIR/ending.json and earlier starts require.",
         f'{quote_python()} -P -m gangline_launch.slurm.after "$run_dir" $?',
     ]
     return "\n".join(lines) + "\n"

@@ -61,9 +61,9 @@ def cancel_on_error(number: str) -> Iterator[None]:
             commands.ask("scancel", number)
         except SlurmError as refused:
             raise UserError(
-                f"job {number} was submitted, and could not be written down: {error}.",
-                f"Neither could it be cancelled: {refused}.",
-                f"To end it:  scancel {number}",
+                f"job {number} was submitted, but its id could not be written to the run directory: {error}.",
+                f"Cancelling the job failed too: {refused}.",
+                f"To cancel the job:  scancel {number}",
             ) from error
         raise
 
@@ -84,17 +84,20 @@ def _submit_job(script: Path, words: Sequence[str], mark: str, patience: float) 
     """Submit with sbatch and return the job's id. If sbatch gets no answer, search the queue for the job."""
     environment, dropped = make_sbatch_environment(script)
     if dropped:
-        print(f"train: not passed to sbatch: {', '.join(dropped)}; {script} sets these options", flush=True)
+        print(
+            f"train: environment variables not passed to sbatch: {', '.join(dropped)}; {script} sets these options",
+            flush=True,
+        )
     try:
         return commands.submit(str(script), words, environment)
     except SlurmAway as error:
-        print(f"train: {error}; is there a job of it?", flush=True)
+        print(f"train: {error}; searching the queue for the job", flush=True)
         for look in range(LOOKS):
             if look:
                 time.sleep(LOOK_SECONDS)
             if (number := commands.retry_while_away(lambda: commands.find_job_by_comment(mark), patience)) is not None:
                 return number
-        raise UserError(f"Slurm did not take the job: {error}.", "None is in the queue. Try again.") from error
+        raise UserError(f"Slurm did not accept the job: {error}.", "The job is not in the queue. Try again.") from error
 
 
 def _forget(run_dirs: Sequence[Path]) -> None:
