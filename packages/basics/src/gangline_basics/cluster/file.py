@@ -61,13 +61,13 @@ NUMBERS: dict[str, tuple[str, bool]] = {
     "matmul.efficiency": ("share of the peak that large 16-bit matmuls reach", True),
     "matmul.efficiency_fp8": ("share of the peak that large 8-bit matmuls reach, including scaling and casts", False),
     "matmul.efficiency_fp4": ("share of the peak that large 4-bit matmuls reach", False),
-    "matmul.half": ("FLOPs of a matmul that reaches half of that share of the peak, because of ramp-up and tail", True),
+    "matmul.half": ("FLOPs of a matmul that reaches half of matmul.efficiency, because of ramp-up and tail", True),
     "attention.efficiency": ("share of the 16-bit peak that fused attention reaches in the forward pass", True),
     "attention.efficiency_backward": (
         "share of the 16-bit peak of fused attention in the backward pass, at 2.5 times the forward FLOPs",
         True,
     ),
-    "attention.half": ("number of keys at which fused attention reaches half of its efficiency", True),
+    "attention.half": ("number of keys at which fused attention reaches half of attention.efficiency", True),
     "attention.width": (
         "head width at which matmuls and exponentials of attention take equal time; if missing, exponentials are free",
         False,

@@ -125,13 +125,13 @@ def read_template(tokenizer: str | None, template: str | None = None) -> ChatTem
     if not isinstance(source, str | None):
         raise UserError(
             f"{beside}/{CONFIG}: chat_template is invalid: {source!r:.60}.",
-            'It must be a text, or a list of {"name": ..., "template": ...}, of which the template "default" is used.',
+            'Required: a text, or a list of {"name": ..., "template": ...}; the template named default is used.',
         )
     if isinstance(source, str):
         return ChatTemplate(source, special, f"{beside}/{CONFIG}")
     raise UserError(
         f"the chat template of {tokenizer or 'byte-level text'} is missing.",
-        "It is read from chat_template.jinja or tokenizer_config.json, next to tokenizer.json.",
+        "A chat template is read from chat_template.jinja or tokenizer_config.json, next to tokenizer.json.",
     )
 
 
