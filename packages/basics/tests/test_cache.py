@@ -103,5 +103,5 @@ def test_cache_refuses_several_tokens_and_overflow():
         kept.attend(x, x, x, None, position)
     one = x[:, :, :1]
     kept.attend(one, one, one, None, position[:, :1])
-    with pytest.raises(ValueError, match="more tokens than the 3"):
+    with pytest.raises(ValueError, match="the KV cache is full: it has room for 3 tokens"):
         kept.attend(one, one, one, None, position[:, :1])

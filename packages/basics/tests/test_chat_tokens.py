@@ -167,7 +167,7 @@ def test_template_that_drops_tool_calls_is_refused(marks):
     chat = [USER, silent, {"role": "tool", "content": "2"}, {"role": "assistant", "content": "done"}]
     template = ChatTemplate(TURN.replace("ANSWER", answer) + PROMPT, {}, "mine")
     for calls in (CALL, chat, [*CALL, *chat]):
-        with pytest.raises(TemplateRefusal, match="leaves out calls of tools"):
+        with pytest.raises(TemplateRefusal, match="omits tool calls"):
             render_chat(template, calls)
     assert render_chat(template, [{**one, "tool_calls": None} for one in chat]).answers
     strict = "{% if not m.content and not m.tool_calls %}{{ raise_exception('no words') }}{% endif %}" + CALLED
@@ -182,7 +182,7 @@ def test_template_that_drops_final_reasoning_is_refused(field):
     """Of earlier turns a template may leave it out: it does so on purpose."""
     thought = {"role": "assistant", "content": "4", field: "2 and 2 are 4"}
     leaves_out = ChatTemplate(TURN.replace("ANSWER", "{{ m.content }}<|end|>") + PROMPT, {}, "mine")
-    with pytest.raises(TemplateRefusal, match=f"leaves out {field}"):
+    with pytest.raises(TemplateRefusal, match=f"omits the field {field}"):
         render_chat(leaves_out, [USER, thought])
     assert render_chat(leaves_out, [USER, thought, USER, {"role": "assistant", "content": "5", field: " "}]).answers
     writes = f"{{% if loop.last %}}{{{{ m.{field} }}}}{{% endif %}}{{{{ m.content }}}}<|end|>"
@@ -298,7 +298,7 @@ def test_answer_of_weight_0_is_not_trained_on(tokenizer, marks):
             weighted[3] = {"role": "assistant", "content": "4"}
         (found,) = ChatEncoder(codec, template)([render_chat(template, parse_messages(weighted, "row 1"))])
         assert codec.decode_special(found.tokens[found.learnt].tolist()) == wanted
-    with pytest.raises(UserError, match=r"row 1 has a message of weight 0\.5"):
+    with pytest.raises(UserError, match=r"row 1 has a message with weight 0\.5"):
         parse_messages([{**chat[1], "weight": 0.5}], "row 1")
 
 
@@ -313,7 +313,7 @@ def test_template_without_locatable_answers_is_refused():
     thinks = "{% for m in messages %}[{{ m.role }}{{ ' thinks' if loop.last else '' }}:{{ m.content }}]{% endfor %}"
     with pytest.raises(TemplateRefusal, match="earlier turns"):
         render_chat(ChatTemplate(thinks, {}, "mine"), CHATS["several turns"])
-    with pytest.raises(TemplateRefusal, match="half a character"):
+    with pytest.raises(TemplateRefusal, match="half of a surrogate pair"):
         render_chat(
             ChatTemplate(of("an end token", False), {}, "mine"), [USER, {"role": "assistant", "content": "\ud800"}]
         )

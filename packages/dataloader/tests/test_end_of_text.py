@@ -75,8 +75,8 @@ def test_tokenizer_without_an_end_of_text_is_reported(texts, tmp_path, capsys):
     [
         (["--tokenizer", "nosuch.json"], "--tokenizer nosuch.json cannot be read."),
         (["--tokenizer", "{texts}/file-00.txt"], "--tokenizer {texts}/file-00.txt is not a tokenizer.json."),
-        (["--end-of-text", "<|nope|>"], "--end-of-text <|nope|> is not one byte."),
-        (["--end-of-text", ""], "--end-of-text  is not one byte."),
+        (["--end-of-text", "<|nope|>"], "--end-of-text <|nope|> must be one byte."),
+        (["--end-of-text", ""], "--end-of-text  must be one byte."),
         (["--tokenizer", "{path}", "--end-of-text", "<|nope|>"], "--end-of-text <|nope|> is no token of {path}."),
     ],
 )

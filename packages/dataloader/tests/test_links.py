@@ -27,11 +27,11 @@ def folder(tmp_path) -> Path:
 
 
 LINKS = {
-    "a file": ("notes.txt", "../private/key", "is a link out of"),
-    "a file, by links": ("deep/notes.txt", "../../corpus/../private/key", "is a link out of"),
-    "a file of the system": ("env.txt", "/proc/self/environ", "is a link out of"),
-    "a folder": ("more", "../private", "is a link out of"),
-    "a folder around it": ("more", "..", "is a link out of"),
+    "a file": ("notes.txt", "../private/key", "which is outside of"),
+    "a file, by links": ("deep/notes.txt", "../../corpus/../private/key", "which is outside of"),
+    "a file of the system": ("env.txt", "/proc/self/environ", "which is outside of"),
+    "a folder": ("more", "../private", "which is outside of"),
+    "a folder around it": ("more", "..", "which is outside of"),
     "nothing": ("gone.txt", "../gone", "which is missing"),
     "itself": ("loop.txt", "loop.txt", "which is missing"),
 }

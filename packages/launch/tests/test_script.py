@@ -108,7 +108,7 @@ def test_missing_sbatch_points_to_login_node(words, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("word", "said"),
     [
-        ("launch.nodes=3:2", "the fewest nodes"),
+        ("launch.nodes=3:2", "the minimum 3 exceeds the maximum 2"),
         ("launch.agents=1", "starts one agent on each node"),
         ("launch.time=soon", "is no time for Slurm"),
         ("launch.options=[night]", "is no option of sbatch"),

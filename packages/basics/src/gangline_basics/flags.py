@@ -51,7 +51,7 @@ class Flags(argparse.ArgumentParser):
                 raise UserError(f"unexpected argument {word}.", self.format_usage_line())
             flags = [name for action in self._actions for name in action.option_strings if name.startswith("--")]
             nearest = suggest_near(word.partition("=")[0], flags)
-            raise UserError(f"unknown flag {word}.", nearest, f"Flags: {', '.join(flags)}.")
+            raise UserError(f"there is no flag {word}.", nearest, f"Flags: {', '.join(flags)}.")
         return options
 
     def format_usage_line(self) -> str:

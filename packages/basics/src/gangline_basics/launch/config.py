@@ -96,7 +96,7 @@ class ElasticLaunch(LocalLaunch):
             return [error.to_problem()]
         problems = []
         if self.agents is not None and self.agents > most:
-            what = f"launch.agents={self.agents}: the job has at most {most} agents, one per node (launch.nodes={self.nodes})."
+            what = f"launch.agents={self.agents}: the job has at most {most} agents (launch.nodes={self.nodes})."
             problems.append(
                 Problem(what, "", "launch.agents=1 on each node, or launch.agents=null to start all agents here.")
             )

@@ -92,7 +92,7 @@ class Exclusion:
             time.sleep(LOOK_SECONDS)
         if not self._stays_away(out):
             self.say(
-                f"train: node {self.name} is excluded by a health check, but takes part: too few other nodes are available"
+                f"train: node {self.name} is excluded by a health check, but takes part: too few other nodes are live"
             )
             return
         self.meeting.leave()
@@ -100,7 +100,7 @@ class Exclusion:
         while self._stays_away(self._list_excluded()):
             self.meeting.check_open()
             time.sleep(LOOK_SECONDS)
-        why = "too few other nodes are available" if self.name in self._list_excluded() else "the exclusion has ended"
+        why = "too few other nodes are live" if self.name in self._list_excluded() else "the exclusion has ended"
         self.say(f"train: node {self.name} was excluded by a health check, and takes part again: {why}")
 
     def _stays_away(self, out: Sequence[str]) -> bool:

@@ -78,7 +78,7 @@ class ConsoleTracker(Tracker):
     def format_line(self, record: StepRecord) -> str:
         """Return the log line of a step."""
         width, seconds_left = len(str(self.final)), self.estimate_seconds_left(record)
-        again = ", for the last save failed" if record.failed_save else ""
+        again = ", because the last save failed" if record.failed_save else ""
         # (number, text) in the order of the line; of a line that is too long, the highest numbers are dropped first.
         parts = [
             (0, f"step {record.step:>{width}}/{self.final}"),
