@@ -596,7 +596,7 @@ def test_metadata_pickle_that_sets_state_is_refused(saved, target):
     kept, path = saved
     table = (path / METADATA).read_bytes()
     replace_table(path, f"{target}(N(S'__hash__'\nNdtb.".encode())
-    with pytest.raises(BadCheckpoint, match=r"the pickle sets the state of .*, which is not an entry of DCP's table of chunks"):
+    with pytest.raises(BadCheckpoint, match=r"sets the state of .*, which is not an entry of DCP's table of chunks"):
         load_here(kept, 1)
     replace_table(path, table)
     assert load_here(kept, 1) == []

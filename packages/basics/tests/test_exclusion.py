@@ -203,4 +203,6 @@ def test_earliest_excluded_node_returns_first(meet, tmp_path):
     assert not threads["w"].is_alive()
     threads["v"].join(2)
     assert threads["v"].is_alive()
-    assert said[-1] == "train: node w was excluded by a health check, and takes part again: too few other nodes are live"
+    assert said[-1] == (
+        "train: node w was excluded by a health check, and takes part again: too few other nodes are live"
+    )

@@ -244,7 +244,7 @@ assert "torch" not in sys.modules
 
 
 def test_missing_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="the directory .* does not exist"):
+    with pytest.raises(UserError, match=r"the directory .* does not exist"):
         runs([str(tmp_path / "none")])
 
 

@@ -64,7 +64,8 @@ def test_json_lines_are_documents(tmp_path):
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ('{"body": "a", "id": 3}', ["line 2", "the field 'text' of line 2 of", "is missing.", "Fields of the line: body, id.", "data.text_field=body"]),
+        ('{"body": "a", "id": 3}', ["the field 'text' of line 2 of", " is missing.", "Fields of the line: body, id."]),
+        ('{"body": "a", "id": 3}', ["To read another field:  data.text_field=body"]),
         ('{"text": 3}', ["line 2", "the field 'text' of line 2 of", "is not a text.", "Fields of the line: text."]),
         ("[1]", ["line 2", "is not a JSON object."]),
         ("nonsense", ["line 2", "is not JSON."]),

@@ -66,7 +66,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--prompts",
         metavar="FILE",
-        help='file of prompts, one per line; .jsonl: "...", {"prompt": ...} or {"messages": [{"role", "content"}, ...]}',
+        help='file of prompts, one per line; .jsonl: "...", {"prompt": ...}, {"messages": [{"role", "content"}, ...]}',
     )
     parser.add_argument(
         "--chat", action="store_true", help="render each prompt as a user message by the tokenizer's chat template"
