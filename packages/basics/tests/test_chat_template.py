@@ -79,7 +79,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_a_template_that_cannot_be_compiled_is_refused(kind):
-    with pytest.raises(UserError, match="mine is no chat template"):
+    with pytest.raises(UserError, match="mine is not a valid chat template"):
         ChatTemplate(HOSTILE[kind], {}, "mine")
 
 
@@ -122,7 +122,7 @@ def test_malformed_chat_template_list_is_refused(tokenizer):
     named = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d{{ 1 }}"}]
     assert read_template(str(tokenizer(named))).render(ASKED) == "d1"
     for found in (None, named[:1]):
-        with pytest.raises(UserError, match="has no chat template"):
+        with pytest.raises(UserError, match="a chat template is missing for"):
             read_template(str(tokenizer(found)))
 
 

@@ -198,7 +198,7 @@ def test_reasoning_within_answer_text_counts_as_rendered():
     assert thought in render_chat(template, [USER, answer]).text
     strips = "{{ m.content.split('</think>')[-1] }}<|end|>"
     template = ChatTemplate(TURN.replace("ANSWER", strips) + PROMPT, {}, "mine")
-    with pytest.raises(TemplateRefusal, match="leaves out reasoning_content"):
+    with pytest.raises(TemplateRefusal, match="omits the field reasoning_content"):
         render_chat(template, [USER, answer])
 
 
@@ -224,7 +224,7 @@ def test_reasoning_in_parts_is_rendered_or_refused():
     one = "{% if m.thinking %}{{ m.thinking[0].text }}{% endif %}{{ m.content }}"
     for writes in (texts, one):
         template = ChatTemplate(TURN.replace("ANSWER", writes) + PROMPT, {}, "mine")
-        with pytest.raises(TemplateRefusal, match="leaves out thinking"):
+        with pytest.raises(TemplateRefusal, match="omits the field thinking"):
             render_chat(template, chat)
     every = "{% for part in m.thinking or [] %}{{ part.text }}{% endfor %}{{ m.content }}"
     assert "are 4" in render_chat(ChatTemplate(TURN.replace("ANSWER", every) + PROMPT, {}, "mine"), chat).text
@@ -239,7 +239,7 @@ def test_reasoning_with_tool_call_is_rendered_or_refused():
     answer = {"role": "assistant", "content": "done"}
     template = ChatTemplate(TURN.replace("ANSWER", calls) + PROMPT, {}, "mine")
     for chat in (thought, thought[:2], [*thought, answer]):
-        with pytest.raises(TemplateRefusal, match="leaves out reasoning_content"):
+        with pytest.raises(TemplateRefusal, match="omits the field reasoning_content"):
             render_chat(template, chat)
     assert render_chat(template, [*thought, answer, USER, answer]).answers
     writes = ChatTemplate(TURN.replace("ANSWER", "{{ m.reasoning_content }}" + calls) + PROMPT, {}, "mine")

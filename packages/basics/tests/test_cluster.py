@@ -38,9 +38,12 @@ def test_custom_cluster_file_is_loaded(tmp_path):
     [
         (lambda content: content.update(version=7), "is a cluster file of version 7"),
         (lambda content: content.pop("version"), "of version None"),
-        (lambda content: content["numbers"].pop("peak.bf16"), "does not say peak.bf16"),
+        (lambda content: content["numbers"].pop("peak.bf16"), "missing numbers: peak.bf16"),
         (lambda content: content["numbers"].update({"peak.bf61": {"value": 1, "source": "x"}}), "peak.bf61"),
-        (lambda content: content["numbers"].update({"watts": {"value": 1}}), "watts needs a number and its source"),
+        (
+            lambda content: content["numbers"].update({"watts": {"value": 1}}),
+            "watts must have a value, which is a number, and a source",
+        ),
         (lambda content: content["numbers"].update({"watts": {"value": -1, "source": "x"}}), "watts=-1"),
         (lambda content: content.pop("numbers"), "numbers must be a mapping"),
         (lambda content: content.pop("network"), "the description of the network is incomplete"),
@@ -129,8 +132,8 @@ def test_two_datacentre_file_round_trips(tmp_path):
 @pytest.mark.parametrize(
     ("part", "name", "message"),
     [
-        ("numbers", "link.fibre.latency", "does not say link.fibre.latency"),
-        ("numbers", "link.fibre.bandwidth", "does not say link.fibre.bandwidth"),
+        ("numbers", "link.fibre.latency", "missing numbers: link.fibre.latency"),
+        ("numbers", "link.fibre.bandwidth", "missing numbers: link.fibre.bandwidth"),
         ("network", "nodes_per_datacentre", "nodes_per_datacentre"),
     ],
 )

@@ -58,7 +58,8 @@ def test_invalid_flag_gives_one_message(argv, message):
 def test_wrong_argument_count_shows_usage():
     flags = Flags("thing show", "Show it.")
     flags.add_argument("run_dir", metavar="RUN_DIR")
-    for argv, message in (([], "the following arguments are required: RUN_DIR."), (["a", "b"], "unexpected b.")):
+    messages = (([], "the following arguments are required: RUN_DIR."), (["a", "b"], "unexpected argument b."))
+    for argv, message in messages:
         with pytest.raises(UserError) as caught:
             flags.read(argv)
         assert str(caught.value) == f"{message}\n  usage: gangline thing show [-h] RUN_DIR"

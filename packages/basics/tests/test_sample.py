@@ -248,13 +248,13 @@ def test_missing_run_or_checkpoint_is_reported(tmp_path):
     make_run(tmp_path / "off", checkpoint=Off())
     assert "checkpoint=off" in told(tmp_path / "off")
     make_run(tmp_path / "run", 1, 2)
-    assert "It has step-00000001, step-00000002" in told(tmp_path / "run", checkpoint="step-00000003")
-    assert "no checkpoint newest" in told(tmp_path / "run", checkpoint="newest")
+    assert "Existing checkpoints: step-00000001, step-00000002" in told(tmp_path / "run", checkpoint="step-00000003")
+    assert "checkpoint newest does not exist" in told(tmp_path / "run", checkpoint="newest")
 
 
 def test_a_prompt_outside_the_vocabulary_is_refused(tmp_path, monkeypatch):
     make_run(tmp_path / "few", 1, data=words(tmp_path / "few.json", "yes", "no"))
-    with pytest.raises(UserError, match="no tokens for 'maybe'"):
+    with pytest.raises(UserError, match="cannot encode 'maybe'"):
         sample(tmp_path / "few", "maybe")
     make_run(tmp_path / "many", 1, data=words(tmp_path / "many.json", *(f"w{n}" for n in range(300))))
     with pytest.raises(UserError, match="has token 299, but the vocabulary of the model has 256 tokens"):
@@ -366,7 +366,7 @@ def test_chats_use_template_and_its_end_token(tmp_path, capsys):
     assert "--chat" in capsys.readouterr().err
     (tmp_path / "tokenizer_config.json").unlink()
     assert main([*command, "--chat"]) == 2
-    assert "has no chat template" in capsys.readouterr().err
+    assert "a chat template is missing for" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -389,7 +389,7 @@ def test_a_corpus_shorter_than_one_sequence_is_refused(tmp_path):
     assert "10 bytes" in found
     assert "batch.sequence_length" in found
     assert problems(TextConfig(path=str(tmp_path)), T=9) == []
-    with pytest.raises(UserError, match="validation part has"):
+    with pytest.raises(UserError, match="validation split has"):
         source(TextConfig(path=str(tmp_path)), "validation", T=9)
 
 

@@ -86,7 +86,7 @@ def prepared(chats: Path, *more: str) -> Path:
 def test_tokenizer_symlink_is_not_copied_into_store(tokenizer, tmp_path):
     (tmp_path / "private.json").write_text('{"eos_token": "a key"}')
     (tokenizer.parent / "special_tokens_map.json").symlink_to(tmp_path / "private.json")
-    with pytest.raises(UserError, match=r"special_tokens_map\.json is a symbolic link out of its directory"):
+    with pytest.raises(UserError, match=r"special_tokens_map\.json is a symbolic link to a file outside"):
         copy_tokenizer(Settings(tokenizer=str(tokenizer)), tmp_path)
 
 
@@ -295,13 +295,13 @@ def test_invalid_conversations_and_templates_are_refused(chats, tokenizer, tmp_p
             commands.main(["prepare", str(path), "--out", str(tmp_path / "none"), "--workers", "1", *more])
         return str(error.value)
 
-    assert "has no chat template" in refused(chats, "--chat")
+    assert "a chat template is missing for" in refused(chats, "--chat")
     (tmp_path / "bad.jinja").write_text("{% for")
     assert "is not a valid chat template" in refused(chats, "--chat", "--chat-template", str(tmp_path / "bad.jinja"))
     assert "without --chat" in refused(chats, "--chat-template", str(tmp_path / "bad.jinja"))
     there = ("--chat", "--tokenizer", str(tokenizer))
     for row, why in (
-        ({"messages": "hello"}, "line 1, is no conversation"),
+        ({"messages": "hello"}, "line 1, is not a conversation"),
         ({"messages": [{"content": "x"}]}, "without a role"),
         ({"messages": [{"role": "user", "content": 3}]}, "content is not a text"),
         ({"text": "x"}, "no field 'messages'"),

@@ -77,7 +77,7 @@ def test_tokenizer_without_an_end_of_text_is_reported(texts, tmp_path, capsys):
         (["--tokenizer", "{texts}/file-00.txt"], "--tokenizer {texts}/file-00.txt is not a tokenizer.json."),
         (["--end-of-text", "<|nope|>"], "--end-of-text <|nope|> must be one byte."),
         (["--end-of-text", ""], "--end-of-text  must be one byte."),
-        (["--tokenizer", "{path}", "--end-of-text", "<|nope|>"], "--end-of-text <|nope|> is no token of {path}."),
+        (["--tokenizer", "{path}", "--end-of-text", "<|nope|>"], "--end-of-text <|nope|> is not a token of {path}."),
     ],
 )
 def test_invalid_tokenizer_error_names_prepare_option(words, what, texts, tmp_path):
@@ -93,7 +93,7 @@ def test_invalid_tokenizer_error_names_prepare_option(words, what, texts, tmp_pa
 def test_untokenizable_text_error_names_prepare_option(texts, make_store, tmp_path):
     made = Tokenizer(models.WordLevel({"word": 0}, "<absent>"))
     made.save(str(tmp_path / "tokenizer.json"))
-    with pytest.raises(UserError, match=r"^--tokenizer \S+ has no tokens for"):
+    with pytest.raises(UserError, match=r"^--tokenizer \S+ cannot encode"):
         make_store(texts, tokenizer=str(tmp_path / "tokenizer.json"))
 
 

@@ -68,7 +68,7 @@ def test_explicitly_named_link_is_read(command, folder):
 @pytest.mark.parametrize("command", LISTINGS)
 def test_pipe_in_folder_is_refused(command, folder):
     os.mkfifo(folder / "pipe")
-    with pytest.raises(UserError, match="pipe is no regular file"):
+    with pytest.raises(UserError, match="pipe is not a regular file"):
         LISTINGS[command](folder)
 
 

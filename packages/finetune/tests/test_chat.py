@@ -160,7 +160,7 @@ def test_bad_chats_are_refused_with_the_line(tmp_path, words):
         "all has weight 0": [{"messages": [{**message, "weight": 0} for message in chat(1)]}],
         "message with weight 2": [{"messages": [{**message, "weight": 2} for message in chat(1)]}],
         "without a role": [{"messages": [{"content": "hello?"}]}],
-        "no text": [{"messages": [{"role": "assistant", "content": 3}]}],
+        "not a text": [{"messages": [{"role": "assistant", "content": 3}]}],
     }
     for told, rows in bad.items():
         write(tmp_path / "chats.jsonl", rows)
@@ -179,7 +179,7 @@ def test_missing_template_or_mismatched_tokenizer_is_refused(tmp_path, words):
     (weights / "tokenizer.json").write_text(json.dumps(content))
     assert "is another model's" in problems([*words, f"model.weights={weights}"])
     tokenizer(tmp_path / "model", template=None)
-    assert "has no chat template" in problems(words)
+    assert "a chat template is missing for" in problems(words)
     (tmp_path / "mine.jinja").write_text(TEMPLATE)
     assert problems([*words, f"data.template={tmp_path}/mine.jinja"]) == ""
     (tmp_path / "mine.jinja").write_text("{% if %}")

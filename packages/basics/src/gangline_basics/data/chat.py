@@ -130,7 +130,7 @@ def read_template(tokenizer: str | None, template: str | None = None) -> ChatTem
     if isinstance(source, str):
         return ChatTemplate(source, special, f"{beside}/{CONFIG}")
     raise UserError(
-        f"the chat template of {tokenizer or 'byte-level text'} is missing.",
+        f"a chat template is missing for {tokenizer or 'byte-level text'}.",
         "A chat template is read from chat_template.jinja or tokenizer_config.json, next to tokenizer.json.",
     )
 

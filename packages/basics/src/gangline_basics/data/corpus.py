@@ -177,7 +177,7 @@ def _list_files(paths: list[str], asked: str | list[str] | None, root: str | Non
             raise UserError(f"data.path: {path} cannot be read.", "Permission denied.", f"chmod +r {path}")
         files.append(TextFile(path, Path(os.path.relpath(path, root)).as_posix(), os.path.getsize(path)))
     if not any(file.size for file in files):
-        raise UserError(f"data.path={asked} contains no text.", f"Number of files: {len(files)}, all of size 0.")
+        raise UserError(f"data.path={asked} is empty.", f"Number of files: {len(files)}, all of size 0.")
     return sorted(files, key=lambda file: file.name)
 
 

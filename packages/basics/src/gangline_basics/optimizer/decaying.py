@@ -57,6 +57,6 @@ def _find_unmatched(run: Run, option: str, patterns: Iterable[str]) -> list[Prob
             continue
         tied = [owner for alias, owner in plan.tied if matches(pattern, alias)]
         why = f"The parameter is tied, and stored as {tied[0]}." if tied else suggest_near(pattern, paths)
-        fix = f"A pattern names a parameter or a module around it, * any one component, such as {', '.join(paths[:6])}."
+        fix = f"A pattern is a parameter or module path; * matches one component. Paths: {', '.join(paths[:6])}, ..."
         problems.append(Problem(f"{option}: {pattern!r} matches no trained parameter.", why, fix))
     return problems
