@@ -57,5 +57,5 @@ def test_only_unset_axes_follow_world_size():
 
 def test_unusable_node_count_is_refused_before_start():
     check(run_of(tp=2, pp=2))
-    with pytest.raises(UserError, match="2 of them have 6 processes, and no layout uses these"):
+    with pytest.raises(UserError, match="the minimum of 2 nodes has 6 processes, and no layout fits"):
         check(run_of(dp_shard=2, tp=2, pp=2))

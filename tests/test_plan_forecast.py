@@ -255,7 +255,7 @@ def test_cluster_file_of_another_version_is_refused(tmp_path, say):
     code, text = say(SMALL.replace("h100_ib", "old.yaml"))
     assert code == 2
     assert text.startswith("gangline plan: old.yaml is a cluster file of version 7.")
-    assert "This gangline reads version 1." in text
+    assert "This version of gangline reads cluster files of version 1." in text
     assert "Traceback" not in text
 
 

@@ -83,10 +83,10 @@ def test_resumed_run_traces_remaining_steps(tmp_path):
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("steps=[21]", "no step 21"),
+        ("steps=[21]", "callback.profile.steps contains 21, but"),
         ("steps=[0]", "must each be at least 1"),
-        ("ranks=[1]", "no rank 1"),
-        ("steps=[]", "nothing to do"),
+        ("ranks=[1]", "callback.profile.ranks contains 1, but"),
+        ("steps=[]", "would write no trace"),
     ],
 )
 def test_invalid_steps_and_ranks_are_refused(setting, message):

@@ -79,12 +79,12 @@ HOSTILE = {
 
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_a_template_that_cannot_be_compiled_is_refused(kind):
-    with pytest.raises(UserError, match="mine is no chat template"):
+    with pytest.raises(UserError, match="mine is not a valid chat template"):
         ChatTemplate(HOSTILE[kind], {}, "mine")
 
 
 def test_template_that_asks_for_date_is_refused():
-    with pytest.raises(TemplateRefusal, match=r"asks for the date.*data\.template=FILE"):
+    with pytest.raises(TemplateRefusal, match=r"requests the date.*data\.template=FILE"):
         of("{{ strftime_now('%Y-%m-%d') }}").render(ASKED)
     assert of("{{ strftime_now is defined }}").render(ASKED) == "False"
 
@@ -116,13 +116,13 @@ def test_invalid_tokenizer_config_is_refused(tokenizer):
 def test_malformed_chat_template_list_is_refused(tokenizer):
     for found in (["x"], [{"name": "default", "template": 3}], [{"name": "default"}, "y"], {"default": "x"}, 3):
         path = tokenizer(found)
-        with pytest.raises(UserError, match="has a chat_template that is none") as error:
+        with pytest.raises(UserError, match="chat_template is invalid") as error:
             read_template(str(path))
-        assert "the one named default" in str(error.value)
+        assert "the template named default is used" in str(error.value)
     named = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d{{ 1 }}"}]
     assert read_template(str(tokenizer(named))).render(ASKED) == "d1"
     for found in (None, named[:1]):
-        with pytest.raises(UserError, match="has no chat template"):
+        with pytest.raises(UserError, match="a chat template is missing for"):
             read_template(str(tokenizer(found)))
 
 
@@ -146,7 +146,7 @@ def test_tools_of_a_row_are_objects_or_json():
     for nothing in ({}, {"tools": None}, {"tools": []}, {"tools": ""}, {"tools": "[]"}, {"tools": "null"}):
         assert parse_tools(nothing, "row 1") is None
     for wrong in ("count", ["count"], [3], 3, TOOL, json.dumps(TOOL)):
-        with pytest.raises(UserError, match="row 1 has tools that are none"):
+        with pytest.raises(UserError, match="row 1 has an invalid field tools"):
             parse_tools({"tools": wrong}, "row 1")
 
 
@@ -155,5 +155,5 @@ def test_tool_call_message_may_have_no_content():
     assert parse_messages([call], "row 1") == [{**call, "content": ""}]
     assert drop_nulls({"a": [{"b": None, "c": 1}], "d": None}) == {"a": [{"c": 1}]}
     for silent in ({"role": "assistant", "content": None}, {"role": "assistant", "tool_calls": None}):
-        with pytest.raises(UserError, match="whose content is no text"):
+        with pytest.raises(UserError, match="whose content is not a text"):
             parse_messages([silent], "row 1")

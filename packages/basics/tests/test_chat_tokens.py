@@ -167,7 +167,7 @@ def test_template_that_drops_tool_calls_is_refused(marks):
     chat = [USER, silent, {"role": "tool", "content": "2"}, {"role": "assistant", "content": "done"}]
     template = ChatTemplate(TURN.replace("ANSWER", answer) + PROMPT, {}, "mine")
     for calls in (CALL, chat, [*CALL, *chat]):
-        with pytest.raises(TemplateRefusal, match="leaves out calls of tools"):
+        with pytest.raises(TemplateRefusal, match="omits tool calls"):
             render_chat(template, calls)
     assert render_chat(template, [{**one, "tool_calls": None} for one in chat]).answers
     strict = "{% if not m.content and not m.tool_calls %}{{ raise_exception('no words') }}{% endif %}" + CALLED
@@ -182,7 +182,7 @@ def test_template_that_drops_final_reasoning_is_refused(field):
     """Of earlier turns a template may leave it out: it does so on purpose."""
     thought = {"role": "assistant", "content": "4", field: "2 and 2 are 4"}
     leaves_out = ChatTemplate(TURN.replace("ANSWER", "{{ m.content }}<|end|>") + PROMPT, {}, "mine")
-    with pytest.raises(TemplateRefusal, match=f"leaves out {field}"):
+    with pytest.raises(TemplateRefusal, match=f"omits the field {field}"):
         render_chat(leaves_out, [USER, thought])
     assert render_chat(leaves_out, [USER, thought, USER, {"role": "assistant", "content": "5", field: " "}]).answers
     writes = f"{{% if loop.last %}}{{{{ m.{field} }}}}{{% endif %}}{{{{ m.content }}}}<|end|>"
@@ -198,7 +198,7 @@ def test_reasoning_within_answer_text_counts_as_rendered():
     assert thought in render_chat(template, [USER, answer]).text
     strips = "{{ m.content.split('</think>')[-1] }}<|end|>"
     template = ChatTemplate(TURN.replace("ANSWER", strips) + PROMPT, {}, "mine")
-    with pytest.raises(TemplateRefusal, match="leaves out reasoning_content"):
+    with pytest.raises(TemplateRefusal, match="omits the field reasoning_content"):
         render_chat(template, [USER, answer])
 
 
@@ -224,7 +224,7 @@ def test_reasoning_in_parts_is_rendered_or_refused():
     one = "{% if m.thinking %}{{ m.thinking[0].text }}{% endif %}{{ m.content }}"
     for writes in (texts, one):
         template = ChatTemplate(TURN.replace("ANSWER", writes) + PROMPT, {}, "mine")
-        with pytest.raises(TemplateRefusal, match="leaves out thinking"):
+        with pytest.raises(TemplateRefusal, match="omits the field thinking"):
             render_chat(template, chat)
     every = "{% for part in m.thinking or [] %}{{ part.text }}{% endfor %}{{ m.content }}"
     assert "are 4" in render_chat(ChatTemplate(TURN.replace("ANSWER", every) + PROMPT, {}, "mine"), chat).text
@@ -239,7 +239,7 @@ def test_reasoning_with_tool_call_is_rendered_or_refused():
     answer = {"role": "assistant", "content": "done"}
     template = ChatTemplate(TURN.replace("ANSWER", calls) + PROMPT, {}, "mine")
     for chat in (thought, thought[:2], [*thought, answer]):
-        with pytest.raises(TemplateRefusal, match="leaves out reasoning_content"):
+        with pytest.raises(TemplateRefusal, match="omits the field reasoning_content"):
             render_chat(template, chat)
     assert render_chat(template, [*thought, answer, USER, answer]).answers
     writes = ChatTemplate(TURN.replace("ANSWER", "{{ m.reasoning_content }}" + calls) + PROMPT, {}, "mine")
@@ -298,7 +298,7 @@ def test_answer_of_weight_0_is_not_trained_on(tokenizer, marks):
             weighted[3] = {"role": "assistant", "content": "4"}
         (found,) = ChatEncoder(codec, template)([render_chat(template, parse_messages(weighted, "row 1"))])
         assert codec.decode_special(found.tokens[found.learnt].tolist()) == wanted
-    with pytest.raises(UserError, match=r"row 1 has a message of weight 0\.5"):
+    with pytest.raises(UserError, match=r"row 1 has a message with weight 0\.5"):
         parse_messages([{**chat[1], "weight": 0.5}], "row 1")
 
 
@@ -313,7 +313,7 @@ def test_template_without_locatable_answers_is_refused():
     thinks = "{% for m in messages %}[{{ m.role }}{{ ' thinks' if loop.last else '' }}:{{ m.content }}]{% endfor %}"
     with pytest.raises(TemplateRefusal, match="earlier turns"):
         render_chat(ChatTemplate(thinks, {}, "mine"), CHATS["several turns"])
-    with pytest.raises(TemplateRefusal, match="half a character"):
+    with pytest.raises(TemplateRefusal, match="half of a surrogate pair"):
         render_chat(
             ChatTemplate(of("an end token", False), {}, "mine"), [USER, {"role": "assistant", "content": "\ud800"}]
         )

@@ -269,13 +269,13 @@ def test_missing_or_mismatched_array_is_refused(saved):
         tensor = torch.zeros(shape, dtype=dtype)
         kept.load(CheckpointId(1), [Shard(name, shape, dtype, (0,) * len(shape), tensor)], registry_of("one"))
 
-    with pytest.raises(UserError, match="does not have model/absent"):
+    with pytest.raises(UserError, match="lacks arrays of this run: model/absent"):
         ask("model/absent", (2,), torch.float32)
     with pytest.raises(UserError, match=r"shape \(13, 10\) in checkpoint step-00000001, and \(10, 13\)"):
         ask("model/matrix", (10, 13), torch.float32)
     with pytest.raises(UserError, match=r"model/matrix is torch.float32 .* and torch.int64"):
         ask("model/matrix", (13, 10), torch.int64)
-    with pytest.raises(UserError, match=r"no checkpoint step-00000009(.|\n)*step-00000001"):
+    with pytest.raises(UserError, match=r"checkpoint step-00000009 does not exist(.|\n)*step-00000001"):
         kept.read_document(CheckpointId(9))
 
 
@@ -302,7 +302,7 @@ def test_checkpoint_off_refuses_to_save(tmp_path):
 
 def test_automatic_interval_is_refused():
     (problem,) = TorchCheckpoint(every="auto").check(None)
-    assert "cannot choose the interval" in problem.why
+    assert "does not compute an optimal checkpoint interval" in problem.why
     assert TorchCheckpoint(every=10, keep_last=2).check(None) == []
 
 
@@ -537,7 +537,7 @@ def test_load_reports_array_with_flipped_bit(saved):
     kept, path = saved
     offset, length = where(path, "model/matrix")
     flip(path / "__0_0.distcp", offset + length // 2)
-    with pytest.raises(BadCheckpoint, match="checksum differs") as caught:
+    with pytest.raises(BadCheckpoint, match="the checksum of the record differs") as caught:
         load_here(kept, 1)
     assert caught.value.array == "model/matrix"
     assert caught.value.box == ((0, 13), (0, 10))
@@ -578,7 +578,7 @@ def replace_table(path: Path, content: bytes) -> None:
 def test_metadata_pickle_with_unknown_code_is_refused(saved, tmp_path):
     kept, path = saved
     replace_table(path, pickle.dumps(Trap(tmp_path / "executed")))
-    with pytest.raises(BadCheckpoint, match="which no table of chunks has"):
+    with pytest.raises(BadCheckpoint, match="which DCP's table of chunks never contains"):
         load_here(kept, 1)
     assert not (tmp_path / "executed").exists()
 
@@ -596,7 +596,7 @@ def test_metadata_pickle_that_sets_state_is_refused(saved, target):
     kept, path = saved
     table = (path / METADATA).read_bytes()
     replace_table(path, f"{target}(N(S'__hash__'\nNdtb.".encode())
-    with pytest.raises(BadCheckpoint, match=r"it sets the state of .*, which must be an entry of a table of chunks"):
+    with pytest.raises(BadCheckpoint, match=r"sets the state of .*, which is not an entry of DCP's table of chunks"):
         load_here(kept, 1)
     replace_table(path, table)
     assert load_here(kept, 1) == []
@@ -610,12 +610,12 @@ def test_record_outside_checkpoint_files_is_refused(saved, name):
     for place in table.storage_data.values():
         place.relative_path, place.length = name, 1 << 38
     replace_table(path, pickle.dumps(table))
-    with pytest.raises(BadCheckpoint, match=r"checksums\.json has no checksum of it"):
+    with pytest.raises(BadCheckpoint, match=r"the checksum of the record is missing in checksums\.json"):
         load_here(kept, 1)
     checksums = json.loads((path / CHECKSUMS).read_text())
     rows = [[place.offset, 1 << 38, 0] for place in table.storage_data.values()]
     (path / CHECKSUMS).write_text(json.dumps({**checksums, "records": {name: rows}}))
-    with pytest.raises(BadCheckpoint, match="is a named pipe" if name == "__0_1.distcp" else "records must be in"):
+    with pytest.raises(BadCheckpoint, match="is a named pipe" if name == "__0_1.distcp" else "must be named"):
         load_here(kept, 1)
 
 
@@ -629,7 +629,7 @@ def test_record_longer_than_its_file_is_refused_unread(saved):
     replace_table(path, pickle.dumps(table))
     checksums = json.loads((path / CHECKSUMS).read_text())
     (path / CHECKSUMS).write_text(json.dumps({**checksums, "records": {"__0_0.distcp": rows}}))
-    with pytest.raises(BadCheckpoint, match=r"the file ends \d+ bytes early"):
+    with pytest.raises(BadCheckpoint, match=r"the file is \d+ bytes too short"):
         load_here(kept, 1)
 
 
@@ -685,9 +685,10 @@ def test_damage_on_one_rank_fails_every_rank(tmp_path):
     )
     flip(path / rows_of_rank_1.relative_path, rows_of_rank_1.offset + rows_of_rank_1.length // 2)
     told = get_pool(2).run(load_damaged, str(tmp_path), "two, rows")
-    assert told == [f"model/matrix ((4, 13), (0, 10)) {rows_of_rank_1.relative_path} its checksum differs"] * 2
+    why = f"the checksum of the record differs from {CHECKSUMS}"
+    assert told == [f"model/matrix ((4, 13), (0, 10)) {rows_of_rank_1.relative_path} {why}"] * 2
     flip(path / METADATA, 100)
     assert (
         get_pool(2).run(load_damaged, str(tmp_path), "two, rows")
-        == [f"every array None {METADATA} its checksum differs"] * 2
+        == [f"every array None {METADATA} the checksum of the file differs from {CHECKSUMS}"] * 2
     )

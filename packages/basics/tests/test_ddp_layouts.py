@@ -214,7 +214,7 @@ def test_nan_on_one_rank_stops_every_rank(deterministic):
 
 
 def test_batch_indivisible_by_groups_is_refused():
-    with pytest.raises(ValueError, match="4 microbatches do not divide into 3 groups"):
+    with pytest.raises(ValueError, match=r"4 microbatches are not divisible by parallel\.groups=3"):
         single(Case(Single(groups=3)))
 
 

@@ -165,7 +165,7 @@ def test_disconnected_node_stops_writing(runs):
 def test_too_few_nodes_exit_with_requeue(runs):
     few = (*ELASTIC, "launch.nodes=2", "launch.agents=1", "launch.join_seconds=3")
     printed = runs.train("run.dir=out", "run.steps=5", *few, code=75, GANGLINE_NODE="127.0.0.1")
-    assert "launch.nodes=2: there were not enough nodes for 3 s (launch.join_seconds)" in printed
+    assert "launch.nodes=2: fewer nodes than the minimum joined within 3 s (launch.join_seconds)" in printed
     ending = read_ending(runs.directory / "out")
     assert (ending.exit_code, ending.requeue) == (75, True)
 
@@ -334,12 +334,12 @@ def test_node_is_excluded_if_enough_others_remain(runs, strangers, nodes, found,
     out = runs.directory / "out"
     first, second = launches(out)
     assert (second["why"], second["processes"]) == ("order", ranks), printed
-    assert "bad-link at rank 1: 1 of 8; it asks for new workers" in printed
+    assert "bad-link at rank 1: 1 of 8; new workers were ordered" in printed
     (line,) = [line for line in runs.read_attempts("out") if line.get("order") == "restart"]
     assert line["exclude"] == first["nodes"][-len(found.split("+")) :]
-    waits = f"{first['nodes'][1]} is excluded by an order; others take its place, and it waits"
+    waits = f"node {first['nodes'][1]} is excluded by a health check: waiting while other nodes train"
     assert (waits in printed) == (ranks == 1)
-    assert printed.count("it stays, for too few other nodes are there") == len(found.split("+")) - (ranks == 1)
+    assert printed.count("but takes part: too few other nodes are live") == len(found.split("+")) - (ranks == 1)
     assert [record["step"] for record in runs.read_records("out")] == list(range(1, 21))
     assert agents(out) == {}
 
@@ -347,9 +347,9 @@ def test_node_is_excluded_if_enough_others_remain(runs, strangers, nodes, found,
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["launch.nodes=3:2"], "the fewest nodes, 3, are more than the most, 2"),
-        (["launch.nodes=two"], "launch.nodes=two is no number of nodes"),
-        (["launch.nodes=2", "launch.agents=1"], "the other nodes would not find this one"),
+        (["launch.nodes=3:2"], "the minimum 3 exceeds the maximum 2"),
+        (["launch.nodes=two"], "launch.nodes=two must be a number of nodes"),
+        (["launch.nodes=2", "launch.agents=1"], "the nodes cannot find each other without run.dir"),
         (["launch.nodes=2", "launch.agents=3"], "the job has at most 2"),
         (["launch.lost_seconds=1"], "must be at least 2"),
     ],

@@ -122,7 +122,8 @@ def test_figure_file_is_written_atomically(tmp_path, monkeypatch):
 def test_invalid_extension_or_missing_folder_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"--picture a\.gif must end with \.svg or \.png"):
         write_figure(drawn(), "a.gif", "--picture", (".svg", ".png"))
-    with pytest.raises(UserError, match=r"--svg .*none/a\.svg cannot be written\.\n.*\n  Make its folder:  mkdir -p"):
+    message = r"--svg .*none/a\.svg cannot be written\.\n.*\n  Create the directory:  mkdir -p"
+    with pytest.raises(UserError, match=message):
         write_figure(drawn(), tmp_path / "none" / "a.svg")
 
 

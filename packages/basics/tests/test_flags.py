@@ -42,10 +42,10 @@ def test_help_lists_every_flag(capsys):
             "--token 3",
             "there is no flag --token.\n  Did you mean --tokens?\n  Flags: --help, --json, --tokens, --rounds.",
         ),
-        ("--tokens lots", "--tokens lots: expected a number above 0.\n  Such as  --tokens 15e12"),
-        ("--tokens=nan", "--tokens nan: expected a number above 0.\n  Such as  --tokens 15e12"),
+        ("--tokens lots", "--tokens lots: expected a number above 0.\n  Example:  --tokens 15e12"),
+        ("--tokens=nan", "--tokens nan: expected a number above 0.\n  Example:  --tokens 15e12"),
         ("--tokens 1e400", "--tokens 1e400: expected a number between 1e-24 and 1e+24."),
-        ("--rounds 2.5", "--rounds 2.5: expected a whole number."),
+        ("--rounds 2.5", "--rounds 2.5: expected an integer."),
         ("--json=yes", "--json: ignored explicit argument 'yes'."),
     ],
 )
@@ -58,7 +58,8 @@ def test_invalid_flag_gives_one_message(argv, message):
 def test_wrong_argument_count_shows_usage():
     flags = Flags("thing show", "Show it.")
     flags.add_argument("run_dir", metavar="RUN_DIR")
-    for argv, message in (([], "the following arguments are required: RUN_DIR."), (["a", "b"], "unexpected b.")):
+    messages = (([], "the following arguments are required: RUN_DIR."), (["a", "b"], "unexpected argument b."))
+    for argv, message in messages:
         with pytest.raises(UserError) as caught:
             flags.read(argv)
         assert str(caught.value) == f"{message}\n  usage: gangline thing show [-h] RUN_DIR"

@@ -50,7 +50,7 @@ def test_too_deep_temporary_folder_is_reported(tmp_path: Path) -> None:
     deep = tmp_path / ("x" * 200)
     deep.mkdir()
     done = subprocess.run(WARM, env={**os.environ, "TMPDIR": str(deep)}, capture_output=True, text=True)
-    assert f"UserError: no socket can be made in {deep}: AF_UNIX path too long.\n" in done.stderr
+    assert f"UserError: a socket cannot be created in {deep}: AF_UNIX path too long.\n" in done.stderr
     assert "TMPDIR=/tmp train ..." in done.stderr
 
 
@@ -59,7 +59,7 @@ def test_read_only_shared_memory_is_reported() -> None:
     if subprocess.run([*private, "true"], capture_output=True).returncode:
         pytest.skip("no mount of its own can be made here")
     done = subprocess.run([*private, *WARM], capture_output=True, text=True)
-    assert "UserError: no semaphore can be made in /dev/shm: Read-only file system.\n" in done.stderr
+    assert "UserError: a semaphore cannot be created in /dev/shm: Read-only file system.\n" in done.stderr
 
 
 def test_resource_tracker_outlives_a_terminal():

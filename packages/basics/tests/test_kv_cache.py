@@ -99,9 +99,9 @@ def test_cache_refuses_several_tokens_and_overflow():
     x = torch.ones(1, 1, 2, 4)
     position = torch.arange(2)[None]
     kept.attend(x, x, x, None, position)
-    with pytest.raises(ValueError, match="2 tokens at a time"):
+    with pytest.raises(ValueError, match="2 tokens cannot be added to the KV cache at once"):
         kept.attend(x, x, x, None, position)
     one = x[:, :, :1]
     kept.attend(one, one, one, None, position[:, :1])
-    with pytest.raises(ValueError, match="more tokens than the 3"):
+    with pytest.raises(ValueError, match="the KV cache is full: it has room for 3 tokens"):
         kept.attend(one, one, one, None, position[:, :1])

@@ -99,8 +99,8 @@ class TestEveryPart:
             ["model.dim=100", "model.heads=12", "model.heads=10; or model.heads=5"],
         ),
         ({"heads": 12, "kv_heads": 5}, ["model.kv_heads=5", "1, 2, 3, 4, 6, 12"]),
-        ({"head_dim": 15}, ["model.head_dim=15 is odd", "model.head_dim=16"]),
-        ({"dim": 36, "heads": 12}, ["model.head_dim=3 is odd"]),
+        ({"head_dim": 15}, ["model.head_dim=15 must be even", "model.head_dim=16"]),
+        ({"dim": 36, "heads": 12}, ["model.head_dim=3 must be even"]),
     ],
 )
 def test_invalid_sizes_are_refused(values, words):

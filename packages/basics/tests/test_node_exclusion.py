@@ -130,7 +130,7 @@ def test_second_excluded_node_waits_until_needed(meet, tmp_path):
     for name in "ac":
         nodes[name].wait()
         meetings[name].record_members()
-    assert said == ["train: a is excluded by an order; it stays, for too few other nodes are there"]
+    assert said == ["train: node a is excluded by a health check, but takes part: too few other nodes are live"]
     waits = threading.Thread(target=nodes["b"].wait)
     waits.start()
     waits.join(2)
@@ -140,8 +140,8 @@ def test_second_excluded_node_waits_until_needed(meet, tmp_path):
     waits.join(60)
     assert not waits.is_alive()
     assert said[1:] == [
-        "train: b is excluded by an order; others take its place, and it waits",
-        "train: b was excluded by an order, and comes back: it is needed",
+        "train: node b is excluded by a health check: waiting while other nodes train",
+        "train: node b was excluded by a health check, and takes part again: too few other nodes are live",
     ]
 
 
@@ -203,4 +203,6 @@ def test_earliest_excluded_node_returns_first(meet, tmp_path):
     assert not threads["w"].is_alive()
     threads["v"].join(2)
     assert threads["v"].is_alive()
-    assert said[-1] == "train: w was excluded by an order, and comes back: it is needed"
+    assert said[-1] == (
+        "train: node w was excluded by a health check, and takes part again: too few other nodes are live"
+    )

@@ -158,7 +158,7 @@ def test_scales_are_sharded_with_their_blocks():
         )
         (row, column), (height, width) = codes.offset, codes.shape
         assert (found, same) == (Box((row, column // 8), (height, -(-width // 8))), primary)
-    with pytest.raises(UserError, match=r"optimizer\.block=32: x is cut at 16 of 20, inside a block"):
+    with pytest.raises(UserError, match=r"optimizer\.block=32: the layout shards x at column 16 of 20, inside a block"):
         build_scales_layout("x", registry["codes"], 32)
 
 

@@ -212,7 +212,7 @@ def test_damaged_metric_lines_are_reported(tmp_path: Path, capsys) -> None:
     assert told == [f"gangline runs: {words}", f"gangline compare: {words}"]
     (one / "metrics.jsonl").write_bytes(b"\0" * 100_000 + b"\n[[[[\n")
     assert read_summary(one).unreadable == 2
-    with pytest.raises(UserError, match="No line of it holds the record of a step"):
+    with pytest.raises(UserError, match="The file contains no valid step record"):
         compare([str(one), str(two)])
 
 
@@ -244,7 +244,7 @@ assert "torch" not in sys.modules
 
 
 def test_missing_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="there is no folder"):
+    with pytest.raises(UserError, match=r"the directory .* does not exist"):
         runs([str(tmp_path / "none")])
 
 
@@ -306,7 +306,7 @@ def test_figure_of_many_runs_is_readable() -> None:
 
 
 def test_figure_without_steps_shows_message() -> None:
-    assert list_readable(draw_picture(["one"], [[]], "loss", "step"))[1] == "No run has a step yet."
+    assert list_readable(draw_picture(["one"], [[]], "loss", "step"))[1] == "The runs have no steps yet."
 
 
 def test_compare_draws_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -316,7 +316,7 @@ def test_compare_draws_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str
     file = tmp_path / "one.svg"
     assert compare([str(run), "--picture", str(file)]) == 0
     said = capsys.readouterr().out
-    assert "Their configurations" not in said
+    assert "The configurations" not in said
     assert "best" in said
     words = list_readable(run_figure.run_figure(run))
     assert words[0] == "Loss of one"
@@ -361,7 +361,7 @@ def test_run_figure_of_a_long_run_draws_means() -> None:
 
 def test_compare_refuses_unknown_metric_run_or_extension(tmp_path: Path) -> None:
     one, two = made(tmp_path / "one"), made(tmp_path / "two")
-    with pytest.raises(UserError, match=r"no step of .* has the number 'los'"):
+    with pytest.raises(UserError, match=r"the metric 'los' is missing in all steps of"):
         compare([str(one), str(two), "--metric", "los"])
     with pytest.raises(UserError, match="there is no run directory"):
         compare([str(one), str(tmp_path / "none")])

@@ -117,7 +117,7 @@ def test_invalid_sampling_settings_are_refused():
     for wrong in ({"tokens": -1}, {"temperature": float("nan")}, {"top_k": 0}, {"top_p": 0.0}, {"top_p": 1.1}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             Sampling(**{"tokens": 3, **wrong})
-    with pytest.raises(UserError, match="not numbers"):
+    with pytest.raises(UserError, match="contain NaN"):
         generate(Fixed([0.0, float("nan")]), [[0]], Sampling(tokens=1))
 
 
@@ -248,19 +248,19 @@ def test_missing_run_or_checkpoint_is_reported(tmp_path):
     make_run(tmp_path / "off", checkpoint=Off())
     assert "checkpoint=off" in told(tmp_path / "off")
     make_run(tmp_path / "run", 1, 2)
-    assert "It has step-00000001, step-00000002" in told(tmp_path / "run", checkpoint="step-00000003")
-    assert "no checkpoint newest" in told(tmp_path / "run", checkpoint="newest")
+    assert "Existing checkpoints: step-00000001, step-00000002" in told(tmp_path / "run", checkpoint="step-00000003")
+    assert "checkpoint newest does not exist" in told(tmp_path / "run", checkpoint="newest")
 
 
 def test_a_prompt_outside_the_vocabulary_is_refused(tmp_path, monkeypatch):
     make_run(tmp_path / "few", 1, data=words(tmp_path / "few.json", "yes", "no"))
-    with pytest.raises(UserError, match="no tokens for 'maybe'"):
+    with pytest.raises(UserError, match="cannot encode 'maybe'"):
         sample(tmp_path / "few", "maybe")
     make_run(tmp_path / "many", 1, data=words(tmp_path / "many.json", *(f"w{n}" for n in range(300))))
-    with pytest.raises(UserError, match="has token 299, and the model knows 256"):
+    with pytest.raises(UserError, match="has token 299, but the vocabulary of the model has 256 tokens"):
         sample(tmp_path / "many", "w1 w299")
     for beyond in (-1, 256):
-        with pytest.raises(UserError, match=f"has token {beyond}, and the model knows 256"):
+        with pytest.raises(UserError, match=f"has token {beyond}, but the vocabulary of the model has 256 tokens"):
             Sampler(tmp_path / "many").write([[1, beyond]], 3)
     monkeypatch.setattr(TextConfig, "build_codec", lambda self, run: SimpleNamespace(encode=lambda text: None))
     with pytest.raises(UserError, match="is not text"):
@@ -338,9 +338,9 @@ class AlwaysThis(torch.nn.Module):
 def test_a_text_beyond_the_context_is_refused(tmp_path, capsys):
     run = make_run(tmp_path / "run", 1)
     assert main(["sample", run.job.dir, "--prompt", "abcdef", "--tokens", str(CONTEXT - 5)]) == 2
-    assert f"Take {CONTEXT - 6} tokens at most" in capsys.readouterr().err
+    assert f"Generate at most {CONTEXT - 6} tokens" in capsys.readouterr().err
     assert main(["sample", run.job.dir, "--prompt", "a" * CONTEXT]) == 2
-    assert "Take a shorter prompt" in capsys.readouterr().err
+    assert "Use a shorter prompt" in capsys.readouterr().err
     (text,) = Sampler(run.job.dir).write(["abcdef"])
     assert len(text.tokens) <= CONTEXT - 6
 
@@ -366,16 +366,16 @@ def test_chats_use_template_and_its_end_token(tmp_path, capsys):
     assert "--chat" in capsys.readouterr().err
     (tmp_path / "tokenizer_config.json").unlink()
     assert main([*command, "--chat"]) == 2
-    assert "has no chat template" in capsys.readouterr().err
+    assert "a chat template is missing for" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("name", "content", "what"),
     [
         ("absent.txt", None, "cannot be read"),
-        ("empty.txt", "\n\n", "has no prompt"),
-        ("broken.jsonl", '"a"\n{"prompt"', ":2 is no JSON"),
-        ("number.jsonl", "3\n", ":1 is no prompt"),
+        ("empty.txt", "\n\n", "contains no prompts"),
+        ("broken.jsonl", '"a"\n{"prompt"', ":2 is not JSON"),
+        ("number.jsonl", "3\n", ":1 is not a prompt"),
         ("silent.jsonl", '{"messages": [{"content": "a"}]}\n', "without a role"),
     ],
 )

@@ -76,8 +76,8 @@ def test_factors_rise_in_warmup_and_never_after(chosen, steps, data):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (Constant(warmup_steps=11), r"schedule.warmup_steps=11 is more than run.steps=10"),
-        (Wsd(warmup_steps=5, decay_steps=6), r"schedule.decay_steps=6 does not fit into the run"),
+        (Constant(warmup_steps=11), r"schedule.warmup_steps=11 exceeds run.steps=10"),
+        (Wsd(warmup_steps=5, decay_steps=6), r"schedule.decay_steps=6 does not fit into run.steps=10"),
     ],
 )
 def test_warmup_or_decay_beyond_run_is_refused(config, message):

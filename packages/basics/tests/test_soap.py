@@ -116,7 +116,7 @@ def test_state_of_stacked_matrix_is_not_a_weight():
     state = [f"optimizer/{state}/blocks.0.experts.w_up.{n}" for state in ("exp_avg", "left_basis") for n in (0, 1)]
     stored = [*(f"model/{name}" for name in names), *state, "optimizer/exp_avg/embed.weight", f"{average}/embed.weight"]
     assert find_weights_under("model", stored, names) == {name: f"model/{name}" for name in names}
-    with pytest.raises(UserError, match=r"not all of the model: it has no blocks\.0\.experts\.w_up"):
+    with pytest.raises(UserError, match=r"are incomplete: blocks\.0\.experts\.w_up is missing"):
         find_weights_under(average, stored, names)
     whole = find_weights_under(average, [*stored, f"{average}/{names[1]}"], names)
     assert whole == {name: f"{average}/{name}" for name in names}

@@ -389,14 +389,14 @@ def test_a_corpus_shorter_than_one_sequence_is_refused(tmp_path):
     assert "10 bytes" in found
     assert "batch.sequence_length" in found
     assert problems(TextConfig(path=str(tmp_path)), T=9) == []
-    with pytest.raises(UserError, match="validation part has"):
+    with pytest.raises(UserError, match="validation split has"):
         source(TextConfig(path=str(tmp_path)), "validation", T=9)
 
 
 def test_tokenizer_larger_than_model_vocabulary_is_refused(corpus, vocabulary):
     data = TextConfig(path=str(corpus), tokenizer=str(vocabulary))
     (found,) = problems(data, vocab_size=256)
-    assert "300 different tokens" in found
+    assert "The vocabulary of the data has 300 tokens" in found
     assert "model.vocab_size=300" in found
     assert problems(data, vocab_size=300) == []
     (found,) = problems(TextConfig(path=str(corpus)), vocab_size=255)
@@ -436,7 +436,7 @@ def test_text_that_a_vocabulary_cannot_spell_is_refused(tmp_path, corpus):
     tokenizer = Tokenizer(models.WordLevel({"to": 0, "be": 1}))  # and no token for what is unknown
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.save(str(tmp_path / "two.json"))
-    with pytest.raises(UserError, match=r"two.json has no tokens for .*\.txt"):
+    with pytest.raises(UserError, match=r"two.json cannot encode .*\.txt"):
         source(TextConfig(path=str(corpus), tokenizer=str(tmp_path / "two.json")))
 
 
@@ -444,8 +444,8 @@ def test_text_that_a_vocabulary_cannot_spell_is_refused(tmp_path, corpus):
     ("wrong", "said"),
     [
         ({"validation_fraction": 0.0}, "leaves no text to validate on"),
-        ({"separator": "--"}, "is not one byte"),
-        ({"separator": ""}, "data.separator= is not one byte"),
+        ({"separator": "--"}, "must be one byte"),
+        ({"separator": ""}, "data.separator= must be one byte"),
     ],
 )
 def test_invalid_data_settings_are_refused(corpus, wrong, said):
@@ -457,7 +457,7 @@ def test_a_separator_that_the_vocabulary_lacks_is_refused(corpus, vocabulary):
     for separator in ("<end>", ""):
         data = TextConfig(path=str(corpus), tokenizer=str(vocabulary), separator=separator)
         (found,) = problems(data, vocab_size=300)
-        assert f"data.separator={separator} is no token of" in found
+        assert f"data.separator={separator} is not a token of" in found
 
 
 def test_new_folder_does_not_move_old_files(tmp_path):

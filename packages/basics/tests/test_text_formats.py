@@ -64,9 +64,10 @@ def test_json_lines_are_documents(tmp_path):
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ('{"body": "a", "id": 3}', ["line 2", "no field 'text'.", "Its fields: body, id.", "data.text_field=body"]),
-        ('{"text": 3}', ["line 2", "has no text 'text'.", "Its fields: text."]),
-        ("[1]", ["line 2", "is no JSON object."]),
+        ('{"body": "a", "id": 3}', ["the field 'text' of line 2 of", " is missing.", "Fields of the line: body, id."]),
+        ('{"body": "a", "id": 3}', ["To read another field:  data.text_field=body"]),
+        ('{"text": 3}', ["line 2", "the field 'text' of line 2 of", "is not a text.", "Fields of the line: text."]),
+        ("[1]", ["line 2", "is not a JSON object."]),
         ("nonsense", ["line 2", "is not JSON."]),
     ],
 )  # fmt: skip
@@ -108,7 +109,7 @@ def test_a_damaged_file_is_refused(tmp_path):
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(PLAIN)[:-40])
     (tmp_path / "b.txt.xz").write_bytes(PLAIN)
     for name in ("a.txt.gz", "b.txt.xz"):
-        with pytest.raises(UserError, match="is damaged, or not what its name says"):
+        with pytest.raises(UserError, match="is damaged, or its format differs from its extension"):
             source(TextConfig(path=str(tmp_path / name)))
 
 

@@ -134,7 +134,7 @@ def test_master_port_in_use_is_user_error(srun, address):
         where = {"MASTER_PORT": str(port), ADDRESS: address}
         codes, [printed] = srun("out", "agent", "reduce", started=1, **where)
     assert codes == [2], printed
-    assert printed.startswith(f"train: port {port} at 127.0.0.1 is taken by another process.\n")
+    assert printed.startswith(f"train: port {port} at 127.0.0.1 is used by another process.\n")
     assert "MASTER_PORT=" in printed
     assert "Traceback" not in printed
 

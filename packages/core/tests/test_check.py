@@ -49,7 +49,7 @@ def test_default_run_passes_check():
 
 def test_model_larger_than_machine_memory_is_refused():
     said = refused(model="llama3-405b", run={"device": "cpu"})
-    assert "llama3-405b in fp32 with adamw takes 6.49e+03 GB; this machine has " in said
+    assert "model=llama3-405b precision=fp32 optimizer=adamw needs 6.49e+03 GB of memory, but this machine has " in said
     assert "406 G parameters, 1 CPU process: weights 1.62e+03, gradients 1.62e+03, optimizer state 3.25e+03 GB" in said
     assert "model=tiny" in said
     assert "launch=elastic launch.nodes=N" in said
@@ -111,7 +111,7 @@ def test_indivisible_microbatch_lists_valid_sizes():
 
 def test_single_strategy_refuses_two_processes():
     message = refused(parallel="single", launch=LocalLaunch(processes=2))
-    assert "parallel=single is one process, and this job has 2." in message
+    assert "parallel=single supports one process, and this job has 2 processes." in message
 
 
 def test_axis_sizes_not_matching_world_are_refused(monkeypatch):

@@ -150,7 +150,7 @@ def gangline_optimizers():
     assert done.returncode == 0, done.stderr
     told = done.stdout.partition("Depends on the layout\n")[2].partition("\n\n")[0].splitlines()
     assert "  optimizer=lossy: rounds on the wire" in told
-    assert any(line.startswith("  precision=fp16: which steps overflow") for line in told)
+    assert any(line.startswith("  precision=fp16: sums over tokens are in float16") for line in told)
 
 
 # --- completion ------------------------------------------------------------------------------------------------------

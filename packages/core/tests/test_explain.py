@@ -92,7 +92,7 @@ def test_timeline_runs_actions_as_early_as_possible():
 def test_timeline_names_deadlocked_rank():
     _, one = explained("parallel=single batch.micro_size=16")
     stuck = replace(one.ranks[0], turns=((StepAction("B", 0, 0),), (StepAction("F", 0, 0),)))
-    with pytest.raises(ValueError, match="pipeline rank 0 waits for ever"):
+    with pytest.raises(ValueError, match="deadlock in the pipeline schedule: rank 0 waits forever"):
         step_timeline(replace(one, ranks=(stuck,)), [ActionTimes(1, 1, 1)])
 
 

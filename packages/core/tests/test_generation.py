@@ -362,7 +362,7 @@ class Trap:
 def test_rendezvous_state_from_a_pickle_is_refused_unread(tmp_path):
     (tmp_path / "state").write_bytes(pickle.dumps(Trap(tmp_path / "executed")))
     for read in (FileBackend.get_state, FileBackend.read):
-        with pytest.raises(UserError, match="not the state of a rendezvous"):
+        with pytest.raises(UserError, match="invalid state of a rendezvous"):
             read(FileBackend(tmp_path / "state"))
     assert not (tmp_path / "executed").exists()
 
@@ -373,7 +373,7 @@ def test_meeting_folder_of_another_user_is_refused(tmp_path):
     folder = tmp_path / ".meeting"
     folder.mkdir()
     os.chown(folder, 12345, -1)
-    with pytest.raises(UserError, match="belongs to user 12345"):
+    with pytest.raises(UserError, match="its owner is user 12345"):
         meet_in(tmp_path, "job", "127.0.0.1", ElasticLaunch())
     os.chown(folder, 0, -1)
     folder.chmod(0o777)

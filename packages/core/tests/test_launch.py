@@ -185,7 +185,7 @@ def test_launcher_names_the_rank_that_raised(run_dir, capsys, culprit):
     assert "peer" not in said
     assert "ValueError" in log(run_dir, culprit)
     assert said.endswith(
-        f"Its log: {run_dir / 'logs' / f'rank-{culprit:05d}.log'}\nTo continue:  train resume={run_dir}\n"
+        f"Log of the rank: {run_dir / 'logs' / f'rank-{culprit:05d}.log'}\nTo continue:  train resume={run_dir}\n"
     )
 
 
@@ -247,7 +247,7 @@ def test_killed_fork_server_is_reported_without_traceback(run_dir, capsys):
     killed.start()
     assert start(run_dir, 1, target="launched:reduce") == 1
     said = capsys.readouterr().err
-    assert said.startswith("train: the process that ranks are forked from is gone: it was killed by SIGKILL")
+    assert said.startswith("train: the fork server, which starts the ranks, is gone: it was killed by SIGKILL")
     assert "Traceback" not in said
     assert start(run_dir, 1, target="launched:reduce") == 0
 
@@ -287,8 +287,8 @@ def test_run_returns_exit_code_of_ranks(run_dir, capsys):
 def test_exhausted_restarts_return_verdict_exit_code(run_dir, capsys, most):
     assert start(run_dir, 2, LocalLaunch(futile_restarts=most), target="launched:renew") == 3
     said = capsys.readouterr().err
-    assert said.count("it asks for new workers; started anew\n") == most
-    assert f"{most} restarts in a row did no step beyond 0" in said
+    assert said.count("new workers were ordered; ranks restarted\n") == most
+    assert f"giving up after {most} restarts without progress past step 0" in said
     for word in ("bad-link at rank 0: 1 of 8 links", "no restart is left", f"train resume={run_dir}"):
         assert word in said
     assert "Traceback" not in said

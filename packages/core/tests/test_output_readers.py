@@ -28,7 +28,7 @@ def test_copied_output_continues_in_the_log(closed_pipe):
     for number in range(2):
         print(f"line {number}", file=stream, flush=True)
     assert log.getvalue() == (
-        "line 0\ntrain: note: output failed: Broken pipe; it continues in this log alone\nline 1\n"
+        "line 0\ntrain: note: writing to the terminal failed: Broken pipe; further output is only in this log\nline 1\n"
     )
 
 

@@ -213,9 +213,9 @@ def test_sigterm_to_a_rank_restarts_the_run_once(runs):
         os.kill(find_rank_processes(out)[1], signal.SIGTERM)
     printed, _ = process.communicate(timeout=240)
     assert process.returncode == 75, printed
-    assert "a rank was asked to stop: SIGTERM at step" in printed
+    assert "a rank received a stop request: SIGTERM at step" in printed
     assert "restart 1 of 1" in printed
-    assert "come" not in printed
+    assert "nodes joined" not in printed
     assert read_ending(out).reason == "preempted"
 
 

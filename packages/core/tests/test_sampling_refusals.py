@@ -33,4 +33,4 @@ def test_missing_device_is_refused(tmp_path: Path, capsys) -> None:
     assert train_session(tmp_path / "run", "run.steps=2") == 0
     for device in ("gpu", "cuda:99", "meta", "cpu:1"):
         assert main(["sample", str(tmp_path / "run"), "--device", device]) == 2
-        assert f"device {device} is not here" in capsys.readouterr().err
+        assert f"device {device} is not available" in capsys.readouterr().err

@@ -339,7 +339,7 @@ def test_console_prints_line_for_events():
     saved, again = record(11, saved="step-00000008"), record(13, checkpoint="step-00000013", failed_save="no room")
     text = printed(*map(record, range(1, 7)), *odd, record(10), saved, record(12), again, every=50)
     assert steps_with_a_line(text) == [1, 7, 8, 9, 11, 13]
-    assert "saving step-00000013, for the last save failed" in text
+    assert "saving step-00000013, because the last save failed" in text
     assert "skipped: not finite" in text
 
 

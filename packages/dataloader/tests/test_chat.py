@@ -86,7 +86,7 @@ def prepared(chats: Path, *more: str) -> Path:
 def test_tokenizer_symlink_is_not_copied_into_store(tokenizer, tmp_path):
     (tmp_path / "private.json").write_text('{"eos_token": "a key"}')
     (tokenizer.parent / "special_tokens_map.json").symlink_to(tmp_path / "private.json")
-    with pytest.raises(UserError, match=r"special_tokens_map\.json is a symbolic link out of its directory"):
+    with pytest.raises(UserError, match=r"special_tokens_map\.json is a symbolic link to a file outside"):
         copy_tokenizer(Settings(tokenizer=str(tokenizer)), tmp_path)
 
 
@@ -182,7 +182,7 @@ def test_conversation_is_dropped_if_template_rewrites_earlier_turns(tokenizer):
     """As those do that leave out thoughts of earlier turns."""
     template = "{% for m in messages %}[{{ m.role }}{{ ' thinks' if loop.last else '' }}:{{ m.content }}]{% endfor %}"
     found = encoded(tokenizer, template, talk(3))
-    assert found == Dropped("chat: the template writes earlier turns in another way once more follow")
+    assert found == Dropped("chat: the template renders earlier turns differently if more turns follow")
     strict = "{{ raise_exception('roles must alternate') }}"
     assert encoded(tokenizer, strict, talk(3)) == Dropped("chat: roles must alternate")
     marks_none = "{% for m in messages %}{{ m.content }}{% generation %}{% endgeneration %}{% endfor %}"
@@ -295,15 +295,15 @@ def test_invalid_conversations_and_templates_are_refused(chats, tokenizer, tmp_p
             commands.main(["prepare", str(path), "--out", str(tmp_path / "none"), "--workers", "1", *more])
         return str(error.value)
 
-    assert "has no chat template" in refused(chats, "--chat")
+    assert "a chat template is missing for" in refused(chats, "--chat")
     (tmp_path / "bad.jinja").write_text("{% for")
-    assert "is no chat template" in refused(chats, "--chat", "--chat-template", str(tmp_path / "bad.jinja"))
+    assert "is not a valid chat template" in refused(chats, "--chat", "--chat-template", str(tmp_path / "bad.jinja"))
     assert "--chat-template requires --chat" in refused(chats, "--chat-template", str(tmp_path / "bad.jinja"))
     there = ("--chat", "--tokenizer", str(tokenizer))
     for row, why in (
-        ({"messages": "hello"}, "line 1, is no conversation"),
+        ({"messages": "hello"}, "line 1, is not a conversation"),
         ({"messages": [{"content": "x"}]}, "without a role"),
-        ({"messages": [{"role": "user", "content": 3}]}, "content is no text"),
+        ({"messages": [{"role": "user", "content": 3}]}, "content is not a text"),
         ({"text": "x"}, "no field 'messages'"),
     ):
         (tmp_path / "one.jsonl").write_text(json.dumps(row))
@@ -397,7 +397,7 @@ def test_conversation_with_lone_surrogate_is_dropped(chats, tokenizer):
     )
     folder = prepared(chats, "--tokenizer", str(tokenizer), "--validation", "0")
     count = read(folder).report["by_source"][str(chats)]
-    assert (count["kept"], count["dropped"]) == (2, {"chat: it has half a character (of a surrogate pair)": 1})
+    assert (count["kept"], count["dropped"]) == (2, {"chat: the text contains half of a surrogate pair": 1})
 
 
 def test_store_of_older_loss_rule_refuses_append(chats, tokenizer):

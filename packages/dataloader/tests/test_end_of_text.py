@@ -78,9 +78,9 @@ def test_tokenizer_without_an_end_of_text_is_reported(texts, tmp_path, capsys):
     [
         (["--tokenizer", "nosuch.json"], "--tokenizer nosuch.json cannot be read."),
         (["--tokenizer", "{texts}/file-00.txt"], "--tokenizer {texts}/file-00.txt is not a tokenizer.json."),
-        (["--end-of-text", "<|nope|>"], "--end-of-text <|nope|> is not one byte."),
-        (["--end-of-text", ""], "--end-of-text  is not one byte."),
-        (["--tokenizer", "{path}", "--end-of-text", "<|nope|>"], "--end-of-text <|nope|> is no token of {path}."),
+        (["--end-of-text", "<|nope|>"], "--end-of-text <|nope|> must be one byte."),
+        (["--end-of-text", ""], "--end-of-text  must be one byte."),
+        (["--tokenizer", "{path}", "--end-of-text", "<|nope|>"], "--end-of-text <|nope|> is not a token of {path}."),
     ],
 )
 def test_invalid_tokenizer_error_names_prepare_option(words, what, texts, tmp_path):
@@ -96,7 +96,7 @@ def test_invalid_tokenizer_error_names_prepare_option(words, what, texts, tmp_pa
 def test_untokenizable_text_error_names_prepare_option(texts, make_store, tmp_path):
     made = Tokenizer(models.WordLevel({"word": 0}, "<absent>"))
     made.save(str(tmp_path / "tokenizer.json"))
-    with pytest.raises(UserError, match=r"^--tokenizer \S+ has no tokens for"):
+    with pytest.raises(UserError, match=r"^--tokenizer \S+ cannot encode"):
         make_store(texts, tokenizer=str(tmp_path / "tokenizer.json"))
 
 

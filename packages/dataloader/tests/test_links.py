@@ -27,11 +27,11 @@ def folder(tmp_path) -> Path:
 
 
 LINKS = {
-    "a file": ("notes.txt", "../private/key", "is a link out of"),
-    "a file, by links": ("deep/notes.txt", "../../corpus/../private/key", "is a link out of"),
-    "a file of the system": ("env.txt", "/proc/self/environ", "is a link out of"),
-    "a folder": ("more", "../private", "is a link out of"),
-    "a folder around it": ("more", "..", "is a link out of"),
+    "a file": ("notes.txt", "../private/key", "which is outside of"),
+    "a file, by links": ("deep/notes.txt", "../../corpus/../private/key", "which is outside of"),
+    "a file of the system": ("env.txt", "/proc/self/environ", "which is outside of"),
+    "a folder": ("more", "../private", "which is outside of"),
+    "a folder around it": ("more", "..", "which is outside of"),
     "nothing": ("gone.txt", "../gone", "which is missing"),
     "itself": ("loop.txt", "loop.txt", "which is missing"),
 }
@@ -68,7 +68,7 @@ def test_explicitly_named_link_is_read(command, folder):
 @pytest.mark.parametrize("command", LISTINGS)
 def test_pipe_in_folder_is_refused(command, folder):
     os.mkfifo(folder / "pipe")
-    with pytest.raises(UserError, match="pipe is no regular file"):
+    with pytest.raises(UserError, match="pipe is not a regular file"):
         LISTINGS[command](folder)
 
 

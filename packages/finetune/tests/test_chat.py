@@ -148,7 +148,7 @@ def test_tool_calls_contribute_to_loss(tmp_path, words):
     assert asked.codec.decode_special(asked.chats[0].tokens.tolist()).startswith('{"name": "add"}<|im_start|>user')
     write(tmp_path / "chats.jsonl", [{**rows[0], "tools": "add"}])
     assert "line 1 of" in problems(words)
-    assert "has tools that are none" in problems(words)
+    assert "has an invalid field tools" in problems(words)
 
 
 def test_bad_chats_are_refused_with_the_line(tmp_path, words):
@@ -162,7 +162,7 @@ def test_bad_chats_are_refused_with_the_line(tmp_path, words):
         ],
         "message of weight 2": [{"messages": [{**message, "weight": 2} for message in chat(1)]}],
         "without a role": [{"messages": [{"content": "hello?"}]}],
-        "no text": [{"messages": [{"role": "assistant", "content": 3}]}],
+        "not a text": [{"messages": [{"role": "assistant", "content": 3}]}],
     }
     for told, rows in bad.items():
         write(tmp_path / "chats.jsonl", rows)
@@ -181,11 +181,11 @@ def test_missing_template_or_mismatched_tokenizer_is_refused(tmp_path, words):
     (weights / "tokenizer.json").write_text(json.dumps(content))
     assert "differs from the tokenizer in model.weights" in problems([*words, f"model.weights={weights}"])
     tokenizer(tmp_path / "model", template=None)
-    assert "has no chat template" in problems(words)
+    assert "a chat template is missing for" in problems(words)
     (tmp_path / "mine.jinja").write_text(TEMPLATE)
     assert problems([*words, f"data.template={tmp_path}/mine.jinja"]) == ""
     (tmp_path / "mine.jinja").write_text("{% if %}")
-    assert "is no chat template" in problems([*words, f"data.template={tmp_path}/mine.jinja"])
+    assert "is not a valid chat template" in problems([*words, f"data.template={tmp_path}/mine.jinja"])
 
 
 def test_sampling_uses_tokenizer_and_template_of_run(tmp_path, words):

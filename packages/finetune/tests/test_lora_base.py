@@ -205,4 +205,4 @@ def test_weights_that_are_not_finite_are_refused(runs):
     save_file(tensors, path, {"format": "pt"})
     words = [word.replace(str(runs.directory / "base"), str(path.parent)) for word in runs.base]
     said = runs.expect_refusal("run.dir=no", *words, "lora.base=8bit")
-    assert "blocks.1.feed_forward.w_up.weight cannot be kept in 8 bits: a weight is not finite" in said, said
+    assert "blocks.1.feed_forward.w_up.weight cannot be stored in 8 bits: a weight is not finite" in said, said

@@ -182,7 +182,7 @@ def test_command_on_two_nodes_is_one_run(tmp_path: Path) -> None:
 
 
 def test_command_refuses_undiscoverable_nodes_and_resume() -> None:
-    with pytest.raises(UserError, match="the other nodes would not find this one"):
+    with pytest.raises(UserError, match=r"the nodes cannot find each other without run\.dir"):
         run(["launch=elastic", "launch.nodes=2", "launch.agents=1", "launch.processes=2"])
     with pytest.raises(UserError, match="resume=runs/a is not supported: burn-in starts a new run"):
         run(["resume=runs/a"])

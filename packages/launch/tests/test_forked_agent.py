@@ -149,5 +149,5 @@ def test_killed_fork_server_is_reported(tmp_path):
     os.kill(wait_for(tmp_path / "agent-0.json", process)["server"], signal.SIGKILL)
     printed, _ = process.communicate(timeout=120)
     assert process.returncode == 1, printed
-    assert "the process that ranks are forked from is gone: it was killed by SIGKILL" in printed
+    assert "the fork server, which starts the ranks, is gone: it was killed by SIGKILL" in printed
     assert "Traceback" not in printed

@@ -106,7 +106,7 @@ def test_too_few_pods_fail_job_after_futile_starts(pods):
         assert pod.wait(SECONDS) == code
     ending = read_ending(pods.path)
     assert (ending.reason, ending.exit_code, ending.requeue) == ("mistake", 2, False)
-    assert "launch.nodes=2:2: there were not enough nodes for 1 s" in ending.evidence
+    assert "launch.nodes=2:2: fewer nodes than the minimum joined within 1 s" in ending.evidence
     assert "kubectl describe pods" in ending.evidence
 
 

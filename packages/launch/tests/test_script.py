@@ -108,7 +108,7 @@ def test_missing_sbatch_points_to_login_node(words, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("word", "said"),
     [
-        ("launch.nodes=3:2", "the fewest nodes"),
+        ("launch.nodes=3:2", "the minimum 3 exceeds the maximum 2"),
         ("launch.agents=1", "the scheduler starts one agent per node"),
         ("launch.time=soon", "is not a Slurm time"),
         ("launch.options=[night]", "does not have the form --name or --name=value"),

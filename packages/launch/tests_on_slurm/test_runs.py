@@ -84,7 +84,7 @@ def test_spare_replaces_lost_node(slurm, runs, undisturbed):
     same(runs.read_curve("out"), undisturbed[:STEPS])
     last = launches(out)[-1]
     assert (last["nodes"], last["processes"], last["why"]) == ([one, spare], 2, "node")
-    assert f"gone: {lost}" in printed
+    assert f"nodes lost: {lost}" in printed
 
 
 def test_run_restarts_after_notice_preemption_and_exclusion(slurm, runs, undisturbed):

@@ -58,7 +58,7 @@ def test_link_out_of_the_tokenizer_directory_is_refused(tokenizer, tmp_path_fact
     for name in ("vocab.json", "tokenizer_config.json"):
         (tmp_path / name).unlink(missing_ok=True)
         (tmp_path / name).symlink_to(secret)
-        with pytest.raises(UserError, match=rf"{name} is a symbolic link out of its directory") as refused:
+        with pytest.raises(UserError, match=rf"{name} is a symbolic link to a file outside of its") as refused:
             read_tokenizer_files(tokenizer, None)
         assert str(secret) in str(refused.value)
         (tmp_path / name).unlink()
@@ -123,7 +123,7 @@ def test_missing_tokenizer_is_refused(tmp_path):
 )
 def test_tokenizer_file_without_json_object_is_refused(tokenizer, tmp_path, name):
     (tmp_path / name).write_text("[1]")
-    with pytest.raises(UserError, match=r"damaged|It is no JSON object"):
+    with pytest.raises(UserError, match=r"has an unexpected structure|must contain a JSON object"):
         read_tokenizer_files(tokenizer, str(tmp_path))
 
 

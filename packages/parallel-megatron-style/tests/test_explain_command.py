@@ -154,7 +154,7 @@ def test_a_good_layout_has_no_notes(say):
         ("explain parallel=tp launch.processes=4", ["parallel.tp=4 does not divide model.heads=6."]),
         ("explain parallel=3d launch.processes=12", ["batch.global_size=16 does not divide over 3 data-parallel"]),
         ("explain parallel=3d batch.micro_size=3", ["batch.micro_size=3 does not divide 8"]),
-        ("explain parallel=3d model.heads=7", ["model.dim=192 does not divide into model.heads=7"]),
+        ("explain parallel=3d model.heads=7", ["model.heads=7 does not divide model.dim=192"]),
         (
             "explain parallel=3d parallel.tp=3 parallel.zero=7 launch.processes=8",
             ["parallel.zero=7: expected 0 or 1"],
@@ -165,7 +165,7 @@ def test_a_good_layout_has_no_notes(say):
         ("explain --gpu-mem=2", ["there is no flag --gpu-mem=2.", "Did you mean --gpu-memory?"]),
         ("explian", ["there is no gangline parallel explian.", "Did you mean explain?", "Choices: explain, draw."]),
         ("draw --schedule zb", ["--schedule zb does not exist.", "Choices: gpipe, 1f1b"]),
-        ("draw --stages 2.5", ["--stages 2.5: expected a whole number."]),
+        ("draw --stages 2.5", ["--stages 2.5: expected an integer."]),
         ("draw --schedule 1f1b --chunks 3", ["the pipeline schedule 1f1b needs chunks=1 per rank, not 3."]),
         ("draw --stages 2 parallel=3d", ["draw needs the sizes of a schedule or a run, not both."]),
         ("draw parallel=fsdp", ["this run has no pipeline to draw: parallel.pp is 1."]),

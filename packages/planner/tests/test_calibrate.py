@@ -220,7 +220,7 @@ def test_calibrate_writes_file_usable_by_plan(tmp_path, monkeypatch, capsys):
     [
         ("--processes 2", "gangline plan: calibrate needs the name of a .yaml file to write."),
         ("--out here.txt", "gangline plan: calibrate needs the name of a .yaml file to write."),
-        ("--out here.yaml --processes 1.5", "--processes 1.5: expected a whole number."),
+        ("--out here.yaml --processes 1.5", "--processes 1.5: expected an integer."),
         ("--out here.yaml --rounds 0", "--rounds 0: expected a number above 0."),
         ("--out nowhere/here.yaml", "nowhere is not a directory."),
         ("--out there.yaml", "there.yaml exists already."),

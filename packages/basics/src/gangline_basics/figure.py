@@ -152,5 +152,5 @@ def write_figure(figure: Figure, path: str | Path, flag: str = "--svg", endings:
     try:
         write_whole(path, render(figure, path.suffix))
     except OSError as error:
-        fix = "" if path.parent.is_dir() else f"Make its folder:  mkdir -p {path.parent}"
+        fix = "" if path.parent.is_dir() else f"Create the directory:  mkdir -p {path.parent}"
         raise UserError(f"{flag} {path} cannot be written.", f"{error.strerror}.", fix) from error

@@ -34,11 +34,11 @@ class Flags(argparse.ArgumentParser):
             except ValueError:
                 number = 0.0
             if not number > 0:
-                raise UserError(f"{flag} {text}: expected a number above 0.", f"Such as  {flag} {example}")
+                raise UserError(f"{flag} {text}: expected a number above 0.", f"Example:  {flag} {example}")
             if not 1 / MOST <= number <= MOST:
                 raise UserError(f"{flag} {text}: expected a number between {1 / MOST:g} and {MOST:g}.")
             if integer and number != int(number):
-                raise UserError(f"{flag} {text}: expected a whole number.")
+                raise UserError(f"{flag} {text}: expected an integer.")
             return int(number) if integer else number
 
         self.add_argument(flag, type=convert_number, metavar="N", help=text, **more)
@@ -48,7 +48,7 @@ class Flags(argparse.ArgumentParser):
         options, unknown = self.parse_known_intermixed_args(list(argv))
         for word in unknown:
             if not word.startswith("-"):
-                raise UserError(f"unexpected {word}.", self.format_usage_line())
+                raise UserError(f"unexpected argument {word}.", self.format_usage_line())
             flags = [name for action in self._actions for name in action.option_strings if name.startswith("--")]
             nearest = suggest_near(word.partition("=")[0], flags)
             raise UserError(f"there is no flag {word}.", nearest, f"Flags: {', '.join(flags)}.")

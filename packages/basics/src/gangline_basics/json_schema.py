@@ -54,7 +54,7 @@ def run_schema(note: Callable[[str], None] = lambda text: None) -> dict[str, Any
             try:
                 schema = _make_object(iterate_options(offer.part.config, group), group)
             except UserError as error:
-                note(f"{group}={name} of {offer.supplier} is left out: {error}")
+                note(f"the schema omits {group}={name} of {offer.supplier}: {error}")
                 del offers[name]
                 continue
             schema["properties"] |= {name: {"type": ["object", "null"]} for name in offer.part.opens}

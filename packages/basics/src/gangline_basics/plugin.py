@@ -76,13 +76,13 @@ def gangline_launchers() -> Iterable[Part]:
 @hookimpl
 def gangline_commands() -> Iterable[Command]:
     runs = "gangline_basics.runs"
-    yield Command(name="runs", run=f"{runs}.command:main", summary="The runs in a folder: where each stands")
-    yield Command(name="compare", run=f"{runs}.compare:main", summary="What differs between runs, and their curves")
+    yield Command(name="runs", run=f"{runs}.command:main", summary="List the runs in a directory, with their states")
+    yield Command(name="compare", run=f"{runs}.compare:main", summary="Compare the options and curves of runs")
     yield Command(
         name="schema",
         run="gangline_basics.json_schema:main",
-        summary="JSON Schema of a run's configuration, for editors",
+        summary="Print the JSON Schema of a run's configuration, for editors",
     )
     yield Command(
-        name="sample", run="gangline_basics.sampling.command:main", summary="Write text with the model of a run"
+        name="sample", run="gangline_basics.sampling.command:main", summary="Generate text with the model of a run"
     )

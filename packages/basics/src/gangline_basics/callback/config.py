@@ -33,10 +33,16 @@ class Ema(CallbackConfig):
     def check(self, run: Run) -> list[Problem]:
         problems = []
         if not self.decays:
-            problems.append(Problem("callback.ema.decays is empty.", "", "Leave ema out of callback=[...] instead."))
+            problems.append(
+                Problem(
+                    "callback.ema.decays is empty.",
+                    "",
+                    "Set callback.ema.decays=[0.999], or remove ema from callback=[...].",
+                )
+            )
         twice = sorted({decay for decay in self.decays if self.decays.count(decay) > 1})
         if twice:
-            problems.append(Problem(f"callback.ema.decays names {twice[0]} twice."))
+            problems.append(Problem(f"callback.ema.decays contains {twice[0]} twice; list each decay once."))
         return problems
 
 
@@ -57,17 +63,21 @@ class Profile(CallbackConfig):
         from gangline.config.check import count_ranks
 
         if not self.steps or not self.ranks:
-            yield Problem("callback=profile has nothing to do.", "", "Name callback.profile.steps and .ranks.")
+            yield Problem(
+                "callback=profile would write no trace.",
+                "",
+                "Set callback.profile.steps=[10] callback.profile.ranks=[0], or remove profile from callback=[...].",
+            )
         beyond = [step for step in self.steps if step > run.steps]
         if beyond:
-            yield Problem(f"callback.profile.steps: the run has steps 1 to {run.steps}, and no step {beyond[0]}.")
+            yield Problem(f"callback.profile.steps contains {beyond[0]}, but the run has only steps 1 to {run.steps}.")
         try:
             world = count_ranks(run)
         except UserError:
             return  # the check of the layout reports it
         absent = [rank for rank in self.ranks if rank >= world]
         if absent:
-            yield Problem(f"callback.profile.ranks: the run has ranks 0 to {world - 1}, and no rank {absent[0]}.")
+            yield Problem(f"callback.profile.ranks contains {absent[0]}, but the run has only ranks 0 to {world - 1}.")
 
 
 PARTS = (
@@ -75,7 +85,7 @@ PARTS = (
         name="ema",
         config=Ema,
         build="gangline_basics.callback.ema:EmaCallback",
-        summary="exponential moving averages of the weights, kept, validated, sampled and exported",
+        summary="exponential moving averages of the weights, to validate, sample and export",
     ),
     Part(
         name="profile",

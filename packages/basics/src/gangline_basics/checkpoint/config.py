@@ -23,9 +23,13 @@ class TorchCheckpoint(CheckpointConfig):
     def check(self, run: Run) -> list[Problem]:
         if self.every != "auto":
             return []
-        why = "checkpoint=torch cannot choose the interval by itself."
+        why = "checkpoint=torch does not compute an optimal checkpoint interval."
         return [
-            Problem("checkpoint.every=auto is no number of steps.", why, "checkpoint.every=100, or null: at the end")
+            Problem(
+                "checkpoint.every=auto is not supported by checkpoint=torch.",
+                why,
+                "checkpoint.every=100 saves every 100 steps; checkpoint.every=null saves only at the end.",
+            )
         ]
 
 
@@ -49,6 +53,6 @@ PARTS = (
         name="off",
         config=Off,
         build="gangline_basics.checkpoint.off:build",
-        summary="keep nothing",
+        summary="no checkpoints",
     ),
 )

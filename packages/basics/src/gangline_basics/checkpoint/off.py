@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from gangline.shard import Registry, Shard
     from gangline_basics.checkpoint.config import Off
 
-WHY = "checkpoint=off keeps none"
+WHY = "checkpoint=off stores no checkpoints"
 
 
 class NoCheckpointer(Checkpointer):
@@ -41,15 +41,15 @@ class NoCheckpointer(Checkpointer):
 
     def read_document(self, id: CheckpointId) -> dict[str, Any]:
         """Raise UserError, because this checkpointer stores nothing."""
-        raise UserError(f"there is no checkpoint {id}.", WHY)
+        raise UserError(f"checkpoint {id} does not exist.", WHY)
 
     def read_shapes(self, id: CheckpointId) -> dict[str, tuple[int, ...]]:
         """Raise UserError, because this checkpointer stores nothing."""
-        raise UserError(f"there is no checkpoint {id}.", WHY)
+        raise UserError(f"checkpoint {id} does not exist.", WHY)
 
     def load(self, id: CheckpointId, shards: Iterable[Shard], registry: Registry) -> None:
         """Raise UserError, because this checkpointer stores nothing."""
-        raise UserError(f"there is no checkpoint {id}.", WHY)
+        raise UserError(f"checkpoint {id} does not exist.", WHY)
 
 
 def build(config: Off, run: Run, store: Store | None) -> NoCheckpointer:

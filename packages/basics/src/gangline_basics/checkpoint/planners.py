@@ -64,7 +64,7 @@ class ShardSavePlanner(SavePlanner):
             _check_tiling(name, shape, arrays.get(name))
         strangers = [name for name in arrays if name not in self.registry]
         if strangers:
-            raise ValueError(f"shards of arrays that the registry does not know: {', '.join(strangers[:3])}")
+            raise ValueError(f"shards of arrays that the registry does not list: {', '.join(strangers[:3])}")
         # DCP's own tools (dcp_to_torch_save) need the path of each array in a nested state dict.
         paths = {name: (name,) for name in arrays}
         return plans, dataclasses.replace(metadata, state_dict_metadata={**arrays}, planner_data=paths)
@@ -92,7 +92,7 @@ def _check_tiling(name: str, shape: tuple[int, ...], stored: TensorStorageMetada
     """Raise ValueError if the primary boxes omit or repeat a part of the array."""
     chunks = [] if stored is None else stored.chunks
     if sum(prod(chunk.sizes) for chunk in chunks) != prod(shape) or len({c.offsets for c in chunks}) != len(chunks):
-        raise ValueError(f"the primary shards of {name} do not tile its shape {shape}: {chunks}")
+        raise ValueError(f"the primary shards of {name} do not tile the array of shape {shape}: {chunks}")
 
 
 class ShardLoadPlanner(LoadPlanner):
@@ -114,9 +114,9 @@ class ShardLoadPlanner(LoadPlanner):
         missing = [name for name in self.local if name not in self.stored]
         if missing:
             raise UserError(
-                f"checkpoint {self.directory.name} does not have {', '.join(missing[:3])}"
+                f"checkpoint {self.directory.name} lacks arrays of this run: {', '.join(missing[:3])}"
                 + (f" and {len(missing) - 3} more arrays." if len(missing) > 3 else "."),
-                f"It holds {len(self.stored)} arrays: {', '.join(list(self.stored)[:3])}, ...",
+                f"The checkpoint holds {len(self.stored)} arrays: {', '.join(list(self.stored)[:3])}, ...",
             )
         return LoadPlan([item for name, shards in self.local.items() for item in self._read_items(name, shards)])
 
@@ -136,7 +136,7 @@ class ShardLoadPlanner(LoadPlanner):
         chunks = [ChunkStorageMetadata(torch.Size(shard.offset), shard.local.shape) for shard in shards]
         items = create_read_items_for_chunk_list(name, array, chunks)
         if sum(prod(item.lengths) for item in items) != sum(prod(chunk.sizes) for chunk in chunks):
-            raise BadCheckpoint(name, None, self.directory, "not all of it was stored")
+            raise BadCheckpoint(name, None, self.directory, "the stored boxes do not cover the array")
         return items
 
     def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:

@@ -62,7 +62,7 @@ class DcpWriter(FileSystemWriter):
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Create the temporary directory on rank 0, before any rank writes. Raises FileExistsError for a duplicate."""
         if self.final.exists():
-            raise FileExistsError(f"{self.final} is there already, and a checkpoint is never overwritten")
+            raise FileExistsError(f"{self.final} exists, and checkpoints are never overwritten")
         clear_leftovers(self.final.parent)
         os.makedirs(self.path)
         return super().prepare_global_plan(plans)
@@ -144,7 +144,7 @@ class ChecksumFile:
                 for offset, length, value in rows
             }
             if unknown := [name for name in content["records"] if not _RECORDS.fullmatch(name)]:
-                raise ValueError(f"it names {unknown[0]!r}, and records must be in __<n>_<n>.distcp")
+                raise ValueError(f"the record file {unknown[0]!r} must be named __<n>_<n>.distcp")
         except (
             OSError,
             UserError,
@@ -165,7 +165,7 @@ class ChecksumFile:
         except (OSError, UserError) as error:
             raise BadCheckpoint("every array", None, path, _format_first_line(error)) from error
         if zlib.crc32(content) != self.files.get(name):
-            raise BadCheckpoint("every array", None, path, "its checksum differs")
+            raise BadCheckpoint("every array", None, path, f"the checksum of the file differs from {CHECKSUMS}")
         return content
 
     def read_document(self) -> dict[str, Any]:
@@ -174,7 +174,7 @@ class ChecksumFile:
             document = json.loads(self.read(DOCUMENT))
             says = CheckpointId(document["step"], document["attempt"])
             if says != CheckpointId.parse(self.directory.name):
-                raise ValueError(f"it is of {says}")
+                raise ValueError(f"the document belongs to checkpoint {says}")
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise BadCheckpoint("every array", None, self.directory / DOCUMENT, str(error)) from error
         return document
@@ -196,7 +196,7 @@ def explain_missing_files(directory: Path) -> str:
         for name, end in ends.items():
             there = (directory / name).stat().st_size
             if there < end:
-                return f"{name} ends at {there}, and should have {end} bytes"
+                return f"{name} has {there} bytes, but the records in {CHECKSUMS} end at byte {end}"
     except BadCheckpoint as bad:
         return str(bad)
     except FileNotFoundError as error:
@@ -235,7 +235,7 @@ class _TableUnpickler(pickle._Unpickler):
         target = self.stack[-2]
         if not is_dataclass(type(target)):
             raise pickle.UnpicklingError(
-                f"it sets the state of {target!r}, which must be an entry of a table of chunks"
+                f"the pickle sets the state of {target!r}, which is not an entry of DCP's table of chunks"
             )
         pickle._Unpickler.dispatch[pickle.BUILD[0]](self)  # type: ignore[arg-type]
 
@@ -244,18 +244,18 @@ class _TableUnpickler(pickle._Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if name in _TABLE.get(module, ()) or (module == "torch" and isinstance(vars(torch).get(name), torch.dtype)):
             return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"it names {module}.{name}, which no table of chunks has")
+        raise pickle.UnpicklingError(f"the pickle names {module}.{name}, which DCP's table of chunks never contains")
 
 
 def _unpickle(content: bytes, path: Path) -> Metadata:
     try:
         table = _TableUnpickler(BytesIO(content)).load()
         if not isinstance(table, Metadata):
-            raise pickle.UnpicklingError(f"it holds a {type(table).__name__}")
+            raise pickle.UnpicklingError(f"the pickle contains a {type(table).__name__}, not a Metadata")
         for place in table.storage_data.values():
             numbers = (place.offset, place.length)
             if type(place.relative_path) is not str or any(type(n) is not int or n < 0 for n in numbers):
-                raise pickle.UnpicklingError(f"it holds the place {place!r}")
+                raise pickle.UnpicklingError(f"the path, offset or length of a record is invalid: {place!r}")
     except Exception as error:  # a broken pickle can raise any exception
         raise BadCheckpoint("every array", None, path, f"{type(error).__name__}: {error}") from error
     return table
@@ -313,14 +313,14 @@ class DcpReader(FileSystemReader):
         place = self.storage_data[item.storage_index]
         path = self.directory / place.relative_path
         checksum = self.checksums.records.get((place.relative_path, place.offset, place.length))
-        why = "its checksum differs"
+        why = f"the checksum of the record differs from {CHECKSUMS}"
         try:
             if checksum is None:
-                raise UserError(f"{CHECKSUMS} has no checksum of it")
+                raise UserError(f"the checksum of the record is missing in {CHECKSUMS}")
             with open_regular(path, sys.maxsize) as file:
                 missing = place.offset + place.length - os.fstat(file.fileno()).st_size
                 if missing > 0:
-                    raise UserError(f"the file ends {missing} bytes early")
+                    raise UserError(f"the file is {missing} bytes too short")
                 file.seek(place.offset)
                 content = file.read(place.length)
             if zlib.crc32(content) == checksum:

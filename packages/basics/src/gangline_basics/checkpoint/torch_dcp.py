@@ -102,7 +102,7 @@ class DcpCheckpointer(Checkpointer):
         path = self.directory / str(id)
         if not path.is_dir():
             ids = ", ".join(map(str, self.list())) or "none"
-            raise UserError(f"there is no checkpoint {id} in {self.directory}.", f"There are: {ids}.")
+            raise UserError(f"checkpoint {id} does not exist in {self.directory}.", f"Existing checkpoints: {ids}.")
         return path
 
     def _delete_old(self, saved: CheckpointId) -> None:
@@ -116,7 +116,7 @@ class DcpCheckpointer(Checkpointer):
             try:
                 path.rename(condemned)  # invisible to readers at once, even if the deletion is interrupted
             except OSError as error:  # the new checkpoint is safe, so the run continues
-                warnings.warn(f"{path} could not be deleted: {error.strerror}", stacklevel=2)
+                warnings.warn(f"the old checkpoint {path} could not be deleted: {error.strerror}", stacklevel=2)
             rmtree(condemned, ignore_errors=True)
 
     def _explain_damage(self, id: CheckpointId) -> str:
@@ -130,7 +130,7 @@ class DcpCheckpointer(Checkpointer):
 
 def build(config: TorchCheckpoint, run: Run, store: Store | None) -> DcpCheckpointer:
     """Return the checkpointer of the run's directory."""
-    assert run.job.dir is not None, "a run has its directory before it has a checkpointer"
+    assert run.job.dir is not None, "the run directory must be set before the checkpointer is built"
     return DcpCheckpointer(run.job.dir, config.keep_last)
 
 
@@ -148,5 +148,5 @@ def _call(function: Callable, registry: Registry, **arguments: Any) -> None:
         rank = min(error.failures)
         cause = error.failures[rank][0]
         if registry.mesh.world > 1:
-            cause.add_note(f"on rank {rank}")
+            cause.add_note(f"raised on rank {rank}")
         raise cause from error

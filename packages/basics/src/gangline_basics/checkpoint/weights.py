@@ -15,7 +15,7 @@ def add_weights(parser: argparse.ArgumentParser) -> None:
         "--weights",
         default=MODEL,
         metavar="PREFIX",
-        help="others that the checkpoint holds, such as callback/ema/0.999; by default the model's own",
+        help="prefix of weights in the checkpoint, such as callback/ema/0.999 (default: the run's own weights)",
     )
 
 
@@ -33,7 +33,7 @@ def find_weights_under(prefix: str, stored: Collection[str], names: Iterable[str
         return arrays
     if prefix not in list_prefixes(stored, names):
         others = ", ".join([MODEL, *list_prefixes(stored, names)])
-        raise UserError(f"the checkpoint holds no weights {prefix}.", f"It holds: {others}.")
+        raise UserError(f"the checkpoint has no weights {prefix}.", f"Weights in the checkpoint: {others}.")
     trained_names = {name.rpartition("/")[2] for name in stored if name.startswith("optimizer/")}
     trained_names |= {
         stack for name in trained_names for stack, _, number in [name.rpartition(".")] if number.isdecimal()
@@ -41,7 +41,8 @@ def find_weights_under(prefix: str, stored: Collection[str], names: Iterable[str
     lacking = [name for name in names if name in trained_names and name not in arrays]
     if lacking:
         raise UserError(
-            f"{prefix} is not all of the model: it has no {lacking[0]}.", f"{len(lacking)} such parameters are trained."
+            f"the weights {prefix} are incomplete: {lacking[0]} is missing.",
+            f"{len(lacking)} trained parameters are missing under {prefix}.",
         )
     return {name: arrays.get(name, name_model_array(name)) for name in names}
 

@@ -51,64 +51,82 @@ MAY_BE_ZERO |= {
 # name -> (description with unit, whether every file must have it)
 NUMBERS: dict[str, tuple[str, bool]] = {
     "memory.bytes": ("memory of one accelerator, bytes", True),
-    "memory.bandwidth": ("bytes a second that its memory moves, by the datasheet", True),
-    "peak.fp64": ("operations a second of dense products, by the datasheet", False),
-    "peak.fp32": ("the same", False),
-    "peak.fp16": ("the same", False),
-    "peak.bf16": ("the same", True),
-    "peak.fp8": ("the same", False),
-    "peak.fp4": ("the same", False),
-    "matmul.efficiency": ("share of the peak that large products in 16 bits reach", True),
-    "matmul.efficiency_fp8": ("the same in 8 bits, scaling and casts included", False),
-    "matmul.efficiency_fp4": ("the same in 4 bits", False),
-    "matmul.half": ("operations of a product that takes twice as long as its rate says: ramps and tails", True),
-    "attention.efficiency": ("share of the 16-bit peak that fused attention reaches forward", True),
-    "attention.efficiency_backward": ("the same backward, in operations of two forward passes and a half", True),
-    "attention.half": ("keys at which fused attention reaches half of these rates: starts, tiles half hidden", True),
-    "attention.width": (
-        "width of a head whose products take as many cycles as its exponentials do; these are free where not said",
-        False,
-    ),
-    "attention.vendor": ("how much faster the maker's own fused attention is than torch's; 1 where not said", False),
-    "memory.efficiency": ("share of the memory's bandwidth that elementwise kernels reach", True),
-    "elementwise.passes": ("how often a forward pass moves each byte that it keeps; a backward pass twice that", True),
-    "elementwise.passes_apart": ("the same where each operator is a kernel of its own", True),
-    "module.seconds": (
-        "time in which the host launches a module's forward pass, the least it takes; backward twice",
+    "memory.bandwidth": ("memory bandwidth of one accelerator by the datasheet, bytes/s", True),
+    "peak.fp64": ("peak of dense float64 matmuls by the datasheet, FLOP/s", False),
+    "peak.fp32": ("peak of dense float32 matmuls by the datasheet, FLOP/s", False),
+    "peak.fp16": ("peak of dense float16 matmuls by the datasheet, FLOP/s", False),
+    "peak.bf16": ("peak of dense bfloat16 matmuls by the datasheet, FLOP/s", True),
+    "peak.fp8": ("peak of dense 8-bit floating-point matmuls by the datasheet, FLOP/s", False),
+    "peak.fp4": ("peak of dense 4-bit floating-point matmuls by the datasheet, FLOP/s", False),
+    "matmul.efficiency": ("share of the peak that large 16-bit matmuls reach", True),
+    "matmul.efficiency_fp8": ("share of the peak that large 8-bit matmuls reach, including scaling and casts", False),
+    "matmul.efficiency_fp4": ("share of the peak that large 4-bit matmuls reach", False),
+    "matmul.half": ("FLOPs of a matmul that reaches half of matmul.efficiency, because of ramp-up and tail", True),
+    "attention.efficiency": ("share of the 16-bit peak that fused attention reaches in the forward pass", True),
+    "attention.efficiency_backward": (
+        "share of the 16-bit peak of fused attention in the backward pass, at 2.5 times the forward FLOPs",
         True,
     ),
-    "link.node.bandwidth": ("bytes a second that a rank sends inside its node", True),
-    "link.node.latency": ("seconds of one message there", True),
-    "link.cluster.bandwidth": ("bytes a second that a rank sends to another node", True),
-    "link.cluster.latency": ("seconds of one message there", True),
-    "link.node.efficiency": ("share of that bandwidth that collectives reach inside a node", True),
-    "link.cluster.efficiency": ("the same between nodes", True),
+    "attention.half": ("number of keys at which fused attention reaches half of attention.efficiency", True),
+    "attention.width": (
+        "head width at which matmuls and exponentials of attention take equal time; if missing, exponentials are free",
+        False,
+    ),
+    "attention.vendor": ("speed of the vendor's fused attention relative to torch's; default 1", False),
+    "memory.efficiency": ("share of the memory's bandwidth that elementwise kernels reach", True),
+    "elementwise.passes": (
+        "memory accesses of a forward pass per saved activation byte; the backward pass has twice as many",
+        True,
+    ),
+    "elementwise.passes_apart": ("elementwise.passes if each operator is a separate kernel (eager mode)", True),
+    "module.seconds": (
+        "minimum seconds in which the host launches the forward pass of a module; backward takes twice as long",
+        True,
+    ),
+    "link.node.bandwidth": ("bandwidth of a rank inside its node, bytes/s", True),
+    "link.node.latency": ("latency of a message inside a node, in seconds", True),
+    "link.cluster.bandwidth": ("bandwidth of a rank to another node, bytes/s", True),
+    "link.cluster.latency": ("latency of a message between nodes, in seconds", True),
+    "link.node.efficiency": ("share of link.node.bandwidth that collectives inside a node reach", True),
+    "link.cluster.efficiency": ("share of link.cluster.bandwidth that collectives between nodes reach", True),
     "link.cluster.crowding": (
-        "share by which collectives between nodes take longer with each doubling of these; none where not said",
+        "relative slowdown of collectives between nodes with each doubling of the number of nodes; default 0",
         False,
     ),
     "link.rack.bandwidth": (
-        "bytes a second that a rank sends to another node of its rack, where that is not link.cluster.bandwidth",
+        "bandwidth of a rank to another node of its rack, bytes/s; default link.cluster.bandwidth",
         False,
     ),
-    "link.rack.latency": ("seconds of one message there", False),
-    "link.rack.efficiency": ("share of that bandwidth that collectives reach inside a rack", False),
-    "link.fibre.bandwidth": ("bytes a second that a rank sends to another datacentre, all ranks sending", False),
-    "link.fibre.latency": ("seconds of one message there", False),
-    "link.fibre.efficiency": ("share of that bandwidth that collectives reach between datacentres", False),
-    "overlap.share": ("share of a transfer that need not be waited for which computation hides", True),
-    "jitter.sigma": ("a rank's step time, relative spread; the slowest of n ranks sets the step", True),
-    "jitter.seconds": ("the same in seconds of a step, however long it is; none where not said", False),
-    "host.seconds": ("time of a step outside its passes: data, loss, logging, optimizer launches", True),
-    "node.alone": ("how much faster a rank computes while all others of its node wait: it has their cores, too", False),
-    "storage.bandwidth": ("bytes a second that a rank writes to a checkpoint while the step waits", False),
-    "storage.read": ("bytes a second that a rank reads of its data", False),
-    "watts": ("of one accelerator under load", False),
-    "watts.rest": ("of its share of the node, network and cooling", False),
-    "price.hour": ("US dollars of one accelerator and hour", False),
-    "price.kwh": ("US dollars of a kilowatt-hour", False),
+    "link.rack.latency": ("latency of a message inside a rack, in seconds", False),
+    "link.rack.efficiency": ("share of link.rack.bandwidth that collectives inside a rack reach", False),
+    "link.fibre.bandwidth": ("bandwidth of a rank to another datacentre while all ranks send, bytes/s", False),
+    "link.fibre.latency": ("latency of a message between datacentres, in seconds", False),
+    "link.fibre.efficiency": ("share of link.fibre.bandwidth that collectives between datacentres reach", False),
+    "overlap.share": ("share of an asynchronous transfer that overlaps with computation", True),
+    "jitter.sigma": (
+        "relative standard deviation of the step time of a rank; the slowest rank determines the step time",
+        True,
+    ),
+    "jitter.seconds": (
+        "jitter of the step time of a rank that does not grow with the step time, in seconds; default 0",
+        False,
+    ),
+    "host.seconds": (
+        "time of a step outside forward and backward passes (data, loss, logging, optimizer launches), in seconds",
+        True,
+    ),
+    "node.alone": (
+        "speed-up of a rank that computes while all other ranks of its node wait, because it can use their cores",
+        False,
+    ),
+    "storage.bandwidth": ("bandwidth at which a rank writes a checkpoint while the step waits, bytes/s", False),
+    "storage.read": ("bandwidth at which a rank reads its data, bytes/s", False),
+    "watts": ("power of one accelerator under load, in watts", False),
+    "watts.rest": ("power of node, network and cooling per accelerator, in watts", False),
+    "price.hour": ("price of one accelerator-hour, in US dollars", False),
+    "price.kwh": ("price of a kilowatt-hour, in US dollars", False),
     "failure.hours": ("mean accelerator-hours between failures that stop a run", False),
-    "restart.seconds": ("from a failure to the first new step, work lost not counted", False),
+    "restart.seconds": ("time from a failure to the first new step, without lost work, in seconds", False),
 }
 
 
@@ -134,9 +152,9 @@ class Cluster:
         if name not in self.numbers:
             what, _ = NUMBERS[name]
             raise UserError(
-                f"cluster={self.name} does not say {name}.",
-                f"It is: {what}. Nothing is invented for it.",
-                f"Add it to the file, with its source:  {name}: {{value: ..., source: ...}}",
+                f"cluster={self.name}: the number {name} is missing.",
+                f"Meaning: {what}. gangline invents no numbers.",
+                f"Add the number to the cluster file, with its source:  {name}: {{value: ..., source: ...}}",
             )
         return self.numbers[name].value
 
@@ -161,7 +179,7 @@ def load_cluster(name: str) -> Cluster:
         raise UserError(
             f"cluster={name} does not exist.",
             suggest_near(name, list_shipped()),
-            f"Shipped: {', '.join(list_shipped())}; or the path of a file that ends in .yaml.",
+            f"Shipped clusters: {', '.join(list_shipped())}. For a cluster file of your own:  cluster=FILE.yaml",
         )
     return _read(path)
 
@@ -189,17 +207,17 @@ def _read(path: Path) -> Cluster:
     try:
         content = load_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"cannot read {path}.", str(error).splitlines()[0]) from error
+        raise UserError(f"the cluster file {path} cannot be read.", str(error).splitlines()[0]) from error
     if not isinstance(content, dict) or content.get("version") != VERSION:
         version = content.get("version") if isinstance(content, dict) else None
         raise UserError(
             f"{path} is a cluster file of version {version}.",
-            f"This gangline reads version {VERSION}.",
-            "Write it anew, for example from a shipped one.",
+            f"This version of gangline reads cluster files of version {VERSION}.",
+            "Rewrite the file, for example from a copy of a shipped cluster file.",
         )
     network = content.get("network") or {}
     if not isinstance(network, dict):
-        raise UserError(f"{path}: network is no mapping.", "It is, such as:  network: {gpus_per_node: 8}")
+        raise UserError(f"{path}: network must be a mapping.", "Example:  network: {gpus_per_node: 8}")
     _check_names(content, PLACES, "", path)
     _check_names(network, NETWORK, "network.", path)
     numbers = _read_numbers(content, path)
@@ -212,32 +230,33 @@ def _check_names(given: dict[str, Any], names: Sequence[str], place: str, path: 
         if name not in names:
             choices = ", ".join(f"{place}{choice}" for choice in names)
             raise UserError(
-                f"{path} says {place}{name}, which no cluster file has.",
+                f"{path}: unknown key {place}{name}.",
                 suggest_near(str(name), names),
-                f"It may say: {choices}.",
+                f"Keys: {choices}.",
             )
 
 
 def _read_numbers(found: dict[str, Any], path: Path) -> dict[str, Quantity]:
     entries = found.get("numbers")
     if not isinstance(entries, dict):
-        raise UserError(f"{path} has no `numbers`.", "They are what a cluster file is for.")
+        raise UserError(f"{path}: numbers must be a mapping.", "Example:  numbers: {NAME: {value: ..., source: ...}}")
     read = {}
     for name, entry in entries.items():
         if name not in NUMBERS:
-            raise UserError(f"{path} says {name}, which is no number of a cluster.", suggest_near(str(name), NUMBERS))
+            raise UserError(f"{path}: unknown number {name}.", suggest_near(str(name), NUMBERS))
         try:
             if isinstance(entry["value"], bool):
                 raise TypeError
             value, source = float(entry["value"]), str(entry["source"])
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(
-                f"{path}: {name} needs a number and its source.", f"{name}: {{value: ..., source: ...}}"
+                f"{path}: {name} must have a value, which is a number, and a source.",
+                f"Write  {name}: {{value: ..., source: ...}}",
             ) from error
         if not isfinite(value) or not source:
-            raise UserError(f"{path}: {name}={entry['value']} is no finite number with a source.")
+            raise UserError(f"{path}: {name}={entry['value']} must be finite and have a source.")
         if wrong := explain_range(str(name), value):
-            raise UserError(f"{path}: {name}={entry['value']} must be {wrong}.", f"It is: {NUMBERS[name][0]}.")
+            raise UserError(f"{path}: {name}={entry['value']} must be {wrong}.", f"Meaning: {NUMBERS[name][0]}.")
         read[str(name)] = Quantity(value, source)
     tiers = [tier for tier in ("rack", "fibre") if any(name.startswith(f"link.{tier}.") for name in read)]
     if (found.get("network") or {}).get("nodes_per_datacentre") is not None:
@@ -245,7 +264,9 @@ def _read_numbers(found: dict[str, Any], path: Path) -> dict[str, Quantity]:
     whole = {f"link.{tier}.{what}" for tier in tiers for what in ("bandwidth", "latency", "efficiency")}
     missing = [name for name, (_, needed) in NUMBERS.items() if (needed or name in whole) and name not in read]
     if missing:
-        raise UserError(f"{path} does not say {', '.join(missing)}.", "A step's time is made of them.")
+        raise UserError(
+            f"{path}: missing numbers: {', '.join(missing)}.", "The step time is computed from all of these numbers."
+        )
     return read
 
 
@@ -263,7 +284,7 @@ def explain_range(name: str, value: float) -> str:
 def _count(network: dict[str, Any], name: str, default: int | None, path: Path) -> int:
     value = network[name] if default is None else network.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise UserError(f"{path}: network.{name}={value} must be a whole number, at least 1.")
+        raise UserError(f"{path}: network.{name}={value} must be an integer of at least 1.")
     return value
 
 
@@ -286,4 +307,6 @@ def _read_topology(content: dict[str, Any], path: Path) -> Topology:
             **({"fibre_bandwidth": bandwidths["fibre"]} if several else {}),
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{path} does not say what its network is.", f"It lacks or misstates {error}.") from error
+        raise UserError(
+            f"{path}: the description of the network is incomplete.", f"Missing or invalid: {error}."
+        ) from error

@@ -19,10 +19,10 @@ from gangline_basics.data.formats import has_half_character
 Messages = list[dict[str, Any]]
 ASSISTANT = "assistant"  # the role whose messages are trained on
 REASONING = ("reasoning_content", "reasoning", "thinking")  # fields of a message in which data sets store reasoning
-CHANGES = "the template writes earlier turns in another way once more follow"
+CHANGES = "the template renders earlier turns differently if more turns follow"
 # Two answers that occur in no template and differ in their first character; only digits, which no filter changes.
 _OTHER = tuple(f"{first}{uuid4().int}" for first in (1, 2))
-HALF_CHARACTER = "it has half a character (of a surrogate pair)"
+HALF_CHARACTER = "the text contains half of a surrogate pair"
 
 
 class AnswerSpan(NamedTuple):
@@ -71,7 +71,7 @@ def _check_calls(template: ChatTemplate, messages: Messages, text: str) -> None:
         except TemplateRefusal:  # the template refuses a message with neither text nor tool calls
             continue
         if same:
-            raise TemplateRefusal("the template leaves out calls of tools")
+            raise TemplateRefusal("the template omits tool calls")
 
 
 def _check_reasoning(template: ChatTemplate, messages: Messages, text: str, first: int) -> None:
@@ -92,7 +92,7 @@ def _check_reasoning(template: ChatTemplate, messages: Messages, text: str, firs
                 except TemplateRefusal:  # the template refuses an answer without reasoning
                     continue
                 if same:
-                    raise TemplateRefusal(f"the template leaves out {name}")
+                    raise TemplateRefusal(f"the template omits the field {name}")
 
 
 def _iterate_rests(reasoning: Any, text: str) -> Iterator[Any]:
@@ -131,7 +131,7 @@ def _read_marks(template: ChatTemplate, messages: Messages, first: int) -> Rende
     answers = [message for message in messages if message["role"] == ASSISTANT]
     if not all(map(is_trained_on, answers)):
         if len(answers) != len(marked):
-            raise TemplateRefusal("the template does not mark each answer once, and some have weight 0")
+            raise TemplateRefusal("answers have weight 0, and the template does not mark each answer once")
         marked = tuple(span for span, message in zip(marked, answers, strict=True) if is_trained_on(message))
     before = template.render(messages[:first]) if first else ""
     if not whole.startswith(before):

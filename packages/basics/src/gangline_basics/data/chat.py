@@ -48,7 +48,7 @@ class ChatTemplate:
         try:
             self._template = environment.from_string(source)
         except Exception as error:  # compiling folds constants, and deep nesting raises RecursionError
-            raise UserError(f"{name} is no chat template.", f"{type(error).__name__}: {error}") from error
+            raise UserError(f"{name} is not a valid chat template.", f"{type(error).__name__}: {error}") from error
         tag = environment.extensions[GenerationTag.identifier]
         self.marks = isinstance(tag, GenerationTag) and tag.seen
 
@@ -75,7 +75,7 @@ class ChatTemplate:
                 spans.append((len(text), len(text) + len(part)))
             text += part
         if text != self.render(messages):
-            raise TemplateRefusal("the template does something with the answers that it marks")
+            raise TemplateRefusal("the template changes the text of answers that it marks")
         return text, tuple(spans)
 
     def _render(self, messages: list[dict[str, Any]], prompt: bool, more: dict[str, str]) -> str:
@@ -88,8 +88,8 @@ class ChatTemplate:
             known = isinstance(error, self._error)
             reason = str(error) if known else f"{type(error).__name__}: {error}"
             if "strftime_now" in reason:
-                reason += ": it asks for the date, and another day would make other tokens of the same text; "
-                reason += "take a copy that names a day (data.template=FILE)"
+                reason += ": the template requests the date, so the same text would have other tokens on another day; "
+                reason += "use a copy of the template with a fixed date (data.template=FILE)"
             raise TemplateRefusal(reason) from error
 
     def _raise(self, message: str) -> None:
@@ -124,14 +124,14 @@ def read_template(tokenizer: str | None, template: str | None = None) -> ChatTem
         source = defaults[0].get("template", "") if defaults else None
     if not isinstance(source, str | None):
         raise UserError(
-            f"{beside}/{CONFIG} has a chat_template that is none: {source!r:.60}.",
-            'It is a text, or a list of {"name": ..., "template": ...}, of which the one named default is taken.',
+            f"{beside}/{CONFIG}: chat_template is invalid: {source!r:.60}.",
+            'Required: a text, or a list of {"name": ..., "template": ...}; the template named default is used.',
         )
     if isinstance(source, str):
         return ChatTemplate(source, special, f"{beside}/{CONFIG}")
     raise UserError(
-        f"{tokenizer or 'text of bytes'} has no chat template.",
-        "It lies beside a tokenizer.json, as chat_template.jinja or in tokenizer_config.json.",
+        f"a chat template is missing for {tokenizer or 'byte-level text'}.",
+        "A chat template is read from chat_template.jinja or tokenizer_config.json, next to tokenizer.json.",
     )
 
 

@@ -17,19 +17,21 @@ def parse_messages(value: Any, where: str) -> list[dict[str, Any]]:
     A message with tool calls may have no text. Raises UserError that names the row.
     """
     if not isinstance(value, list) or not value:
-        raise UserError(f"{where} is no conversation: {value!r:.60}.", 'It is a list of {"role": ..., "content": ...}.')
+        raise UserError(
+            f"{where} is not a conversation: {value!r:.60}.", 'Required: a list of {"role": ..., "content": ...}.'
+        )
     messages = []
     for message in value:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise UserError(f"{where} has a message without a role: {message!r:.60}.")
         content = "" if message.get("content") is None and message.get("tool_calls") else message.get("content")
         if not isinstance(content, str):
-            raise UserError(f"{where} has a message whose content is no text: {message!r:.60}.")
+            raise UserError(f"{where} has a message whose content is not a text: {message!r:.60}.")
         if message["role"] == ASSISTANT and message.get("weight") not in (None, 0, 1):
             raise UserError(
-                f"{where} has a message of weight {message['weight']!r:.60}.",
-                "An answer of weight 0 is not trained on, one of weight 1 is.",
-                "Write 0 or 1, or leave the weight out.",
+                f"{where} has a message with weight {message['weight']!r:.60}.",
+                "Weight 0 excludes an answer from the loss, and weight 1 includes the answer.",
+                "Set the weight to 0 or 1, or remove the field weight.",
             )
         messages.append({key: one for key, one in {**message, "content": content}.items() if one is not None})
     return messages
@@ -48,9 +50,9 @@ def parse_tools(row: dict[str, Any], where: str) -> list[Any] | None:
         tools = [None]
     if not all(isinstance(one, dict) for one in tools):
         raise UserError(
-            f"{where} has tools that are none: {value!r:.60}.",
-            "They are a list of objects, as JSON schema has functions, or the same as JSON; a template writes them.",
-            f"Take the field {TOOLS} out of the rows, and no prompt names any.",
+            f"{where} has an invalid field {TOOLS}: {value!r:.60}.",
+            "Required: a list of objects that describe functions by JSON Schema, or that list as a JSON string.",
+            f"To train without tools, remove the field {TOOLS} from the rows.",
         )
     return tools or None
 

@@ -66,9 +66,9 @@ class ByteCodec(TextCodec):
         separator_bytes = ("\0" if separator is None else separator).encode()
         if len(separator_bytes) != 1:
             raise UserError(
-                f"{options[1]}{separator} is not one byte.",
-                "Without a tokenizer a token is a byte.",
-                "Name one byte, or leave the option out for byte 0.",
+                f"{options[1]}{separator} must be one byte.",
+                "Without a tokenizer, each token is one byte.",
+                "Set the option to one byte, or remove the option to use byte 0.",
             )
         self.separator = separator_bytes[0]
 
@@ -103,7 +103,7 @@ class TokenizerCodec(TextCodec):
         names = _list_ends(path) if separator is None else (separator,)
         ids = [id for name in names if (id := self.tokenizer.token_to_id(name)) is not None]
         if separator is not None and not ids:
-            raise UserError(f"{options[1]}{separator} is no token of {path}.")
+            raise UserError(f"{options[1]}{separator} is not a token of {path}.")
         self.separator = ids[0] if ids else None
 
     def encode_file(self, content: bytes, name: str) -> np.ndarray:
@@ -113,7 +113,7 @@ class TokenizerCodec(TextCodec):
         except UnicodeDecodeError as error:
             raise UserError(
                 f"data.path: {name} is not UTF-8 at byte {error.start}.",
-                "data.encoding_errors=replace reads it all the same; without a tokenizer any bytes will do.",
+                "data.encoding_errors=replace replaces invalid bytes; data.tokenizer=null accepts any bytes.",
             ) from error
         with self._name_errors(name):
             encodings = self.tokenizer.encode_batch_fast(self.pieces(text), add_special_tokens=False)
@@ -144,7 +144,7 @@ class TokenizerCodec(TextCodec):
         try:
             yield
         except Exception as error:  # the library raises bare Exception, as for a word that its vocabulary lacks
-            raise UserError(f"{self.option} has no tokens for {what}.", str(error)) from error
+            raise UserError(f"{self.option} cannot encode {what}.", str(error)) from error
 
 
 def open_codec(tokenizer: str | None, separator: str | None, errors: str = "replace") -> TextCodec:
@@ -163,7 +163,7 @@ def _read(path: str, option: str) -> bytes:
         raise UserError(
             f"{option} cannot be read.",
             error.strerror or str(error),
-            "Name a tokenizer.json.",
+            "The option must name a tokenizer.json.",
         ) from error
 
 
@@ -177,7 +177,7 @@ def _load_tokenizer(option: str, content: bytes) -> Tokenizer:
         raise UserError(
             f"{option} is not a tokenizer.json.",
             str(error).splitlines()[0],
-            "It is the file that `Tokenizer.save` of the tokenizers package writes.",
+            "Required: a file that `Tokenizer.save` of the package tokenizers writes.",
         ) from error
     # A tokenizer that has truncated or padded a batch is saved with both on, and would lose text or add padding.
     tokenizer.no_truncation()

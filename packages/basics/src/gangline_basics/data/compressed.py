@@ -107,13 +107,13 @@ def open_decompressed(
     except ModuleNotFoundError as error:
         if error.name != "zstandard":
             raise
-        why = "Zstandard is read by the package zstandard:  pip install zstandard"
+        why = "Zstandard files require the package zstandard:  pip install zstandard"
         raise UserError(f"{prefix}{path} cannot be read.", why) from error
     except _DAMAGE as error:
-        raise UserError(f"{prefix}{path} is damaged, or not what its name says.", str(error)) from error
+        raise UserError(f"{prefix}{path} is damaged, or its format differs from its extension.", str(error)) from error
     except OSError as error:
         raise UserError(f"{prefix}{path} cannot be read.", error.strerror or str(error)) from error
     except Exception as error:
         if type(error).__module__.partition(".")[0] != "zstandard":  # matched by name, because it may not be installed
             raise
-        raise UserError(f"{prefix}{path} is damaged, or not what its name says.", str(error)) from error
+        raise UserError(f"{prefix}{path} is damaged, or its format differs from its extension.", str(error)) from error

@@ -54,8 +54,8 @@ class TextConfig(DataConfig):
         if self.tokenizer is None or self.build_codec(run).separator is not None:
             return []
         return [
-            f"data.tokenizer={self.tokenizer} names no end of text: files follow one another with no token between "
-            "them. data.separator=TOKEN names one."
+            f"data.tokenizer={self.tokenizer} has no known end-of-text token, so files are concatenated without a "
+            "separator. To separate files, set data.separator=TOKEN."
         ]
 
     def check(self, run: Run) -> list[Problem]:
@@ -69,7 +69,7 @@ class TextConfig(DataConfig):
             problems.append(
                 Problem(
                     "data.validation_fraction=1 leaves no text to train on.",
-                    "It says which part of the text is held out; all of it may be, of a validation set.",
+                    "The option is the share of held-out text; only a validation set may hold out all text.",
                     "Choose 0 <= data.validation_fraction < 1.",
                 )
             )
@@ -78,7 +78,7 @@ class TextConfig(DataConfig):
                 Problem(
                     "data.validation_fraction=0 leaves no text to validate on.",
                     f"The run validates every {run.validate.every} steps.",
-                    "validate.every=null turns that off.",
+                    "Set data.validation_fraction=0.02, or turn validation off:  validate.every=null",
                 )
             )
         problems += self._check_vocabulary(run)
@@ -97,8 +97,8 @@ class TextConfig(DataConfig):
             problems.append(
                 Problem(
                     f"data.path={spell(self.path)} is too short.",
-                    f"It has {size} bytes, and one sequence of {least_size - 1} tokens needs {least_size}.",
-                    "Give it more text, or a smaller batch.sequence_length.",
+                    f"The text has {size} bytes, and one sequence of {least_size - 1} tokens needs {least_size} bytes.",
+                    "Add text, or reduce batch.sequence_length.",
                 )
             )
         return problems
@@ -110,7 +110,7 @@ class TextConfig(DataConfig):
             return [error.to_problem()]
         owner = "bytes" if self.tokenizer is None else f"data.tokenizer={self.tokenizer}"
         return find_vocabulary_problems(
-            run.model.vocab_size, vocab_size, owner, f"The data has {vocab_size} different tokens."
+            run.model.vocab_size, vocab_size, owner, f"The vocabulary of the data has {vocab_size} tokens."
         )
 
 
@@ -121,6 +121,6 @@ PARTS = (
         default=True,
         build="gangline_basics.data.text:build",
         capabilities={"sample": "gangline_basics.sampling.show:show_sample"},
-        summary="text files in memory, as bytes or through a tokenizer.json; by default Python's own source",
+        summary="text files in memory, byte-level or with a tokenizer.json; default: Python's own source",
     ),
 )

@@ -54,7 +54,7 @@ class FilePart:
         return [content[at:] if self.after else content[:at]]
 
 
-def list_corpus(path: str | list[str] | None, fix: str = "data.path=null takes the built-in corpus.") -> list[TextFile]:
+def list_corpus(path: str | list[str] | None, fix: str = "data.path=null reads the built-in corpus.") -> list[TextFile]:
     """Return every file that `path` names, sorted by name; files, directories and globs may be mixed.
 
     Raises UserError, with the caller's advice, for files that are missing, empty or not readable.
@@ -83,7 +83,7 @@ def _find_root(path: str) -> str:
 def _expand(path: str, fix: str) -> list[str]:
     if os.path.isdir(path):
         paths = walk_files(path, skip={"__pycache__"})
-        why = "The directory has no files (hidden ones do not count)."
+        why = "The directory has no files; hidden files are not read."
     elif os.path.exists(path):
         check_regular(path)
         return [path]
@@ -93,7 +93,7 @@ def _expand(path: str, fix: str) -> list[str]:
     else:
         paths, why = [], "There is no such file or directory" + ("." if os.path.isabs(path) else f" in {os.getcwd()}.")
     if not paths:
-        raise UserError(f"data.path={path} names no text.", why, fix)
+        raise UserError(f"data.path={path} names no files.", why, fix)
     return paths
 
 
@@ -112,8 +112,8 @@ def check_regular(path: str) -> None:
         name = "pipe" if stat.S_ISFIFO(kind) else "socket" if stat.S_ISSOCK(kind) else "device"
         raise UserError(
             f"{path} is a {name}, not a regular file.",
-            "Texts are read more than once, and their sizes are needed first.",
-            "Copy the text into a file, and name the file.",
+            "Text files are read more than once, and their sizes must be known first.",
+            "Copy the text into a regular file, and name that file.",
         )
 
 
@@ -143,7 +143,11 @@ def walk_files(root: str, skip: Set[str]) -> list[str]:
                     if entry.is_file():
                         paths.append(entry.path)
                     elif not entry.is_dir():
-                        raise UserError(f"{entry.path} is no regular file.", f"It is below {root}.", "Move it away.")
+                        raise UserError(
+                            f"{entry.path} is not a regular file.",
+                            f"All files below {root} are read as text.",
+                            "Move the file to another directory.",
+                        )
                     elif not entry.is_symlink() and entry.name not in skip:
                         folders.append(entry.path)
     except OSError as error:
@@ -154,12 +158,13 @@ def walk_files(root: str, skip: Set[str]) -> list[str]:
 def _check_link(path: str, inside: str, root: str) -> None:
     target = os.path.realpath(path)
     if not os.path.exists(target):
-        raise UserError(f"{path} is a link to {target}, which is missing.", "", f"Fetch that file, or remove {path}")
+        raise UserError(f"{path} is a link to {target}, which is missing.", "", f"Restore the target, or remove {path}")
     if os.path.commonpath([inside, target]) != inside:
         raise UserError(
-            f"{path} is a link out of {root}: to {target}.",
-            "A folder stands for the files in it, and a link could add any file of this machine.",
-            f"Name {target} as well, or copy it there; a pattern such as '{root.rstrip(os.sep)}/*' follows links.",
+            f"{path} is a link to {target}, which is outside of {root}.",
+            "A directory stands for the files inside it, but a link could add any file of this machine.",
+            f"Name {target} as well, or copy the target into {root}; "
+            f"a pattern such as '{root.rstrip(os.sep)}/*' follows links.",
         )
 
 
@@ -172,7 +177,7 @@ def _list_files(paths: list[str], asked: str | list[str] | None, root: str | Non
             raise UserError(f"data.path: {path} cannot be read.", "Permission denied.", f"chmod +r {path}")
         files.append(TextFile(path, Path(os.path.relpath(path, root)).as_posix(), os.path.getsize(path)))
     if not any(file.size for file in files):
-        raise UserError(f"data.path={asked} is empty.", f"{len(files)} files, no text.")
+        raise UserError(f"data.path={asked} is empty.", f"Number of files: {len(files)}, all of size 0.")
     return sorted(files, key=lambda file: file.name)
 
 

@@ -67,9 +67,9 @@ def refuse_binary(content: bytes, path: str) -> None:
     endings = ", ".join(COMPRESSED)
     raise UserError(
         f"data.path: {path} does not look like text.",
-        f"Its first {min(len(content), HEAD)} bytes have {what}.",
-        f"Read are text and {LINES[0]}, as they are or compressed ({endings}).",
-        "data.binary=true takes the bytes as they are.",
+        f"The first {min(len(content), HEAD)} bytes of the file contain {what}.",
+        f"Supported formats: plain text and {LINES[0]}, which may be compressed ({endings}).",
+        "data.binary=true reads binary files.",
     )
 
 
@@ -87,7 +87,7 @@ def read_documents(content: bytes, path: str, field: str, first: int = 1) -> lis
         except (ValueError, RecursionError) as error:
             raise UserError(f"data.path: line {number} of {path} is not JSON.", str(error)) from error
         if not isinstance(record, dict):
-            raise UserError(f"data.path: line {number} of {path} is no JSON object.", 'Each has to be {"text": "..."}.')
+            raise UserError(f"data.path: line {number} of {path} is not a JSON object.", 'Required: {"text": "..."}')
         if not isinstance(record.get(field), str):
             raise _explain_no_text(record, number, path, field)
         documents.append(encode_utf8(record[field]))  # `encoding_errors` handles the invalid UTF-8 of lone surrogates
@@ -96,11 +96,11 @@ def read_documents(content: bytes, path: str, field: str, first: int = 1) -> lis
 
 def _explain_no_text(record: dict[str, Any], number: int, path: str, field: str) -> UserError:
     texts = [name for name, value in record.items() if isinstance(value, str)]
-    what = "no text" if field in record else "no field"
+    what = "is not a text" if field in record else "is missing"
     return UserError(
-        f"data.path: line {number} of {path} has {what} {field!r}.",
-        f"Its fields: {', '.join(record) or 'none'}.",
-        f"The text is in another:  {'  or  '.join(f'data.text_field={name}' for name in texts)}" if texts else "",
+        f"data.path: the field {field!r} of line {number} of {path} {what}.",
+        f"Fields of the line: {', '.join(record) or 'none'}.",
+        f"To read another field:  {'  or  '.join(f'data.text_field={name}' for name in texts)}" if texts else "",
     )
 
 

@@ -54,5 +54,5 @@ def read_object(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} cannot be read.", str(error)) from error
     if not isinstance(content, dict):
-        raise UserError(f"{path} cannot be read.", "It is no JSON object.")
+        raise UserError(f"{path} cannot be read.", "The file must contain a JSON object.")
     return content

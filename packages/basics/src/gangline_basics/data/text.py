@@ -137,8 +137,8 @@ def build(config: TextConfig, run: Run, split_name: Split) -> TextSource:
     if len(tokens) <= T:
         raise UserError(
             f"data.path={config.path} is too short.",
-            f"Its {split_name} part has {len(tokens)} tokens, and one sequence needs {T + 1}.",
-            "Give it more text, a smaller batch.sequence_length, or another data.validation_fraction.",
+            f"The {split_name} split has {len(tokens)} tokens, and one sequence needs {T + 1} tokens.",
+            "Add text, reduce batch.sequence_length, or change data.validation_fraction.",
         )
     return TextSource(
         tokens,

@@ -55,7 +55,7 @@ def read_tokenizer_files(tokenizer: str | None, weights: str | None, template: s
         raise UserError("a file of the tokenizer cannot be read.", str(error)) from error
     except (KeyError, TypeError, AttributeError) as error:  # JSON of an unexpected structure
         raise UserError(
-            f"a file beside {tokenizer or weights} is damaged.", f"{type(error).__name__}: {error}"
+            f"a file next to {tokenizer or weights} has an unexpected structure.", f"{type(error).__name__}: {error}"
         ) from error
     return contents
 
@@ -73,13 +73,15 @@ def find_file(directory: Path, name: str) -> Path | None:
     homes = [home, *(parent for parent in home.parents if parent.name.startswith("models--"))][:2]
     if not any(real.is_relative_to(place) for place in homes):
         raise UserError(
-            f"{path} is a symbolic link out of its directory.",
-            f"It leads to {real}, which would be copied along with the model.",
-            f"If the file belongs to the tokenizer:  cp --remove-destination {shlex.quote(str(real))} "
-            f"{shlex.quote(str(path))}",
+            f"{path} is a symbolic link to a file outside of its directory.",
+            f"An export of the model would copy the target {real}.",
+            f"If the target belongs to the tokenizer, replace the link by a copy:  "
+            f"cp --remove-destination {shlex.quote(str(real))} {shlex.quote(str(path))}",
         )
     if not path.is_file():
-        raise UserError(f"{path} is not a regular file.", "Files beside a tokenizer are copied along with it.")
+        raise UserError(
+            f"{path} is not a regular file.", "Files next to a tokenizer.json are exported with the tokenizer."
+        )
     return path
 
 

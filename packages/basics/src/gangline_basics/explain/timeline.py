@@ -117,7 +117,9 @@ def _order_turns(all_turns: Sequence[tuple[tuple[StepAction, ...], ...]], last: 
             at[rank] += 1
     for rank, turns in enumerate(all_turns):
         if at[rank] < len(turns):
-            raise ValueError(f"pipeline rank {rank} waits for ever before {turns[at[rank]][0]}")
+            raise ValueError(
+                f"deadlock in the pipeline schedule: rank {rank} waits forever before {turns[at[rank]][0]}"
+            )
     return steps
 
 

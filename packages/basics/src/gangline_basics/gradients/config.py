@@ -46,23 +46,23 @@ PARTS = (
         name="sum",
         config=SumGradients,
         build="gangline_basics.gradients.plain:build",
-        summary="Gradients are summed over data-parallel ranks as they are",
+        summary="Uncompressed sum of gradients over data-parallel ranks",
         default=True,
     ),
     Part(
         name="bf16",
         config=RoundedGradients,
         build="gangline_basics.gradients.coded:build_rounded",
-        summary="Gradients are rounded to bfloat16 on the wire: half of the bytes",
-        layout_dependent="each data-parallel rank's gradients are rounded to bfloat16, so losses depend on how the "
-        "batch is divided",
+        summary="Gradients are sent in bfloat16: half of the bytes of float32",
+        layout_dependent="the gradients of each data-parallel rank are rounded to bfloat16, so losses depend on the "
+        "split of the batch over ranks",
     ),
     Part(
         name="onebit",
         config=SignGradients,
         build="gangline_basics.gradients.coded:build_signs",
-        summary="Gradients travel as signs with error feedback: about one bit each",
-        layout_dependent="each data-parallel rank sends the signs of its gradients and a scale, and adds what that "
-        "lost to the next ones, so losses and gradients are those of one process only on average",
+        summary="Gradients are sent as signs with error feedback: about one bit per element",
+        layout_dependent="each data-parallel rank sends signs and scales, and adds the encoding error to its "
+        "next gradients, so losses and gradients equal those of one process only on average",
     ),
 )

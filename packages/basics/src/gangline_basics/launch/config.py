@@ -45,7 +45,7 @@ class LocalLaunch(LaunchConfig):
             problems.append(
                 Problem(
                     f"launch.processes={processes}: this machine has {gpus} GPU{'s' * (gpus > 1)}.",
-                    "Each process takes a GPU of its own.",
+                    "Each process needs its own GPU.",
                     f"launch.processes={gpus}, or run.device=cpu",
                 )
             )
@@ -85,8 +85,8 @@ class ElasticLaunch(LocalLaunch):
         usable_ranks, problems = find_usable(run, ranks)
         if usable_ranks:
             return []
-        what = f"launch.nodes={self.nodes}: {fewest} of them have {ranks} processes, and no layout uses these."
-        return [Problem(what, "", "More nodes at the least, or axes that are left open."), *problems]
+        what = f"launch.nodes={self.nodes}: the minimum of {fewest} nodes has {ranks} processes, and no layout fits."
+        return [Problem(what, "", "Raise the minimum number of nodes, or leave axes of parallel unset."), *problems]
 
     def check(self, run: Run) -> list[Problem]:
         """Return a problem for an invalid number of nodes, more ranks than GPUs, and a missing run directory."""
@@ -96,22 +96,22 @@ class ElasticLaunch(LocalLaunch):
             return [error.to_problem()]
         problems = []
         if self.agents is not None and self.agents > most:
-            what = f"launch.agents={self.agents}: the job has at most {most} (launch.nodes={self.nodes})."
-            problems.append(Problem(what, "", "launch.agents=1 on each node, or null to start all of them here."))
+            what = f"launch.agents={self.agents}: the job has at most {most} agents (launch.nodes={self.nodes})."
+            problems.append(
+                Problem(what, "", "launch.agents=1 on each node, or launch.agents=null to start all agents here.")
+            )
         if self.agents is not None and self.agents < fewest and run.job.dir is None:
             problems.append(
                 Problem(
-                    f"launch.agents={self.agents}: the other nodes would not find this one.",
-                    "Nodes meet in the run directory, and without a name each would make its own.",
-                    "Give every node the same run.dir=... on a file system that they share.",
+                    f"launch.agents={self.agents}: the nodes cannot find each other without run.dir.",
+                    "Nodes rendezvous in the run directory; without run.dir each node would create another directory.",
+                    "Set the same run.dir=... on every node, on a shared file system.",
                 )
             )
         here, ranks = count_gpus(run.job.device), self.count_ranks_of_node(run)
         if 0 < here < ranks * (self.agents or most):
-            what = f"{ranks * (self.agents or most)} processes on this machine: it has {here} GPUs."
-            problems.append(
-                Problem(what, "Each process takes a GPU of its own.", "launch.agents=1, or launch.per_node=...")
-            )
+            what = f"{ranks * (self.agents or most)} processes would start on this machine, which has {here} GPUs."
+            problems.append(Problem(what, "Each process needs its own GPU.", "launch.agents=1, or launch.per_node=..."))
         return problems
 
 
@@ -120,7 +120,7 @@ PARTS = (
         name="elastic",
         config=ElasticLaunch,
         build="gangline_basics.launch.several:ElasticLauncher",
-        summary="processes on several nodes, which come and go; each node's are watched by an agent of its own",
+        summary="processes on several nodes, with an elastic agent on each node; nodes may join and leave during a run",
     ),
     Part(
         name="local",
@@ -131,6 +131,6 @@ PARTS = (
             "preparation": "gangline_basics.launch.forkserver:ForkServer",
         },
         build="gangline_basics.launch.local:LocalLauncher",
-        summary="processes on this machine, forked from a server that has torch loaded",
+        summary="processes on this machine, forked from a server that has loaded torch",
     ),
 )

@@ -136,7 +136,9 @@ class Agent(LocalElasticAgent):
                 failure = RankFailure(rank, "bug", EXIT_FAILURE, failures.describe_end(process.exitcode))
                 failures.claim(self.starts.logs, self.files.start.generation, failure)
             elif process.exitcode == EXIT_USER_ERROR and self.files.start is not None:
-                failure = RankFailure(rank, "ended", EXIT_USER_ERROR, "a mistake, which the rank has told")
+                failure = RankFailure(
+                    rank, "ended", EXIT_USER_ERROR, "a user error, which is in the output of the rank"
+                )
                 failures.claim(self.starts.logs, self.files.start.generation, failure)
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
@@ -182,7 +184,9 @@ class Agent(LocalElasticAgent):
                 end = end or time.monotonic() + self.node.meets_seconds
                 if time.monotonic() > end:
                     raise NoAgreement(str(error)) from error
-                logging.getLogger(LOGGERS[0]).warning("a node was lost while all met; they meet again", exc_info=True)
+                logging.getLogger(LOGGERS[0]).warning(
+                    "a node was lost during the rendezvous; repeating the rendezvous", exc_info=True
+                )
 
     def _shutdown(self, death_sig: Any = signal.SIGKILL, timeout: float = 30) -> None:
         if self._pcontext:
@@ -226,12 +230,13 @@ def run_agent(starts: Starts, node: AgentNode, config: LocalLaunch, target: str,
             return _explain(stopped, starts, agent.leads)
         except RendezvousTimeoutError:
             goes = True
-            few = f"launch.nodes={getattr(config, 'nodes', '1')}: there were not enough nodes"
-            return _report_unmet(starts, f"{few} for {node.meets_seconds:g} s (launch.join_seconds)")
+            few = f"launch.nodes={getattr(config, 'nodes', '1')}: fewer nodes than the minimum joined"
+            return _report_unmet(starts, f"{few} within {node.meets_seconds:g} s (launch.join_seconds)")
         except NoAgreement as error:
             goes = True
             return _report_unmet(
-                starts, f"nodes met for {node.meets_seconds:g} s (launch.join_seconds) and got no word: {error}"
+                starts,
+                f"the rendezvous of the nodes failed for {node.meets_seconds:g} s (launch.join_seconds): {error}",
             )
         except RendezvousClosedError:
             return _as_the_others(starts)
@@ -277,7 +282,9 @@ def _report_signal(starts: Starts, files: RankFiles, signum: int) -> int:
 
 
 def _report_unmet(starts: Starts, what: str) -> int:
-    print(f"train: {what}\n  To go on:  train resume={shlex.quote(str(starts.run_dir))}", file=sys.stderr, flush=True)
+    print(
+        f"train: {what}\n  To continue:  train resume={shlex.quote(str(starts.run_dir))}", file=sys.stderr, flush=True
+    )
     now = generation.read_progress(starts.run_dir).generation
     ending = decide_ending(now, what, failure="lost", exit_code=EXIT_REQUEUE)
     end(starts.run_dir, ending)

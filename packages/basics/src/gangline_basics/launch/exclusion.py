@@ -91,15 +91,17 @@ class Exclusion:
         while time.monotonic() < first and not self._stays_away(out):
             time.sleep(LOOK_SECONDS)
         if not self._stays_away(out):
-            self.say(f"train: {self.name} is excluded by an order; it stays, for too few other nodes are there")
+            self.say(
+                f"train: node {self.name} is excluded by a health check, but takes part: too few other nodes are live"
+            )
             return
         self.meeting.leave()
-        self.say(f"train: {self.name} is excluded by an order; others take its place, and it waits")
+        self.say(f"train: node {self.name} is excluded by a health check: waiting while other nodes train")
         while self._stays_away(self._list_excluded()):
             self.meeting.check_open()
             time.sleep(LOOK_SECONDS)
-        why = "it is needed" if self.name in self._list_excluded() else "its exclusion is over"
-        self.say(f"train: {self.name} was excluded by an order, and comes back: {why}")
+        why = "too few other nodes are live" if self.name in self._list_excluded() else "the exclusion has ended"
+        self.say(f"train: node {self.name} was excluded by a health check, and takes part again: {why}")
 
     def _stays_away(self, out: Sequence[str]) -> bool:
         """Return whether this node stays away now: only as many nodes return as needed, in order of exclusion."""

@@ -136,13 +136,13 @@ def report(failure: RankFailure, logs: Path) -> str:
     """Return the text that the user sees for a failure that is not a user error."""
     again = f"train resume={shlex.quote(str(logs.parent))}"
     if failure.kind == "restart":
-        return f"train: {failure.what}\n  It asks for new workers, and no restart is left.\n  To go on:  {again}\n"
+        return f"train: {failure.what}\n  New workers were ordered, but no restart is left.\n  To continue:  {again}\n"
     if failure.kind == "lost":
-        return f"train: {failure.what}\nThe logs: {logs}\nTo continue:  {again}\n"
+        return f"train: {failure.what}\nLogs: {logs}\nTo continue:  {again}\n"
     end = "" if failure.trace else _read_tail(log_path(logs, failure.rank))
     if failure.what == describe_end(-signal.SIGBUS) and (changes := describe_changed_data(logs.parent)):
         end = f"  {changes}\n{end}"
-    log = f"Its log: {log_path(logs, failure.rank)}\n"
+    log = f"Log of the rank: {log_path(logs, failure.rank)}\n"
     return f"train: rank {failure.rank} failed first: {failure.what}\n{failure.trace}{end}{log}To continue:  {again}\n"
 
 
@@ -172,7 +172,7 @@ def _make_path(logs: Path, attempt: int) -> Path:
 
 def explain_lost_server(code: int) -> str:
     """Return a description of the fork server's exit."""
-    return f"the process that ranks are forked from is gone: {describe_end(code)}"
+    return f"the fork server, which starts the ranks, is gone: {describe_end(code)}"
 
 
 def describe_end(exit_code: int) -> str:

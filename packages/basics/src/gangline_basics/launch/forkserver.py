@@ -79,8 +79,8 @@ def warm(more: Iterable[str] = (), run: Run | None = None) -> None:
         if error.errno not in _OF_THE_SOCKET:
             raise
         raise UserError(
-            f"no socket can be made in {tempfile.gettempdir()}: {error.strerror or error}.",
-            "Ranks are forked by way of a socket in TMPDIR; its path has 107 characters at the most.",
+            f"a socket cannot be created in {tempfile.gettempdir()}: {error.strerror or error}.",
+            "The fork server of the ranks needs a socket in TMPDIR, with a path of at most 107 characters.",
             "TMPDIR=/tmp train ...",
         ) from error
 

@@ -88,8 +88,8 @@ class FileBackend(RendezvousBackend):
         except ValueError as error:
             raise UserError(
                 f"{self.path}: {error}",
-                "The nodes of this run cannot find each other by it.",
-                f"To remove it, when no node of the run is active:  rm -r {quote_word(str(self.path.parent))}",
+                "The nodes of this run find each other through that file.",
+                f"If no node of the run is active, delete the rendezvous:  rm -r {quote_word(str(self.path.parent))}",
             ) from error
 
     def _read_locked(self) -> bytes:
@@ -218,9 +218,9 @@ def _make_private_folder(folder: Path) -> Path:
     probe.unlink()
     if there.st_uid != own_uid or not stat.S_ISDIR(there.st_mode):
         raise UserError(
-            f"{folder} belongs to user {there.st_uid}, and this is user {own_uid}",
-            "Whoever writes there decides which nodes this run consists of.",
-            f"To remove it, when no node of the run is active:  rm -r {quote_word(str(folder))}",
+            f"{folder} must be a directory of user {own_uid}, and its owner is user {there.st_uid}",
+            "A user who can write to the rendezvous directory controls which nodes take part in this run.",
+            f"If no node of the run is active, delete the rendezvous:  rm -r {quote_word(str(folder))}",
         )
     if there.st_mode & 0o077:
         folder.chmod(0o700)

@@ -46,7 +46,7 @@ def decode(content: bytes) -> _RendezvousState:
             _make_node(*fields): datetime.fromisoformat(beat) for *fields, beat in record["last_heartbeats"]
         }
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"not the state of a rendezvous: {error!r}") from error
+        raise ValueError(f"invalid state of a rendezvous: {error!r}") from error
     return state
 
 

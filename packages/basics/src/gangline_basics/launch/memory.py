@@ -51,12 +51,15 @@ def find_memory_problems(run: Run) -> list[Problem]:
     )
     parts = ", ".join(f"{kind} {size / GB:.3g}" for kind, size in sizes.items() if size)
     total = sum(sizes.values()) / GB
-    what = f"{model} in {precision} with {optimizer} takes {total:.3g} GB; this machine has {memory / GB:.3g} GB."
+    what = (
+        f"model={model} precision={precision} optimizer={optimizer} needs {total:.3g} GB of memory, "
+        f"but this machine has {memory / GB:.3g} GB."
+    )
     count = count_parameters(compose_model(run)[0]) / GB
     return [
         Problem(
             what,
-            f"{count:.3g} G parameters, {ranks} CPU process{'es' * (ranks > 1)}: {parts} GB; activations come on top.",
+            f"{count:.3g} G parameters, {ranks} CPU process{'es' * (ranks > 1)}: {parts} GB, without activations.",
             "Choose a smaller model, such as  model=tiny, or fewer layers  (model.layers=N);\n"
             "or more machines:  launch=elastic launch.nodes=N  with a strategy that shards the model.",
         )

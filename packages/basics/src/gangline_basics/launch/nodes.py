@@ -18,13 +18,13 @@ def parse_nodes(nodes: str) -> tuple[int, int]:
     fewest, most = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
     if fewest < 1:
         raise UserError(
-            f"launch.nodes={nodes} is no number of nodes.",
-            "It is how many take part, or the fewest and the most: launch.nodes=2 or launch.nodes=2:3.",
+            f"launch.nodes={nodes} must be a number of nodes, or a minimum and a maximum.",
+            "Examples:  launch.nodes=2  or  launch.nodes=2:3",
         )
     if fewest > most:
         raise UserError(
-            f"launch.nodes={nodes}: the fewest nodes, {fewest}, are more than the most, {most}.",
-            "The job starts and goes on with at least the first number, and has never more than the second.",
+            f"launch.nodes={nodes}: the minimum {fewest} exceeds the maximum {most}.",
+            "The job runs with at least the first number of nodes, and at most the second.",
             f"launch.nodes={most}:{fewest}",
         )
     return fewest, most

@@ -59,7 +59,9 @@ class Copied(OutlivingStream):
 
     def _detach(self, error: OSError) -> None:
         super()._detach(error)
-        self._keep(f"train: note: output failed: {error.strerror}; it continues in this log alone\n")
+        self._keep(
+            f"train: note: writing to the terminal failed: {error.strerror}; further output is only in this log\n"
+        )
 
     def _keep(self, text: str) -> None:
         with contextlib.suppress(OSError):  # a full disk must neither end the run nor silence the terminal

@@ -37,8 +37,8 @@ def name_semaphores() -> None:
             multiprocessing.get_context("forkserver").Lock()
         except OSError as error:
             raise UserError(
-                f"no semaphore can be made in {ROOT}: {error.strerror or error}.",
-                "The processes of a run wait for each other by semaphores there.",
+                f"a semaphore cannot be created in {ROOT}: {error.strerror or error}.",
+                "The processes of a run synchronize through semaphores in shared memory.",
                 f"mount -o remount,rw,size=1g {ROOT}; or in a container:  docker run --shm-size=1g",
             ) from error
 

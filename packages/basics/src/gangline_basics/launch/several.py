@@ -175,7 +175,7 @@ class Agents:
         ending = self._read_ending()  # an ending with requeue may be from a start that ended so that a node can join
         over = self.stop_signal or (ending is not None and not ending.requeue) or self.hopeless > HOPELESS
         if code < 0 and not over:
-            say(f"train: agent {index} of {self.count} was killed by {name_of(-code)}; it is started again")
+            say(f"train: agent {index} of {self.count} was killed by {name_of(-code)}; restarting the agent")
             self.again[index] = time.monotonic() + AGAIN_SECONDS
         else:
             self.codes[index] = exit_code(code)

@@ -95,13 +95,18 @@ class Starts:
             return None  # a node was asked to leave after its ranks saved a checkpoint
         if failure is not None and not failure.is_transient and not preempted:
             return failure
-        last = failure or RankFailure(0, "lost", EXIT_FAILURE, evidence or "a rank was lost, and nobody knows why")
+        last = failure or RankFailure(
+            0, "lost", EXIT_FAILURE, evidence or "a rank was lost, and no rank recorded a reason"
+        )
         most = self.config.max_restarts
         if last.kind != "restart" and most is not None and now.failed > most:
             return last
         used_up = now.futile > 0 and now.futile_restarts >= self.config.futile_restarts
         if used_up and (most is None or most > 0 or last.kind == "restart"):
-            self.say(f"train: {now.futile_restarts} restarts in a row did no step beyond {now.best}; it ends here")
+            self.say(
+                f"train: giving up after {now.futile_restarts} restarts without progress past step {now.best} "
+                "(launch.futile_restarts)"
+            )
             return last
         return None
 
@@ -131,14 +136,14 @@ class Starts:
         if failure is not None and failure.kind == "restart":
             return "order", failure.what
         if missing_nodes:
-            return "node", f"gone: {', '.join(sorted(missing_nodes))}"
+            return "node", f"nodes lost: {', '.join(sorted(missing_nodes))}"
         if failure is not None and failure.is_transient:
             return "rank", failure.evidence
         if come:
-            return "joined", f"come: {', '.join(sorted(come))}"
+            return "joined", f"nodes joined: {', '.join(sorted(come))}"
         if failure is not None and failure.preempted:  # a rank got the signal instead of a launcher
             ending = read_ending(self.run_dir)
-            return "rank", f"a rank was asked to stop: {ending.evidence if ending else 'its state is saved'}"
+            return "rank", f"a rank received a stop request: {ending.evidence if ending else 'the run is saved'}"
         return "rank", failure.evidence if failure is not None else "a rank was lost"
 
     def _tell(self, start: JobStart, why: str, evidence: str, now: Progress, member: str, after: str) -> None:
@@ -161,11 +166,11 @@ class Starts:
         )
         events.close()
         if why != "start":
-            spares = f", {start.spares} more wait" if start.spares else ""
+            spares = f", {start.spares} as spares" if start.spares else ""
             on = f" on {len(start.nodes)} nodes" if len(start.nodes) > 1 else ""
             of = f" of {self.config.max_restarts}" if self.config.max_restarts else ""
-            ask = "; it asks for new workers" if why == "order" else ""
-            number = f"restart {now.failed}{of}" if why in ("rank", "node") else "started anew"
+            ask = "; new workers were ordered" if why == "order" else ""
+            number = f"restart {now.failed}{of}" if why in ("rank", "node") else "ranks restarted"
             self.say(f"train: {evidence}{ask}; {number}" + (f": {start.processes} processes{on}{spares}" if on else ""))
 
 

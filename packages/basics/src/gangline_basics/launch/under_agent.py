@@ -51,7 +51,7 @@ def run_under_agent(
     UserError.
     """
     job = detect()
-    assert job is not None, "no torchrun or Slurm in the environment"
+    assert job is not None, "the environment has no variables of torchrun or Slurm"
     os.environ.update(job.get_environment())
     forkserver.set_environment()
     store = _open_store(job)
@@ -196,11 +196,11 @@ def _open_store(job: DetectedJob) -> Store:
         if getattr(error, "errno", None) != errno.EADDRINUSE and "EADDRINUSE" not in str(error):
             raise
         raise UserError(
-            f"port {job.port} at {job.address} is taken by another process.",
-            "The ranks meet there.",
-            "torchrun --master-port=PORT, a free one"
+            f"port {job.port} at {job.address} is used by another process.",
+            "The rendezvous of the ranks needs that port.",
+            "Choose a free port:  torchrun --master-port=PORT"
             if job.agent == "torchrun"
-            else "MASTER_PORT=PORT, a free one, in the environment of every rank",
+            else "Set a free port in the environment of every rank:  MASTER_PORT=PORT",
         ) from error
 
 

@@ -88,7 +88,7 @@ def leave(code: int) -> NoReturn:
 
 def _wait(run_dir: str, mine: int) -> int:
     """Wait as a spare rank, which no layout can use, until the job is over or the agent stops it for another start."""
-    print(f"rank {os.environ['RANK']}: no layout has room for it; it waits as a spare", flush=True)
+    print(f"rank {os.environ['RANK']}: no layout can use this rank, so it waits as a spare", flush=True)
     while True:
         ending = read_ending(run_dir)
         if ending is not None and ending.generation == mine:

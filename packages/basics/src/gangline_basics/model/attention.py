@@ -44,7 +44,7 @@ class PlainAttention:
 
     def __post_init__(self) -> None:
         if self.computes.beyond:
-            raise ValueError(f"the attention of gangline-basics does not have {self.computes.beyond}")
+            raise ValueError(f"the attention of gangline-basics does not support {self.computes.beyond}")
 
     def __call__(
         self,

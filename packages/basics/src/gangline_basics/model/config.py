@@ -61,8 +61,8 @@ class DecoderConfig(ModelConfig):
         if self.head_dim is None and self.dim % self.heads:
             problems.append(
                 Problem(
-                    f"model.dim={self.dim} does not divide into model.heads={self.heads}",
-                    "Without model.head_dim a head is dim / heads wide.",
+                    f"model.heads={self.heads} does not divide model.dim={self.dim}",
+                    "If model.head_dim is null, the width of a head is dim / heads.",
                     suggest_nearest(
                         run,
                         (
@@ -76,31 +76,35 @@ class DecoderConfig(ModelConfig):
         elif self.head_width % 2:
             problems.append(
                 Problem(
-                    f"model.head_dim={self.head_width} is odd",
-                    "Rotary positions turn features in pairs.",
-                    f"Take model.head_dim={self.head_width + 1}.",
+                    f"model.head_dim={self.head_width} must be even",
+                    "Rotary position embedding rotates pairs of features.",
+                    f"Set model.head_dim={self.head_width + 1}.",
                 )
             )
         if self.heads % self.key_heads:
             problems.append(
                 Problem(
                     f"model.kv_heads={self.key_heads} does not divide model.heads={self.heads}",
-                    "Each key head serves the same number of query heads.",
+                    "Each key-value head serves the same number of query heads.",
                     f"Choose model.kv_heads among {list_divisors(self.heads)}.",
                 )
             )
         if self.rope_scaling_factor and self.rope_high_freq_factor <= self.rope_low_freq_factor:
             problems.append(
                 Problem(
-                    f"model.rope_high_freq_factor={self.rope_high_freq_factor} is not more than "
+                    f"model.rope_high_freq_factor={self.rope_high_freq_factor} must be greater than "
                     f"model.rope_low_freq_factor={self.rope_low_freq_factor}",
-                    "Wavelengths between the two grow the less the shorter they are.",
-                    f"Take model.rope_high_freq_factor={4 * self.rope_low_freq_factor}.",
+                    "RoPE scaling interpolates between the two factors.",
+                    f"Set model.rope_high_freq_factor={4 * self.rope_low_freq_factor}.",
                 )
             )
         if self.full_every is not None and self.window is None:
             problems.append(
-                Problem("model.full_every: without a window all blocks see all", "", "Give model.window too.")
+                Problem(
+                    "model.full_every requires model.window: without a window, every block has full attention",
+                    "",
+                    "Set model.window=TOKENS, or model.full_every=null.",
+                )
             )
         return problems
 
@@ -149,11 +153,17 @@ class Tiny(DecoderConfig):
 
 
 PARTS = (
-    Part(name="tiny", config=Tiny, summary="1.6 M parameters on bytes: minutes on a CPU", default=True, build=BUILD),
+    Part(
+        name="tiny",
+        config=Tiny,
+        summary="1.6 M parameters, byte-level; trains in minutes on a CPU",
+        default=True,
+        build=BUILD,
+    ),
     Part(
         name="decoder",
         config=DecoderConfig,
-        summary="any decoder: every size is yours to give",
+        summary="decoder with the sizes that you set",
         words={"model_name_or_path": "model.weights=DIR  (gangline import DIR prints the complete command)"},
         synonyms={
             "dim": "width d_model hidden_size n_embd embed_dim model_dim",

@@ -162,7 +162,7 @@ def attend_varlen(
     grouped = {"enable_gqa": True} if q.shape[1] != k.shape[1] else {}
     window = (-1, 0) if call.causal else (-1, -1)
     kernel = kernel or _find_kernel()
-    assert kernel is not None, "who calls this has asked"
+    assert kernel is not None, "torch has no varlen attention with scale, window_size and enable_gqa"
     out = kernel(q, k, v, bounds, bounds, spans.longest, spans.longest, scale=call.scale, window_size=window, **grouped)
     return out.unflatten(0, (B, T)).transpose(1, 2)
 

@@ -25,7 +25,7 @@ class Gating:
 
     def __post_init__(self) -> None:
         if self.activation != "silu" and not self.plain:
-            raise ValueError(f"{self.activation} has neither slope, limit nor offset")
+            raise ValueError(f"gating {self.activation} does not support a slope, a limit or an offset")
 
     @property
     def plain(self) -> bool:

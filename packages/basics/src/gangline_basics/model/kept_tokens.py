@@ -55,10 +55,12 @@ class KeptTokens:
         padding; None: no padding. Raises ValueError for several tokens at a time, and if the buffer is full.
         """
         if features[0].shape[2] != 1:
-            raise ValueError(f"{features[0].shape[2]} tokens at a time follow those that are kept; one is expected")
+            raise ValueError(
+                f"{features[0].shape[2]} tokens cannot be added to the KV cache at once; add one token at a time"
+            )
         if self._used == self._room:
             if self._window >= self._room:
-                raise ValueError(f"more tokens than the {self._room} that there is memory for")
+                raise ValueError(f"the KV cache is full: it has room for {self._room} tokens")
             self._forget()
         for buffer, new in zip(self._kept, features, strict=True):
             buffer[:, :, self._used] = new[:, :, 0]

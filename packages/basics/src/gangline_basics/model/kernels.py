@@ -45,8 +45,8 @@ def _launches() -> bool:
         return bool(driver.active.utils)
     except Exception as error:  # compiler, loader and file system raise different errors
         warnings.warn(
-            f"Triton cannot launch kernels ({error}): plain operators take their place, which are slower. "
-            "Install gcc and Python's headers, and set TRITON_CACHE_DIR to a folder that can be written.",
+            f"Triton cannot launch kernels ({error}), so slower plain operators are used. "
+            "Install gcc and Python's headers, and set TRITON_CACHE_DIR to a writable directory.",
             stacklevel=2,
         )
         return False

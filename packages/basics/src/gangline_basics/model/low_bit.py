@@ -55,18 +55,20 @@ def fill_codes(shard: Shard, plan: Plan, fill: Callable[[Shard], None]) -> None:
     """
     name = plan.get_owner(parse_parameter(shard.name))
     rule = plan.find_low_bit(name)
-    assert rule is not None, "who calls this has asked"
+    assert rule is not None, "the plan stores the weight in full precision"
     (row, column), (rows, columns), (height, width) = shard.offset, shard.local.shape, shard.global_shape
     if plan.is_scales(name):
         name, column, columns, width = _name_weight(name), column * rule.block, columns * rule.block, width * rule.block
     elif column % rule.block or columns % rule.block:
-        raise ValueError(f"{name} is cut at {column}, inside a block of {rule.block} codes")
+        raise ValueError(f"a shard of {name} at column {column} splits a block of {rule.block} codes")
     w = torch.empty(rows, columns, dtype=torch.float32, device=shard.local.device)
     fill(Shard(name_model_array(name), (height, width), w.dtype, (row, column), w))
     try:
         codes, scales = encode(w, rule.block)
     except ValueError as error:
-        raise UserError(f"{name} cannot be kept in 8 bits: {error}.", "Its codes would be no numbers.") from error
+        raise UserError(
+            f"{name} cannot be stored in 8 bits: {error}.", "NaN and infinity have no 8-bit codes."
+        ) from error
     if shard.local.dtype.is_floating_point and name == parse_parameter(shard.name):
         shard.local.copy_(decode(codes, scales))
     else:

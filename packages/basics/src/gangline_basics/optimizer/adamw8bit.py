@@ -192,9 +192,9 @@ def build_scales_layout(name: str, layout: Layout, block: int) -> Layout:
         inside = [at for bounds in division.bounds for at in bounds if at % block and at != width]
         if inside:
             raise UserError(
-                f"optimizer.block={block}: {name} is cut at {inside[0]} of {width}, inside a block.",
-                "The numbers of a block share a scale, so one rank has all of them.",
-                "A smaller optimizer.block, or another layout.",
+                f"optimizer.block={block}: the layout shards {name} at column {inside[0]} of {width}, inside a block.",
+                "The elements of a block share a scale, so a block must be on one rank.",
+                "Choose a smaller optimizer.block, or another layout.",
             )
         bounds = tuple(tuple(-(-at // block) for at in bounds) for bounds in division.bounds)
         divisions.append(replace(division, bounds=bounds))

@@ -105,7 +105,7 @@ PARTS = (
         name="adamw",
         config=Adamw,
         build="gangline_basics.optimizer.adamw:build",
-        summary="AdamW; weight decay on matrices alone",
+        summary="AdamW, with weight decay of matrices only",
         default=True,
         synonyms={
             "weight_decay": "wd",
@@ -119,16 +119,16 @@ PARTS = (
         name="adamw8bit",
         config=Adamw8bit,
         build="gangline_basics.optimizer.adamw8bit:build",
-        summary="AdamW with moments in 8 bits",
+        summary="AdamW with 8-bit moments",
         synonyms={"min_8bit_size": "fewest"},
     ),
     Part(
         name="lion",
         config=Lion,
         build="gangline_basics.optimizer.lion:build",
-        summary="Steps along the sign of the mean gradient",
-        layout_dependent="where a gradient is mere rounding, as a key's bias has it, so is the sign that a weight "
-        "moves by",
+        summary="Lion: updates by the sign of the mean gradient",
+        layout_dependent="if a gradient is only rounding error, as for the bias of a key, the sign of the update is "
+        "random",
     ),
     Part(
         name="muon",
@@ -143,7 +143,7 @@ PARTS = (
         build="gangline_basics.optimizer.soap:build",
         summary="SOAP for the matrices of the blocks, AdamW for the rest",
         synonyms={"precondition_frequency": "precondition_every", "max_precond_dim": "max_side"},
-        layout_dependent="each refresh of a basis amplifies rounding by up to 1 / damping: in float64 layouts agree "
-        "within 1e-10",
+        layout_dependent="each refresh of a basis amplifies rounding errors by up to 1 / damping: in float64, layouts "
+        "agree within 1e-10",
     ),
 )

@@ -56,7 +56,7 @@ def _find_unmatched(run: Run, option: str, patterns: Iterable[str]) -> list[Prob
         if any(matches(pattern, name) for name in names):
             continue
         tied = [owner for alias, owner in plan.tied if matches(pattern, alias)]
-        why = f"It is tied, and kept under {tied[0]}." if tied else suggest_near(pattern, paths)
-        fix = f"A pattern names a parameter or a module around it, * any one component, such as {', '.join(paths[:6])}."
-        problems.append(Problem(f"{option}: {pattern!r} is the name of no parameter that is trained.", why, fix))
+        why = f"The parameter is tied, and stored as {tied[0]}." if tied else suggest_near(pattern, paths)
+        fix = f"A pattern is a parameter or module path; * matches one component. Paths: {', '.join(paths[:6])}, ..."
+        problems.append(Problem(f"{option}: {pattern!r} matches no trained parameter.", why, fix))
     return problems

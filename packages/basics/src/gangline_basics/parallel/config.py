@@ -32,9 +32,9 @@ class Single(ParallelConfig):
         """Return {}, because one process has no axes. Raises UserError for more than one process."""
         if world != 1:
             raise UserError(
-                f"parallel=single is one process, and this job has {world}.",
-                "One process:  launch.processes=1",
-                "Several that share the batch:  parallel=ddp",
+                f"parallel=single supports one process, and this job has {world} processes.",
+                "To train on one process:  launch.processes=1",
+                "To split the batch over processes:  parallel=ddp",
             )
         return {}
 
@@ -54,9 +54,9 @@ class Single(ParallelConfig):
         fitting = [groups for groups in range(1, size + 1) if not size % (groups * micro)]
         return [
             Problem(
-                f"batch.global_size={size} does not divide into parallel.groups={self.groups} equal shares of "
-                f"microbatches of {micro}.",
-                "Each group adds up the gradients of its share, as one data rank would.",
+                f"batch.global_size={size} is not divisible by parallel.groups={self.groups} × "
+                f"batch.micro_size={micro}.",
+                "Each group sums the gradients of an equal share of the batch, like a data-parallel rank.",
                 suggest_nearest(run, ({"parallel.groups": groups} for groups in reversed(fitting))),
             )
         ]
@@ -90,13 +90,13 @@ PARTS = (
         config=Single,
         default=True,
         build="gangline_basics.parallel.single:build",
-        summary="One process: the reference that every other layout is tested against",
+        summary="One process: the reference for tests of all other layouts",
     ),
     Part(
         name="ddp",
         config=Ddp,
         build="gangline_basics.parallel.ddp:build",
-        summary="Each rank holds the whole model and a share of the batch; gradients are added while they appear",
+        summary="Data parallelism: complete model on every rank, gradients all-reduced during the backward pass",
         words={"dp data_parallel data_parallel_size ddp": "parallel=ddp launch.processes={n}"},
     ),
 )

@@ -83,7 +83,7 @@ class MeasuredNorm:
         elif (name := self._find_first_change()) is not None:
             if not self._is_local:
                 raise RuntimeError(
-                    f"The gradient of {name} was written after its norm was measured, so clip would use a stale norm. "
+                    f"The gradient of {name} was written after the norm was measured, so clip would use a stale norm. "
                     "Call Runtime.remeasure() on all ranks after writing to `.grad`, or write in Callback.before_clip."
                 )
             self.measure()

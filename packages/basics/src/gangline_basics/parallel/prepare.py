@@ -35,9 +35,9 @@ def refuse_own(module: nn.Module, path: str, name: str, default: object) -> None
     """Raise UserError if user code has replaced an attribute that a strategy sets."""
     if getattr(module, name) is not default:
         raise UserError(
-            f"{path}.{name} is a function of somebody's own.",
-            "The strategy puts another there, and this one would be thrown away.",
-            f"Compute it in the `forward` of the module, around `self.{name}`.",
+            f"{path}.{name} was replaced by a custom function.",
+            "The strategy sets the attribute itself, and would discard the custom function.",
+            f"Call the custom function in the `forward` of the module, around `self.{name}`.",
         )
 
 

@@ -19,11 +19,13 @@ def check_share(batches: Sequence[Batch], world: Comm, device: torch.device) -> 
     each = world.all_gather(own_counts).tolist()
     for rank, (count, rows) in zip(world.ranks, each, strict=True):
         if rows != 1:
-            raise ValueError(f"score takes one sample a microbatch, and rank {rank} passes one of {rows}")
+            raise ValueError(
+                f"score needs microbatches of one sample, and rank {rank} passed a microbatch of {rows} samples"
+            )
         if count != each[0][0]:
             raise ValueError(
-                f"score takes as many samples from each rank: rank {world.ranks[0]} passes {each[0][0]}, "
-                f"rank {rank} {count}. Fill a share up with samples whose loss_mask is empty"
+                f"score needs the same number of samples on each rank: rank {world.ranks[0]} passed {each[0][0]}, "
+                f"and rank {rank} passed {count}. Fill up the smaller share with samples whose loss_mask is empty"
             )
 
 

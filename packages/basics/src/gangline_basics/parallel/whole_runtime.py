@@ -71,7 +71,7 @@ class WholeRuntime(Runtime):
     def step(self, microbatches: Sequence[Batch]) -> StepResult:
         """Run a step (`Runtime.step`). Raises ValueError if microbatches do not divide into `parallel.groups`."""
         if len(microbatches) % self.groups:
-            raise ValueError(f"{len(microbatches)} microbatches do not divide into {self.groups} groups")
+            raise ValueError(f"{len(microbatches)} microbatches are not divisible by parallel.groups={self.groups}")
         self._norm.discard()
         self.storage.refresh()
         self.storage.clear_gradients()

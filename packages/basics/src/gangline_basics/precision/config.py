@@ -58,7 +58,7 @@ class Fp16(PrecisionConfig):
     def check(self, run: Run) -> list[Problem]:
         if self.initial_scale >= self.min_scale:
             return []
-        what = f"precision.initial_scale={self.initial_scale} is less than precision.min_scale={self.min_scale}."
+        what = f"precision.initial_scale={self.initial_scale} must be at least precision.min_scale={self.min_scale}."
         return [Problem(what, "", f"precision.min_scale={self.initial_scale}")]
 
 
@@ -67,14 +67,14 @@ PARTS = (
         name="fp32",
         config=Fp32,
         build="gangline_basics.precision.plain:build_fp32",
-        summary="Everything in float32",
+        summary="Compute, weights and optimizer state in float32",
         default=True,
     ),
     Part(
         name="fp64",
         config=Fp64,
         build="gangline_basics.precision.plain:build_fp64",
-        summary="Everything in float64, for tests",
+        summary="Compute, weights and optimizer state in float64, for tests",
     ),
     Part(
         name="bf16",
@@ -87,7 +87,7 @@ PARTS = (
         config=Fp16,
         build="gangline_basics.precision.fp16:build",
         summary="Compute in float16 with dynamic loss scaling, float32 master weights and optimizer state",
-        layout_dependent="which steps overflow, and are skipped, depends on how many tokens are added up in float16 "
-        "at a time: on the size of a microbatch and on the layout",
+        layout_dependent="sums over tokens are in float16, so overflows and skipped steps depend on microbatch size "
+        "and layout",
     ),
 )

@@ -19,13 +19,19 @@ STYLES = {"running": "green", "failed": "red", "killed": "red", "damaged": "red"
 def main(argv: Sequence[str]) -> int:
     """Print the table, or one JSON object per line."""
     parser = argparse.ArgumentParser(
-        prog="gangline runs", description="The runs in a folder: where each stands, and what was last said of it."
+        prog="gangline runs",
+        description="List the runs in a directory, with the state, step, loss and last message of each run.",
     )
-    parser.add_argument("folder", nargs="?", default="runs", help="holds run directories, or is one; default: runs")
     parser.add_argument(
-        "--state", action="append", choices=STATES, default=[], help="only runs in this state; may come several times"
+        "folder",
+        nargs="?",
+        default="runs",
+        help="directory that contains run directories, or one run directory (default: runs)",
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object a line, for scripts")
+    parser.add_argument(
+        "--state", action="append", choices=STATES, default=[], help="list only runs in this state; may be repeated"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object per line for each run, for scripts")
     options = parser.parse_args(list(argv))
     runs = [run for run in read_summaries(options.folder) if not options.state or run.state in options.state]
     for run in runs:
@@ -36,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
             print(json.dumps(to_plain(asdict(run)), allow_nan=False))
         return 0
     if not runs:
-        print(f"There are no such runs in {options.folder}.")
+        print(f"No matching runs in {options.folder}.")
         return 0
     _print(runs, Path(options.folder))
     return 0
@@ -54,7 +60,7 @@ def _print(found: list[RunSummary], folder: Path) -> None:
     for column in ("step", "loss", "tokens/s"):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("state", no_wrap=True)
-    table.add_column("last words", overflow="ellipsis", no_wrap=True)
+    table.add_column("last message", overflow="ellipsis", no_wrap=True)
     for run in found:
         place = Path(run.directory)
         path = place.relative_to(folder) if place != folder else place

@@ -33,13 +33,15 @@ def main(argv: Sequence[str]) -> int:
     """
     parser = argparse.ArgumentParser(
         prog="gangline compare",
-        description="What differs between runs, and their curves side by side; or one run's curve.",
+        description="Compare the options and curves of runs, or print the curve of one run.",
     )
     parser.add_argument("runs", nargs="+", metavar="RUN_DIR", help="run directories")
-    parser.add_argument("--metric", help="which number of metrics.jsonl; default: loss")
-    parser.add_argument("--over", choices=("step", "tokens", "hours"), default="step", help="along what; default: step")
-    parser.add_argument("--picture", metavar="FILE", help="also write the curves as FILE.svg or FILE.png")
-    parser.add_argument("--json", action="store_true", help="one JSON object, for scripts")
+    parser.add_argument("--metric", help="metric of metrics.jsonl (default: loss)")
+    parser.add_argument(
+        "--over", choices=("step", "tokens", "hours"), default="step", help="x axis of the curves (default: step)"
+    )
+    parser.add_argument("--picture", metavar="FILE", help="also write a figure of the curves to FILE.svg or FILE.png")
+    parser.add_argument("--json", action="store_true", help="print one JSON object, for scripts")
     options = parser.parse_args(list(argv))
     alone, metric = len(options.runs) == 1, options.metric or "loss"
     names = _shorten(options.runs)
@@ -75,7 +77,7 @@ def draw_picture(names: Sequence[str], curves: Sequence[Curve], metric: str, ove
     """Return a figure with all curves in one plot."""
     labels = [textwrap.fill(name, 30) for name in names]
     finite = any(math.isfinite(value) for points in curves for _, value in points)
-    about = "" if finite else "No run has a step yet."
+    about = "" if finite else "The runs have no steps yet."
     high = max(3.5, 0.19 * sum(len(label.splitlines()) for label in labels) + 0.2)  # inches, so that the legend fits
     figure, (axes,) = make_subplots(f"{metric} of {', '.join(names)}", about, [high])
     for label, points in zip(labels, curves, strict=True):
@@ -90,7 +92,7 @@ def _print_differences(names: Sequence[str], different: dict[str, list[Any]]) ->
     from rich.text import Text
 
     if not different:
-        print("Their configurations are the same.")
+        print("The configurations of the runs are equal.")
         return
     table = _make_table("option", names)
     for key, row in different.items():
@@ -106,7 +108,7 @@ def _print_differences(names: Sequence[str], different: dict[str, list[Any]]) ->
 def _print_curves(names: Sequence[str], curves: Sequence[Curve], metric: str, over: str) -> None:
     places = sorted({x for each in curves for x, _ in each})
     if not places:
-        print("\nNo run has a step yet.")
+        print("\nThe runs have no steps yet.")
         return
     last = len(places) - 1
     rows = [places[round(i * last / (ROWS - 1))] for i in range(ROWS)]
@@ -114,7 +116,7 @@ def _print_curves(names: Sequence[str], curves: Sequence[Curve], metric: str, ov
     for place in dict.fromkeys(rows):
         table.add_row(f"{place:.6g}", *(_format_at(each, place) for each in curves))
     table.add_row("best", *(_format_best(each) for each in curves))
-    table.add_row("median of the last tenth", *(_format_late(each) for each in curves))
+    table.add_row("median of the last 10 %", *(_format_late(each) for each in curves))
     print(f"\n{metric}")
     open_console().print(table)
 

@@ -36,10 +36,12 @@ def read_curve(run_dir: str | Path, metric: str, over: str) -> Curve:
                 along = {"step": float(record.step), "tokens": float(tokens), "hours": (record.time - began) / 3600}
                 curve.append((along[over], float(value)))
     if records and not curve:
-        more = f"There are: {', '.join(sorted(names))}."
+        more = f"Metrics of the run: {', '.join(sorted(names))}."
         if metric in lists:
-            raise UserError(f"{metric} is a list of numbers in every step of {run_dir}, and no curve.", more)
-        raise UserError(f"no step of {run_dir} has the number {metric!r}.", suggest_near(metric, sorted(names)), more)
+            raise UserError(f"{metric} is a list of numbers in every step of {run_dir}, which is not a curve.", more)
+        raise UserError(
+            f"the metric {metric!r} is missing in all steps of {run_dir}.", suggest_near(metric, sorted(names)), more
+        )
     return curve
 
 
@@ -59,7 +61,7 @@ def _read_records(path: Path) -> list[StepRecord]:
         why = str(error).replace("StepRecord.__init__()", "a line")
         raise UserError(f"{path} was written by another version of gangline.", f"{why}.") from error
     if notes and not records:
-        raise UserError(f"{path} is damaged.", "No line of it holds the record of a step.")
+        raise UserError(f"{path} is damaged.", "The file contains no valid step record.")
     for note in notes:
         make_notes("gangline compare")(note)
     return records

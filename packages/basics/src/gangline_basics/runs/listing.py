@@ -58,7 +58,9 @@ def read_summaries(folder: str | Path) -> list[RunSummary]:
     """
     place = Path(folder)
     if not place.is_dir():
-        raise UserError(f"there is no folder {folder}.", "Runs lie in runs/, unless run.dir says otherwise.")
+        raise UserError(
+            f"the directory {folder} does not exist.", "Run directories are in runs/, unless run.dir is set."
+        )
     try:
         directories = [place] if _is_run(place) else list(_iterate_runs(place, depth=2))
     except OSError as error:
@@ -109,7 +111,7 @@ def _state(directory: Path, record: dict[str, Any], told: list[dict[str, Any]], 
         return "new", ""
     if told[-1].get("host") != os.uname().nodename:
         return ("running" if time.time() - written < SILENT_SECONDS else "silent"), words
-    return "killed", words or "it has no end"
+    return "killed", words or "no ending was recorded"
 
 
 def _is_run(directory: Path) -> bool:

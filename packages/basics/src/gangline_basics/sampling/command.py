@@ -14,7 +14,7 @@ from gangline_basics.checkpoint.weights import add_weights
 
 def main(argv: Sequence[str]) -> int:
     """Print each prompt and the generated text. Raises UserError for arguments that do not fit together."""
-    parser = argparse.ArgumentParser(prog="gangline sample", description="Write text with the model of a run.")
+    parser = argparse.ArgumentParser(prog="gangline sample", description="Generate text with the model of a run.")
     _add_arguments(parser)
     options = parser.parse_args(list(argv))
 
@@ -32,10 +32,12 @@ def main(argv: Sequence[str]) -> int:
         elif isinstance(prompt, str):
             texts.append(prompt)
         else:
-            raise UserError(f"prompt {number} is a conversation.", "A chat template makes a text of it.", "--chat")
+            raise UserError(
+                f"prompt {number} is a conversation.", "Without --chat, each prompt must be a text.", "--chat"
+            )
     for what in sampler.recomputed[:1]:
         print(
-            f"gangline sample: {what} does not say how it takes one more token, so all are computed again.",
+            f"gangline sample: {what} does not support a KV cache, so all tokens are recomputed for each new token.",
             file=sys.stderr,
         )
     completions = sampler.write(
@@ -59,24 +61,27 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run_dir", metavar="RUN_DIR", help="the run's directory")
-    parser.add_argument("--prompt", action="append", default=[], help="what a text begins with; give it several times")
+    parser.add_argument("run_dir", metavar="RUN_DIR", help="run directory")
+    parser.add_argument("--prompt", action="append", default=[], help="beginning of a generated text; may be repeated")
     parser.add_argument(
         "--prompts",
         metavar="FILE",
-        help='a prompt a line; of a .jsonl "...", {"prompt": "..."} or {"messages": [{"role", "content"}, ...]} a line',
+        help='file of prompts, one per line; .jsonl: "...", {"prompt": ...}, {"messages": [{"role", "content"}, ...]}',
     )
     parser.add_argument(
-        "--chat", action="store_true", help="a prompt is what a user says: put it in the tokenizer's chat template"
+        "--chat", action="store_true", help="render each prompt as a user message by the tokenizer's chat template"
     )
-    usual = "how many to write at most (200, or what batch.sequence_length has room for)"
+    usual = "maximum number of new tokens (default: 200, reduced to fit batch.sequence_length)"
     parser.add_argument("--tokens", type=_require_least(0, int), help=usual)
     parser.add_argument(
-        "--temperature", type=_require_least(0.0, float), default=0.8, help="0: the likeliest (%(default)s)"
+        "--temperature",
+        type=_require_least(0.0, float),
+        default=0.8,
+        help="sampling temperature; 0: the likeliest token (default: %(default)s)",
     )
-    parser.add_argument("--top-k", type=_require_least(1, int), help="draw from this many of the likeliest")
+    parser.add_argument("--top-k", type=_require_least(1, int), help="number of likeliest tokens to sample from")
     parser.add_argument(
-        "--top-p", type=_share, metavar="P", help="draw from the likeliest that together have this probability"
+        "--top-p", type=_share, metavar="P", help="total probability of the likeliest tokens to sample from"
     )
     parser.add_argument(
         "--stop",
@@ -84,13 +89,17 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="TEXT",
-        help="a text ends before this; give it several times",
+        help="stop string, before which a text ends; may be repeated",
     )
-    parser.add_argument("--seed", type=int, default=0, help="another seed writes another text (%(default)s)")
-    parser.add_argument("--json", action="store_true", help="a line of JSON for each prompt: prompt, text, tokens, why")
-    parser.add_argument("--checkpoint", metavar="ID", help="such as step-00000100; by default the newest")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of the random numbers for sampling (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print a line of JSON for each prompt: prompt, text, tokens, why"
+    )
+    parser.add_argument("--checkpoint", metavar="ID", help="checkpoint id, such as step-00000100 (default: the newest)")
     add_weights(parser)
-    parser.add_argument("--device", help="by default a GPU where there is one")
+    parser.add_argument("--device", help="device of the model (default: a GPU if available)")
 
 
 def _require_least(least: float, kind: type):
@@ -106,7 +115,7 @@ def _require_least(least: float, kind: type):
 
 def _parse_word(text: str) -> str:
     if not text:
-        raise argparse.ArgumentTypeError("the empty text is before every token")
+        raise argparse.ArgumentTypeError("a stop string must not be empty")
     return text
 
 

@@ -20,16 +20,16 @@ def draw(logits_BV: Tensor, sampling: Sampling, numbers_B: Tensor, step: int) ->
     """
     logits_BV = logits_BV.detach().cpu()
     if logits_BV.amax(-1).isnan().any():
-        raise UserError("the model's logits are not numbers.", "Its weights, or what it computes, are not finite.")
+        raise UserError("the logits of the model contain NaN.", "Weights or activations of the model are not finite.")
     if sampling.temperature == 0:
         return logits_BV.numpy().argmax(-1).tolist()  # ten times as fast as torch's on a CPU
     logits_BV = logits_BV.double()
     p_BV = _compute_probabilities(logits_BV / sampling.temperature, sampling)
     if p_BV.isnan().any():  # an infinite logit, or one that a small temperature makes infinite
         raise UserError(
-            f"the probabilities at temperature {sampling.temperature:g} are not numbers.",
-            "A logit is infinite, or becomes so when it is divided by the temperature.",
-            "A temperature of 0 takes the likeliest token.",
+            f"the token probabilities at temperature {sampling.temperature:g} contain NaN.",
+            "A logit is infinite, or becomes infinite if divided by the temperature.",
+            "Temperature 0 selects the likeliest token.",
         )
     up_to_BV = p_BV.cumsum(-1)
     place_B1 = draw_uniforms(sampling.seed, step, numbers_B, "token").double()[:, None] * up_to_BV[:, -1:]

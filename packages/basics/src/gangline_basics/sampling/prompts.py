@@ -30,7 +30,9 @@ def read_prompts(path: str | Path) -> list[Prompt]:
         _parse_prompt(line, f"{path}:{n}") if of_json else line for n, line in enumerate(lines, 1) if line.strip()
     ]
     if not prompts:
-        raise UserError(f"--prompts {path} has no prompt in it.", "A prompt is a line, of a .jsonl a line of JSON.")
+        raise UserError(
+            f"--prompts {path} contains no prompts.", "Each line is a prompt; in a .jsonl, each line is JSON."
+        )
     return prompts
 
 
@@ -38,12 +40,14 @@ def _parse_prompt(line: str, where: str) -> Prompt:
     try:
         value = json.loads(line)
     except ValueError as error:
-        raise UserError(f"{where} is no JSON.", str(error)) from error
+        raise UserError(f"{where} is not JSON.", str(error)) from error
     if isinstance(value, dict) and "messages" in value:
         return parse_messages(value["messages"], where)
     text = value.get("prompt") if isinstance(value, dict) else value
     if not isinstance(text, str):
-        raise UserError(f"{where} is no prompt: {line:.60}", 'Write "...", {"prompt": "..."} or {"messages": [...]}.')
+        raise UserError(
+            f"{where} is not a prompt: {line:.60}", 'Write "...", {"prompt": "..."} or {"messages": [...]}.'
+        )
     return text
 
 
@@ -52,11 +56,11 @@ def check_lengths(prompts: Sequence[Sequence[int]], tokens: int, context: int) -
     for number, prompt in enumerate(prompts, 1):
         which = f"prompt {number}" if len(prompts) > 1 else "the prompt"
         if not prompt:
-            raise UserError(f"{which} has no token.", "There is nothing to go on from.")
+            raise UserError(f"{which} has no tokens.", "A model needs at least one token to continue.")
         if len(prompt) + tokens > context:
             rest = context - len(prompt)
             raise UserError(
-                f"{which} has {len(prompt)} tokens, and with {tokens} more that is beyond the context of {context}.",
-                "The model was trained on rows of batch.sequence_length tokens, and knows no positions behind them.",
-                f"Take {rest} tokens at most." if rest > 0 else "Take a shorter prompt.",
+                f"{which} of {len(prompt)} tokens and {tokens} new tokens exceed the context of {context} tokens.",
+                "The model was trained on sequences of batch.sequence_length tokens, not on later positions.",
+                f"Generate at most {rest} tokens." if rest > 0 else "Use a shorter prompt.",
             )

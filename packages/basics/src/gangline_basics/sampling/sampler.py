@@ -83,7 +83,7 @@ class Writer(ABC):
         """Chat template of the run's data, else the tokenizer's own. Raises UserError if there is none."""
         template = self.run.data.build_chat_template(self.run)
         if template is None and not isinstance(self.codec, TextCodec):
-            raise UserError("nobody knows the tokenizer of this run's data, and so no chat template.")
+            raise UserError("the data source of this run has no known tokenizer, so its chat template is unknown.")
         return template or read_template(self.codec.path if isinstance(self.codec, TokenizerCodec) else None)
 
     def render_chat(self, messages: Sequence[dict[str, Any]]) -> str:
@@ -216,7 +216,7 @@ def _choose_device(name: str | torch.device | None) -> torch.device:
         except (RuntimeError, AssertionError) as error:  # torch raises either
             failure = error
     choices = ["cpu"] + [f"cuda:{number}" for number in range(torch.cuda.device_count())]
-    raise UserError(f"device {name} is not here.", f"Devices: {', '.join(choices)}.") from failure
+    raise UserError(f"device {name} is not available.", f"Available devices: {', '.join(choices)}.") from failure
 
 
 @torch.no_grad()
@@ -252,14 +252,14 @@ def generate(
 def _choose(kept: Checkpointer, run: Run, wanted: str | None) -> CheckpointId:
     ids = kept.list()
     if not ids:
-        why = "A run saves at its end, and before that as checkpoint.every says." if kept.keeps else "checkpoint=off."
+        why = "A run saves every checkpoint.every steps, and at its end." if kept.keeps else "checkpoint=off."
         raise UserError(f"{run.job.dir} has no checkpoint to sample from.", why)
     if wanted is None:
         return kept.find_latest() or ids[-1]
     checkpoint_id = CheckpointId.parse(wanted)
     if checkpoint_id not in ids:
         raise UserError(
-            f"{run.job.dir} has no checkpoint {wanted}.",
-            f"It has {', '.join(map(str, ids))}; without --checkpoint the newest.",
+            f"checkpoint {wanted} does not exist in {run.job.dir}.",
+            f"Existing checkpoints: {', '.join(map(str, ids))}. Without --checkpoint, the newest is used.",
         )
     return checkpoint_id

@@ -16,6 +16,6 @@ def show_sample(run_dir: str, tokens: int) -> None:
     except UserError:
         return
     except Exception as error:  # the run has finished, so no failure of the sample may raise
-        print(f"train: no sample: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        print(f"train: generating a sample text failed: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         return
     print(f"\n{text.text}\n\nmore: gangline sample {shlex.quote(str(run_dir))} --prompt 'def '", flush=True)

@@ -29,13 +29,13 @@ def encode(codec: Codec, prompt: str | Sequence[int], run: Run, bos: bool = True
     """
     tokens = _encode_text(codec, prompt, bos) if isinstance(prompt, str) else list(prompt)
     if tokens is None:
-        raise UserError("the data of this run is not text, so there is nothing to sample.")
+        raise UserError("the data of this run is not text, so the model cannot generate text.")
     if not tokens:
-        raise UserError(f"the prompt {prompt!r} has no token in this run's vocabulary.", "Try another --prompt.")
+        raise UserError(f"the prompt {prompt!r} has no tokens in the vocabulary of this run.", "Try another --prompt.")
     size = run.model.vocab_size
     if unknown := [token for token in tokens if not 0 <= token < size]:
         raise UserError(
-            f"the prompt {prompt!r} has token {unknown[0]}, and the model knows {size}, from 0 on.",
+            f"the prompt {prompt!r} has token {unknown[0]}, but the vocabulary of the model has {size} tokens.",
             "data.tokenizer may have changed since the run.",
         )
     return tokens

@@ -20,7 +20,7 @@ class Constant(ScheduleConfig):
 
     def check(self, run: Run) -> list[Problem]:
         if self.count_warmup_steps(run) > run.steps:
-            what = f"schedule.warmup_steps={self.warmup_steps} is more than run.steps={run.steps}."
+            what = f"schedule.warmup_steps={self.warmup_steps} exceeds run.steps={run.steps}."
             return [
                 Problem(
                     what,
@@ -56,9 +56,9 @@ class Wsd(Constant):
         if self.count_decay_steps(run) > max(0, run.steps - self.count_warmup_steps(run)):
             problems.append(
                 Problem(
-                    f"schedule.decay_steps={self.decay_steps} does not fit into the run.",
-                    f"run.steps={run.steps} less {self.count_warmup_steps(run)} steps of warm-up leaves "
-                    f"{run.steps - self.count_warmup_steps(run)}.",
+                    f"schedule.decay_steps={self.decay_steps} does not fit into run.steps={run.steps}.",
+                    f"After {self.count_warmup_steps(run)} steps of warm-up, "
+                    f"{run.steps - self.count_warmup_steps(run)} steps are left.",
                     f"schedule.decay_steps={max(0, run.steps - self.count_warmup_steps(run))}",
                 )
             )
@@ -70,13 +70,13 @@ PARTS = (
         name="constant",
         config=Constant,
         build="gangline_basics.schedule.shapes:build_constant",
-        summary="Warm up, then stay",
+        summary="Warm-up, then a constant learning rate",
     ),
     Part(
         name="cosine",
         config=Cosine,
         build="gangline_basics.schedule.shapes:build_cosine",
-        summary="Warm up, then fall along half a cosine to the end of the run",
+        summary="Warm-up, then a cosine decay to the end of the run",
         default=True,
         synonyms={"final": "min_lr final_lr end_lr min_lr_ratio"},
     ),
@@ -84,6 +84,6 @@ PARTS = (
         name="wsd",
         config=Wsd,
         build="gangline_basics.schedule.shapes:build_wsd",
-        summary="Warm up, stay, then fall in a straight line over the last steps",
+        summary="Warm-up, constant learning rate, then a linear decay over the last steps",
     ),
 )

@@ -47,7 +47,7 @@ PARTS = (
         config=Console,
         build="gangline_basics.track.console:build",
         default=True,
-        summary="a progress line with the time left on a terminal, plain lines elsewhere",
+        summary="progress line with the remaining time on a terminal, plain lines elsewhere",
     ),
     Part(
         name="jsonl",
@@ -55,7 +55,7 @@ PARTS = (
         build="gangline_basics.track.jsonl:build",
         capabilities={"figure": "gangline_basics.runs.run_figure:draw_at_end"},
         default=True,
-        summary="metrics.jsonl: a record a step, floats in full precision",
+        summary="metrics.jsonl: one record per step, floats in full precision",
     ),
     Part(
         name="tensorboard",

@@ -78,8 +78,8 @@ class ConsoleTracker(Tracker):
     def format_line(self, record: StepRecord) -> str:
         """Return the log line of a step."""
         width, seconds_left = len(str(self.final)), self.estimate_seconds_left(record)
-        again = ", for the last save failed" if record.failed_save else ""
-        # (number, text) in the order of the line; of a line that is too long, the highest numbers are dropped first.
+        again = ", because the last save failed" if record.failed_save else ""
+        # (number, text) in the order of the line; if the line is too long, high numbers are dropped first.
         parts = [
             (0, f"step {record.step:>{width}}/{self.final}"),
             (0, f"loss {record.loss:.4f}"),
@@ -124,7 +124,10 @@ class ConsoleTracker(Tracker):
 
 
 def fit_parts(parts: Sequence[tuple[int, str]], columns: int) -> str:
-    """Return the parts (number, text) that fit on a line, in order; low numbers come first, 0 always, "" never."""
+    """Return the parts (number, text) that fit on a line, in order.
+
+    Parts with low numbers take precedence. Parts with number 0 are never dropped, empty texts always.
+    """
     places: list[int] = []
     room = columns + 2
     for number, place in sorted((number, place) for place, (number, text) in enumerate(parts) if text):
