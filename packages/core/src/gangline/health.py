@@ -99,9 +99,11 @@ class Response:
 
     def __post_init__(self) -> None:
         if self.skip is not None and self.skip < 0:
-            raise ValueError(f"an order cannot pass over {self.skip} samples")
+            raise ValueError(f"an order cannot skip {self.skip} samples: the number must be at least 0")
         if not (self.rate >= 0 and math.isfinite(self.rate)):
-            raise ValueError(f"an order cannot multiply the learning rate by {self.rate}")
+            raise ValueError(
+                f"an order cannot multiply the learning rate by {self.rate}: the factor must be finite and at least 0"
+            )
 
     @classmethod
     def of(cls, content: dict[str, Any]) -> Response:

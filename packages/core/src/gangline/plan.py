@@ -89,10 +89,12 @@ class ShardRule:
 
     def __post_init__(self) -> None:
         if self.dim < 0 or self.unit < 1:
-            raise ValueError(f"the cut of {self.pattern}: dim={self.dim} counts from 0, unit={self.unit} from 1")
+            raise ValueError(
+                f"shard rule of {self.pattern}: dim={self.dim} must be at least 0, unit={self.unit} at least 1"
+            )
         if self.axis == EVERY_AXIS and self.dim != NO_DIM:
             raise ValueError(
-                f"the cut of {self.pattern}: one dim cannot be cut by every axis; ShardRule.whole cuts none"
+                f"shard rule of {self.pattern}: every axis cannot shard one dim; ShardRule.whole shards no dim"
             )
 
     @classmethod
@@ -140,7 +142,7 @@ class Fold:
         together = mesh.size(*axes)
         if together > 1 and together % self.size:
             raise ValueError(
-                f"{self.name}={self.size} must divide the {together} ranks along {' x '.join(axes)}, its axes"
+                f"{self.name}={self.size} must divide the {together} ranks along its axes {' x '.join(axes)}"
             )
         return mesh.index(mesh.coordinate(rank), axes), together
 
@@ -214,7 +216,10 @@ class LowBit:
 
     def __post_init__(self) -> None:
         if {self.dtype == "int8", self.block > 0, bool(self.codes)} == {True, False}:
-            raise ValueError(f"{self.pattern} is stored in {self.dtype}, in blocks of {self.block}, by {self.codes!r}")
+            raise ValueError(
+                f"low-bit rule of {self.pattern}: dtype={self.dtype}, block={self.block}, codes={self.codes!r}; "
+                "int8 needs both block and codes, bfloat16 neither"
+            )
 
 
 @dataclass(frozen=True)

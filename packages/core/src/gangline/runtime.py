@@ -138,9 +138,9 @@ class Sampling:
         if self.tokens < 0 or not 0 <= self.temperature < math.inf:
             raise ValueError(f"tokens={self.tokens} and temperature={self.temperature} must be finite and not negative")
         if self.top_k is not None and self.top_k < 1:
-            raise ValueError(f"top_k={self.top_k} is no number of tokens to draw from")
+            raise ValueError(f"top_k={self.top_k} must be at least 1")
         if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p={self.top_p} is not in (0, 1]")
+            raise ValueError(f"top_p={self.top_p} must be in (0, 1]")
 
 
 @dataclass(frozen=True)
@@ -204,9 +204,9 @@ class Runtime(ABC):
         from gangline.errors import UserError
 
         raise UserError(
-            f"{type(self).__name__} does not write text during a run.",
-            "Its strategy has no `generate`.",
-            "gangline sample RUN_DIR writes with the checkpoints of any run.",
+            f"{type(self).__name__} cannot generate text during a run.",
+            "The parallel strategy of this run does not implement `generate`.",
+            "To generate text from a checkpoint of any run:  gangline sample RUN_DIR",
         )
 
     @abstractmethod

@@ -45,7 +45,7 @@ class Option:
         alternatives = (
             [] if all(word in self.comment for word in self.choices) else [f"one of {', '.join(self.choices)}"]
         )
-        alone = "a value that runs code is set on the command line alone" if runs_code(self.stated) else ""
+        alone = "only the command line can set a value that runs code" if runs_code(self.stated) else ""
         ranges = "; ".join(filter(None, [*alternatives, "" if self.choices else format_range(self.stated), alone]))
         return f"{self.comment} ({ranges})" if self.comment and ranges else self.comment or ranges
 
@@ -60,9 +60,9 @@ def resolve_hints(cls: type) -> dict[str, Any]:
         fits = (name for name, hint in hints.items() if str(getattr(error, "name", "")) in str(hint))
         module, option = cls.__module__, next(fits, "")
         raise UserError(
-            f"the option {option} of {module}.{cls.__qualname__} has a type that cannot be read: {error}.",
+            f"the type of the option {option} of {module}.{cls.__qualname__} cannot be resolved: {error}.",
             "The type of an option must be importable at run time, not only under TYPE_CHECKING.",
-            f"It comes with the package {module.partition('.')[0]}: upgrade it, or choose another part.",
+            f"Upgrade the package {module.partition('.')[0]}, which defines the option, or choose another part.",
         ) from error
 
 

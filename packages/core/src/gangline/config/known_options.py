@@ -100,7 +100,7 @@ class KnownOptions:
                 or suggest_near(head, [*groups, *SECTIONS])
             )
             return UserError(what, guess, listing)
-        what = f"there is no group {path}, and no option."
+        what = f"there is no group and no option {path}."
         if lines := explain_foreign(path, _list_parts("track")):
             return UserError(what, *lines)
         return UserError(what, *(self.suggest(path, text) or [suggest_near(path, [*groups, *LAYERS])]), listing)
@@ -131,7 +131,11 @@ class KnownOptions:
 
     def _explain_within(self, place: str, path: str, text: str) -> list[str]:
         own = [option_path for option_path in self.options if option_path.startswith(place + ".")]
-        listing = f"Options: {', '.join(name.removeprefix(place + '.') for name in own)}." if own else "It has none."
+        listing = (
+            f"Options: {', '.join(name.removeprefix(place + '.') for name in own)}."
+            if own
+            else f"{place} has no options."
+        )
         offer = self._offers.get(place)
         last = path.removeprefix(place + ".")
         close = suggest_near(last, (name.removeprefix(place + ".") for name in own), 0.7)
@@ -146,7 +150,7 @@ class KnownOptions:
                 if last in get_defaults(other.part.config)
             ]
             if others:
-                lines.append(f"{offer.group}={offer.part.name} has none; these have: {', '.join(sorted(others))}.")
+                lines.append(f"Parts of {offer.group} that have the option {last}: {', '.join(sorted(others))}.")
         return [*lines, listing]
 
 
