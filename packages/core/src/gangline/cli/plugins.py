@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _print(found: Installed, groups: list[str]) -> None:
-    _print_rows([("group", "name", "description", "from", "version"), *_iterate_rows(found, groups)])
+    _print_rows([("group", "name", "what it does", "from", "version"), *_iterate_rows(found, groups)])
     every = [offer for group in groups for offer in found.get_offers(group).values() if not offer.viewed]
     if offers := [offer for offer in every if offer.part.layout_dependent]:
         print("\nParts whose results depend on the layout")

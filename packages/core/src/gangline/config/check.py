@@ -179,7 +179,7 @@ def _check_needs(run: Run) -> Iterator[Problem]:
                 word = f"{group}=[{','.join([*there, name])}]" if group in LISTS else need
                 yield Problem(
                     f"{own}={part.name} needs {need}.",
-                    f"The two parts implement one method together, and this run has {group}={', '.join(there) or 'off'}.",
+                    f"The two parts implement one method, and this run has {group}={', '.join(there) or 'off'}.",
                     "\n".join(f"{problem.what}\n{problem.why}" for problem in absent)
                     or f"To add the missing part:  {word}",
                 )

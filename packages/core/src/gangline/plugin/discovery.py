@@ -266,7 +266,7 @@ def _fill_views(found: Found) -> None:
             first = views.setdefault(place, (group, source))
             if first[0] != group:
                 what = f"two parts fill {place} from different groups: {first[1]} {first[0]}, {source} {group}."
-                fix = f"Rename the field in one of the parts, uninstall one package, or set {VARIABLE} to the plugins you want."
+                fix = f"Rename one of the fields, uninstall one package, or set {VARIABLE} to the plugins you want."
                 found.clashes.append((what, fix))
             place_offers = found.offers.setdefault(place, {})
             for name, other in found.offers.get(group, {}).items():
