@@ -156,9 +156,7 @@ class CheckedReduction(GradientReduction):
         def check(total: torch.Tensor) -> torch.Tensor:
             signature = tuple(getattr(total, "shape", ())), getattr(total, "dtype", type(total))
             if signature != ((size,), bucket.flat.dtype):
-                raise TypeError(
-                    f"{self.name} returned a sum of shape and dtype {signature}; expected {(size,), bucket.flat.dtype}"
-                )
+                raise TypeError(f"{self.name} returned a sum {signature}, expected {(size,), bucket.flat.dtype}")
             return total
 
         if not hasattr(pending, "wait"):

@@ -89,9 +89,7 @@ class ShardRule:
 
     def __post_init__(self) -> None:
         if self.dim < 0 or self.unit < 1:
-            raise ValueError(
-                f"shard rule of {self.pattern}: dim={self.dim} must be at least 0, unit={self.unit} at least 1"
-            )
+            raise ValueError(f"shard rule of {self.pattern}: dim={self.dim} must be >= 0, unit={self.unit} >= 1")
         if self.axis == EVERY_AXIS and self.dim != NO_DIM:
             raise ValueError(
                 f"shard rule of {self.pattern}: every axis cannot shard one dim; ShardRule.whole shards no dim"
@@ -216,10 +214,8 @@ class LowBit:
 
     def __post_init__(self) -> None:
         if {self.dtype == "int8", self.block > 0, bool(self.codes)} == {True, False}:
-            raise ValueError(
-                f"low-bit rule of {self.pattern}: dtype={self.dtype}, block={self.block}, codes={self.codes!r}; "
-                "int8 needs both block and codes, bfloat16 neither"
-            )
+            what = f"low-bit rule of {self.pattern}: {self.dtype} with block={self.block}, codes={self.codes!r}"
+            raise ValueError(f"{what}; int8 needs both, bfloat16 neither")
 
 
 @dataclass(frozen=True)

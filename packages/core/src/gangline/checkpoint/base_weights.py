@@ -148,17 +148,12 @@ class BaseWeights:
 def _refuse_silent(missing: Iterable[str], record: Record, checkpoint: str) -> None:
     if not record:
         names = ", ".join(map(parse_parameter, sorted(missing)[:3]))
-        raise UserError(
-            f"{checkpoint} lacks the frozen weights {names}.",
-            "The checkpoint has no record of weights that it leaves out.",
-        )
+        raise UserError(f"{checkpoint} lacks frozen weights: {names}.", "The document does not record the reason.")
 
 
 def _explain_unreadable(record: Record, checkpoint: str) -> tuple[str, str]:
     """Return (first line, last line) of the error for base weights of a checkpoint that cannot be recreated."""
-    return f"{checkpoint} has only trained weights, and its frozen base weights cannot be recreated", _format_origin(
-        record
-    )
+    return f"{checkpoint} has no frozen base weights, which cannot be recreated", _format_origin(record)
 
 
 def _refuse_other(now: str, record: Record, checkpoint: str) -> None:
@@ -172,8 +167,4 @@ def _refuse_other(now: str, record: Record, checkpoint: str) -> None:
 
 
 def _format_origin(record: Record) -> str:
-    return (
-        f"The base weights came from {record['from']}."
-        if record.get("from")
-        else "The base weights were drawn by the run's seed."
-    )
+    return f"Source of its weights: {record['from']}." if record.get("from") else "Source of its weights: run.seed."

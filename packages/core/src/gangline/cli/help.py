@@ -63,10 +63,7 @@ def render_help(words: Sequence[str] = ()) -> str:
         blocks.append(f"Options of {group}={','.join(choices[group])}\n" + (_format_options(own) or "  none"))
     if not choices:
         sections = [option for option in options if option.path.partition(".")[0] in SECTIONS]
-        blocks.append(
-            "Options of every run  (for the options of a part:  train optimizer=adamw --help)\n"
-            + _format_options(sections)
-        )
+        blocks.append("Options of every run  (for a part:  train optimizer=adamw --help)\n" + _format_options(sections))
         blocks += [_format_recipes(), _FLAGS, _EXAMPLES]
     return "\n\n".join(block for block in blocks if block)
 

@@ -22,9 +22,7 @@ def main(argv: Sequence[str]) -> int:
 
     Raises UserError for a group that does not exist.
     """
-    parser = argparse.ArgumentParser(
-        prog="gangline plugins", description="List installed parts, failed plugins, and parts to install."
-    )
+    parser = argparse.ArgumentParser(prog="gangline plugins", description="List installed parts and failed plugins.")
     parser.add_argument("group", nargs="?", help="show only this group")
     parser.add_argument("--names", action="store_true", help="print only group=name lines, for scripts")
     options = parser.parse_args(list(argv))

@@ -170,9 +170,7 @@ def _run(line: CommandLine, argv: Sequence[str]) -> int:
     if job is not None:
         restore_handlers()
         if line.multirun:
-            raise UserError(
-                f"train -m starts several runs, but {job.agent} started this job for one run.", "Leave out -m."
-            )
+            raise UserError(f"-m starts several runs, but a job of {job.agent} is one run.", "Leave out -m.")
         return _make_rank(job.agent)(lambda: _prepare(line, argv, job.key))
     from gangline.launch import requeue
     from gangline.launch.base import get_preparation
@@ -215,9 +213,7 @@ def _seems_local(line: CommandLine) -> bool:
 def _refuse_resume(line: CommandLine) -> None:
     """Raise UserError for a resume in a multirun, because a resume continues one run."""
     if line.resume is not None:
-        raise UserError(
-            "resume= continues one run, but -m starts several runs.", "Leave out -m, or start new runs with from=."
-        )
+        raise UserError("resume= continues one run; -m starts several runs.", "Leave out -m, or type from= instead.")
 
 
 def _prepare(line: CommandLine, argv: Sequence[str], job: str | None = None) -> RunDirectory:
@@ -250,8 +246,7 @@ def _resume(line: CommandLine) -> tuple[RunDirectory, Run, dict]:
     others = [word for word in line.words if word.startswith(("from=", "recipe=", "weights="))]
     if others:
         raise UserError(
-            f"resume= continues an existing run, but {others[0]} starts a new run.",
-            f"Leave out resume= or {others[0]}.",
+            f"resume= continues a run, but {others[0]} starts a new run.", "Leave out one of the two arguments."
         )
     directory = RunDirectory.open(Path(line.resume or ""))
     run, changes = continue_run(str(directory.path), directory.read_content(), line.words)

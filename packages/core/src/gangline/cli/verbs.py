@@ -28,9 +28,7 @@ def run_verb(
     verb, *rest = argv
     if verb not in verbs:
         raise UserError(
-            f"there is no command gangline {command} {verb}.",
-            suggest_near(verb, verbs),
-            f"Choices: {', '.join(verbs)}.",
+            f"there is no gangline {command} {verb}.", suggest_near(verb, verbs), f"Choices: {', '.join(verbs)}."
         )
     if isinstance(runs, str):
         module = verb.replace("-", "_") + "_" * iskeyword(verb)

@@ -138,9 +138,7 @@ def _check_device(run: Run) -> Iterator[Problem]:
         else "Type run.device=cpu or run.device=null: this machine has no GPU."
     )
     if not re.fullmatch(DEVICES, device):
-        guess = (
-            "The device name of a GPU is cuda." if name in ("gpu", "nvidia") else suggest_near(device, ["cpu", "cuda"])
-        )
+        guess = "The name of a GPU is cuda." if name in ("gpu", "nvidia") else suggest_near(device, ["cpu", "cuda"])
         yield Problem(f"run.device={device} must be cpu, cuda or cuda:N.", guess, take)
     elif name == "cuda" and not count_gpus():
         yield Problem(f"run.device={device}: this machine has no GPU.", "", take)
@@ -155,10 +153,7 @@ def _check_unread(run: Run) -> Iterator[Problem]:
         name = installed().find_part(run.extra[group]).part.name
         readers = ", ".join(installed().list_readers(group))
         if readers:
-            why, fix = (
-                f"Only {readers} can use the group {group}, and this run does not have such a part.",
-                f"Also choose {readers}, or type {group}=off.",
-            )
+            why, fix = f"Only {readers} uses {group}, and is not chosen.", f"Choose {readers}, or {group}=off."
         else:
             why, fix = f"Only gangline commands use the group {group}, not runs.", f"Leave out {group}={name}."
         yield Problem(f"{group}={name} has no effect in this run.", why, fix)
@@ -180,8 +175,7 @@ def _check_needs(run: Run) -> Iterator[Problem]:
                 yield Problem(
                     f"{own}={part.name} needs {need}.",
                     f"The two parts implement one method, and this run has {group}={', '.join(there) or 'off'}.",
-                    "\n".join(f"{problem.what}\n{problem.why}" for problem in absent)
-                    or f"To add the missing part:  {word}",
+                    "\n".join(f"{problem.what}\n{problem.why}" for problem in absent) or f"To choose both:  {word}",
                 )
 
 
@@ -254,11 +248,7 @@ def _check_batch(run: Run, width: int) -> list[Problem]:
         ]
     share = size // width
     if micro_size is not None and share % micro_size:
-        each = (
-            f"the share of one of {width} data-parallel ranks in batch.global_size={size}"
-            if width > 1
-            else f"batch.global_size={size}"
-        )
+        each = f"share of {width} data-parallel ranks in batch.global_size={size}" if width > 1 else "batch.global_size"
         return [
             Problem(
                 f"batch.micro_size={micro_size} does not divide {share} ({each}).",

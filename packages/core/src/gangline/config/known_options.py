@@ -131,11 +131,7 @@ class KnownOptions:
 
     def _explain_within(self, place: str, path: str, text: str) -> list[str]:
         own = [option_path for option_path in self.options if option_path.startswith(place + ".")]
-        listing = (
-            f"Options: {', '.join(name.removeprefix(place + '.') for name in own)}."
-            if own
-            else f"{place} has no options."
-        )
+        listing = f"Options: {', '.join(name.removeprefix(place + '.') for name in own)}." if own else "No options."
         offer = self._offers.get(place)
         last = path.removeprefix(place + ".")
         close = suggest_near(last, (name.removeprefix(place + ".") for name in own), 0.7)

@@ -64,9 +64,7 @@ def parse(word: str) -> Override:
     try:
         return parser.parse_override(f"{key}={quote(value)}")
     except HydraException as error:
-        raise UserError(
-            f"cannot read {word!r}.", f"To set it as text:  {shlex.quote(f'{key}={quote(value)}')}"
-        ) from error
+        raise UserError(f"cannot read {word!r}.", f"To set text:  {shlex.quote(f'{key}={quote(value)}')}") from error
 
 
 def _explain_no_key(key: str, sign: str, value: str) -> list[str]:
@@ -272,11 +270,7 @@ def _find_offers(choices: dict[str, Choice], missing: dict[str, UserError]) -> d
         try:
             if group not in inner_groups:
                 parent, _, inner = group.partition("/")
-                why = (
-                    f"{parent}={choices[parent]} does not have the group {inner}"
-                    if parent in choices
-                    else f"{parent} is off"
-                )
+                why = f"{parent}={choices[parent]} has no group {inner}" if parent in choices else f"{parent} is off"
                 raise UserError(f"{group}={choices[group]}: {why}.", installed().list_choices(parent))
             offers[place] = installed().find(group, str(choices[group]))
         except UserError as error:

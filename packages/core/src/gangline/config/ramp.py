@@ -28,7 +28,7 @@ def find_ramp_problems(run: Run, width: int) -> list[Problem]:
         fix = (
             f"Choose batch.micro_size among {choices}."
             if choices
-            else f"Choose batch sizes that are divisible by {width} data-parallel ranks."
+            else f"Choose batch sizes divisible by {width} ranks."
         )
         return [Problem("batch.ramp needs batch.micro_size.", "All stages have one microbatch size.", fix)]
     return [problem for size in sizes[:-1] for problem in _check_stage(run, size, batch.micro_size, width)]

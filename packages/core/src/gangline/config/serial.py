@@ -81,10 +81,7 @@ def from_dict(content: Mapping[str, Any]) -> Run:
         section = values.pop(group, None) or {}
         names = choices.pop(group, None) or []
         arguments[group] = {n: _configure(group, n, section.pop(n, None), {}, problems, f"{group}.{n}") for n in names}
-        problems += [
-            Problem(f"options of {group}.{n} are set, but {group}={n} is not chosen.", "", f"{group}=[...,{n}]")
-            for n in section
-        ]
+        problems += [Problem(f"{group}.{n} is set, but {n} is not chosen.", "", f"{group}=[...,{n}]") for n in section]
     edits: dict[str, Any] = {}
     extra: dict[str, Any] = {}
     for group in [group for group in choices if "/" not in group]:
@@ -93,8 +90,7 @@ def from_dict(content: Mapping[str, Any]) -> Run:
             config = _configure(group, "on" if name is True else str(name), values.pop(group, None), choices, problems)
             (edits if isinstance(config, EditConfig) else extra)[group] = config
     problems += [
-        Problem(f"{name}={part} has no effect: the chosen parts do not have the group {name}.")
-        for name, part in choices.items()
+        Problem(f"{name}={part}: the chosen parts do not have the group {name}.") for name, part in choices.items()
     ]
     problems += [Problem(f"there is no section {name}.", suggest_near(name, [*SECTIONS, *GROUPS])) for name in values]
     if problems:

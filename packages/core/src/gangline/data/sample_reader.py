@@ -148,9 +148,7 @@ def _read_further(
         arrays.append(np.asarray(sample[name]))
     shapes = {array.shape for array in arrays}
     if len(shapes) > 1:
-        raise ValueError(
-            f"the field {name!r} must have one shape in a batch, got {' and '.join(map(str, sorted(shapes)))}"
-        )
+        raise ValueError(f"{name!r} must have one shape in a batch, got {' and '.join(map(str, sorted(shapes)))}")
     tensor, rows = memory((name, slot), (len(arrays), *arrays[0].shape), arrays[0].dtype)
     np.stack(arrays, out=rows)
     return tensor

@@ -347,8 +347,7 @@ def _explain_unbuilt(found: Found, offer: Offer) -> tuple[str, str] | None:
         if group in BY_GROUP or edit or any(group in other.reads for other in others):
             return None
         why = (
-            f"core does not define the group {group}, the options class does not derive from EditConfig (model edits), "
-            "and the group is not in `reads` of any part"
+            f"{group} is not a group of core, its options are not an EditConfig (model edit), and no part reads {group}"
         )
         fix = f'Declare the group in the part that builds it:  Part(..., reads=("{group}",))'
     return f"offers {group}={offer.part.name}, which is never built: {why}", fix
@@ -361,9 +360,7 @@ def _check_classes(before: Found, offered: Iterable[Offer | Command | Kind]) -> 
         other = class_offers.setdefault(offer.part.config, offer)
         if other is not offer:
             pair = f"{other.group}={other.part.name} and {offer.group}={offer.part.name}"
-            raise ValueError(
-                f"{pair} share the options class {offer.part.config.__name__}; subclass it for one of the parts"
-            )
+            raise ValueError(f"{pair} share the class {offer.part.config.__name__}; subclass it for one of the parts")
 
 
 def _suggest_fix(dist: Distribution | None, name: str, error: BaseException) -> str:

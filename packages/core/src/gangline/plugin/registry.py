@@ -154,9 +154,7 @@ class Installed:
             return [f"{group}={name} is supplied by {supplier}, which {VARIABLE} excludes; add {plugin} to {VARIABLE}."]
         if (version := find_version(supplier)) is None:
             return [f"{group}={name} is supplied by {supplier}:  {catalogue.get(supplier)}"]
-        return [
-            f"{supplier} {version} is installed but does not offer {group}={name}:  pip install --upgrade {supplier}"
-        ]
+        return [f"{supplier} {version} is installed but lacks {group}={name}:  pip install --upgrade {supplier}"]
 
     def _suggest_names(self, group: str, name: str) -> list[str]:
         """Return lines for an unknown part name: the nearest name, failed plugins, or packages to install."""

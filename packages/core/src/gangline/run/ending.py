@@ -77,10 +77,7 @@ def decide_ending(
         exit_code = EXIT_REQUEUE if reason == "preempted" else 128 + signals.Signals[signal].value
         summary = f"{signal}; {'all steps are saved' if saved else 'not all steps are saved'}"
     elif failure == "lost":
-        reason, summary = (
-            JOB_CODES.get(exit_code, "killed"),
-            "all processes were killed before any rank could report a reason",
-        )
+        reason, summary = JOB_CODES.get(exit_code, "killed"), "all ranks were killed before one reported an error"
     elif failure == "ended":
         by_signal = "signal" if exit_code - 128 in set(signals.Signals) else "bug"
         reason, summary = RANK_CODES.get(exit_code, by_signal), f"a rank ended with exit code {exit_code}"

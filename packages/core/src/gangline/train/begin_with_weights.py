@@ -45,9 +45,7 @@ def begin_with_weights(s: Session) -> bool:
         continues = _continues(s, id)
         if bad := load(s, id, same_run=False, same_data=continues):
             others = ", ".join(str(other) for other in s.checkpointer.list() if other != id)
-            raise UserError(
-                f"weights={s.run.job.weights}: {bad}.", f"Other checkpoints of that run: {others or 'none'}."
-            )
+            raise UserError(f"weights={s.run.job.weights}: {bad}.", f"Other checkpoints: {others or 'none'}.")
     if not continues:
         s.cursor = 0
     if s.step >= s.run.steps:

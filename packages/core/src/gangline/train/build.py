@@ -120,9 +120,7 @@ def build(run: Run, directory: RunDirectory, mesh: Mesh, comms: Comms, device: t
 def check_replicas(s: Session) -> None:
     """Raise UserError if a checkpoint would mix replicas that differ (`Runtime.differs`); ValueError for other axes."""
     if unknown := set(s.runtime.differs).difference(s.mesh.axes):
-        raise ValueError(
-            f"{type(s.runtime).__name__}.differs has unknown axes {sorted(unknown)}: the axes are {s.mesh.axes}"
-        )
+        raise ValueError(f"{type(s.runtime).__name__}.differs has {sorted(unknown)}, not in the axes {s.mesh.axes}")
     for name, layout in s.registry.layouts.items() if s.runtime.differs else ():
         apart = set(s.runtime.differs).intersection(Places(s.mesh, layout).free) - set(layout.differs)
         if any(s.mesh.size(axis) > 1 for axis in apart):

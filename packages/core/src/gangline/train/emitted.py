@@ -32,9 +32,7 @@ def _convert_number(choice: str, name: str, value: Any) -> float | list[float]:
     if isinstance(value, list | tuple):
         return [float(_convert_number(choice, name, one)) for one in value]  # type: ignore[arg-type]
     if not isinstance(value, Real):
-        raise TypeError(
-            f"{choice} returned {value!r} as its metric {name!r}, which must be a number or a list of numbers"
-        )
+        raise TypeError(f"{choice} returned {value!r} as metric {name!r}; expected a number or a list of numbers")
     return value if isinstance(value, int) else float(value)
 
 

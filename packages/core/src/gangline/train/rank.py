@@ -252,11 +252,7 @@ def explain_remedy(why: str) -> str:
     """Return the advice for a save that failed for this reason."""
     if why.startswith(NOT_FINITE):
         return "Continue from that checkpoint"
-    return (
-        "Make the store writable, then continue"
-        if any(word in why for word in NOT_WRITABLE)
-        else "Fix the cause, such as a full disk, then continue"
-    )
+    return "Make the store writable, then" if any(word in why for word in NOT_WRITABLE) else "Fix the cause, then"
 
 
 def describe_unsaved(s: Session, ending: Ending) -> str:

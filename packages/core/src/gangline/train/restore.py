@@ -223,13 +223,9 @@ def _select_wanted(session: Session, id: CheckpointId, document: Document) -> tu
     stored_shapes, registry = session.checkpointer.read_shapes(id), session.registry
     fresh = {name for name in registry if name.startswith(OPTIONAL) and stored_shapes.get(name) != registry[name].shape}
     if any(name.startswith(LOCAL) for name in fresh):
-        session.notes.append(
-            f"checkpoint {id} lacks the arrays of this layout (local/...): these arrays start from zero"
-        )
+        session.notes.append(f"checkpoint {id} lacks arrays of this layout (local/...), which start from zero")
     for place in _list_places(fresh):
-        session.notes.append(
-            f"checkpoint {id} lacks arrays of {format_choice(place)}: these arrays start from the weights"
-        )
+        session.notes.append(f"checkpoint {id} lacks arrays of {format_choice(place)}, which start from the weights")
     shards = []
     optimizer = session.optimizer.select_filled(document.states.get("optimizer", {}))
     for shard in (*(shard for shard in session.shards() if not shard.name.startswith(OPTIMIZER)), *optimizer):
@@ -301,9 +297,7 @@ def _check_settings(session: Session, id: CheckpointId, document: Document) -> N
 
 
 def _explain_afresh(session: Session) -> str:
-    return (
-        f"To start a new run with these settings (new weights):  train from={shlex.quote(str(session.directory.path))}"
-    )
+    return f"To start a new run with new weights:  train from={shlex.quote(str(session.directory.path))}"
 
 
 def check_data(session: Session, id: CheckpointId, document: Document) -> None:

@@ -65,9 +65,7 @@ def save(s: Session, request: SaveRequest) -> None:
                 shards = [shard for shard in s.shards() if shard.name not in s.base.left_out]
                 s.newest = s.checkpointer.save(request, shards, s.saved_registry, capture(s).to_dict())
             if not isinstance(s.newest, SaveHandle):
-                what = (
-                    f"{type(s.checkpointer).__name__}.save returned {type(s.newest).__name__} instead of a SaveHandle"
-                )
+                what = f"{type(s.checkpointer).__name__}.save returned {type(s.newest).__name__}, not a SaveHandle"
                 raise TypeError(what)
         except SaveFailed as error:
             s.newest = SaveHandle(error.id).finish(error)
@@ -104,9 +102,7 @@ def settle(s: Session, every_tier: bool = False) -> None:
         if check_all_true(s.comms.world, s.device, not saves):
             break
         if time.monotonic() - began > patience:
-            which = (
-                ", ".join(f"{save.id} ({save.progress:.0%} written here)" for save in saves) or "saves of other ranks"
-            )
+            which = ", ".join(f"{save.id} ({save.progress:.0%} written here)" for save in saves) or "other ranks' saves"
             s.reporter.note(f"still waiting for {which} after {patience:.0f} s")
             patience *= 2
         time.sleep(pause)
