@@ -214,8 +214,10 @@ class LowBit:
 
     def __post_init__(self) -> None:
         if {self.dtype == "int8", self.block > 0, bool(self.codes)} == {True, False}:
-            what = f"low-bit rule of {self.pattern}: {self.dtype} with block={self.block}, codes={self.codes!r}"
-            raise ValueError(f"{what}; int8 needs both, bfloat16 neither")
+            raise ValueError(
+                f"{self.pattern}: {self.dtype} with block={self.block} and codes={self.codes!r}; int8 needs both, "
+                "bfloat16 neither"
+            )
 
 
 @dataclass(frozen=True)

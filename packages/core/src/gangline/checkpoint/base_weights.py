@@ -167,4 +167,4 @@ def _refuse_other(now: str, record: Record, checkpoint: str) -> None:
 
 
 def _format_origin(record: Record) -> str:
-    return f"Source of its weights: {record['from']}." if record.get("from") else "Source of its weights: run.seed."
+    return f"Base weights from {record['from']}." if record.get("from") else "Base weights drawn by run.seed."

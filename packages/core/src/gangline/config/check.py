@@ -248,7 +248,7 @@ def _check_batch(run: Run, width: int) -> list[Problem]:
         ]
     share = size // width
     if micro_size is not None and share % micro_size:
-        each = f"share of {width} data-parallel ranks in batch.global_size={size}" if width > 1 else "batch.global_size"
+        each = f"batch.global_size={size} / {width} data-parallel ranks" if width > 1 else f"batch.global_size={size}"
         return [
             Problem(
                 f"batch.micro_size={micro_size} does not divide {share} ({each}).",
