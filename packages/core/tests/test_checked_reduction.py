@@ -63,5 +63,5 @@ def test_reduction_without_wait_handle_is_refused(returned):
     "shapes", [{"../x": (1,)}, {"": (1,)}, {"a b": (1,)}, {"a": (-1,)}, {"a": (1.5,)}, {"a": (True,)}]
 )
 def test_invalid_array_name_or_shape_is_refused(shapes):
-    with pytest.raises(ValueError, match="gangline-mine/mine keeps an array"):
+    with pytest.raises(ValueError, match="gangline-mine/mine stores an array"):
         check(None, shapes).get_array_shapes(LAYOUT)

@@ -150,7 +150,7 @@ def test_bare_on_and_off_in_yaml_are_choices(here, adapter):
         ("a: [", "cannot be read"),
         ("parts: {model: tinny}", "model=tinny is not available here.\n  Did you mean model=tiny?"),
         ("optimizer: {momentum: 1}", "optimizer.momentum: optimizer=adamw has no such option."),
-        ("run: {steps: many}", "run.steps=many: expected a whole number, got 'many'."),
+        ("run: {steps: many}", "run.steps=many: expected an integer, got 'many'."),
     ],
 )
 def test_invalid_recipe_is_refused(here, content, message):
@@ -221,8 +221,8 @@ def test_resume_refuses_changed_settings(earlier, word):
     with pytest.raises(UserError) as caught:
         continue_run("out", earlier.read_content(), [word])
     message = str(caught.value)
-    assert message.startswith(f"a run that is resumed keeps its {word.partition('=')[0]}")
-    assert "These may change: run.steps" in message
+    assert message.startswith(f"a resumed run cannot change {word.partition('=')[0]}")
+    assert "Options that may change: run.steps" in message
     assert f"train from=out {word}" in message
 
 

@@ -292,5 +292,7 @@ class Lost(Toy):
 
 
 def test_non_persistent_buffer_is_refused():
-    with pytest.raises(ValueError, match="the buffer table is not persistent, so nothing fills it"):
+    with pytest.raises(
+        ValueError, match="the buffer table is not persistent, so neither initialization nor checkpoints fill it"
+    ):
         built(Case(Single()), Lost)

@@ -142,7 +142,7 @@ class Nothing(DcpCheckpointer):
 
 
 def test_save_without_handle_is_refused(tmp_path):
-    with pytest.raises(TypeError, match=r"Nothing\.save returns NoneType, and no SaveHandle"):
+    with pytest.raises(TypeError, match=r"Nothing\.save returned NoneType, not a SaveHandle"):
         live_with_odd_ends(tmp_path / "out", Nothing)
 
 

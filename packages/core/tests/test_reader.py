@@ -328,4 +328,4 @@ def held_out_by_one() -> str:
 def test_held_out_read_error_reaches_peers():
     first, *others = get_pool(3).run(held_out_by_one)
     assert first == "OSError: the disk is gone"
-    assert others == ["PeerFailed: the rank that reads for this one failed: OSError: the disk is gone"] * 2
+    assert others == ["PeerFailed: the rank that reads the batches of this rank failed: OSError: the disk is gone"] * 2

@@ -42,11 +42,11 @@ def _print(found: Installed, groups: list[str]) -> None:
     _print_rows([("group", "name", "what it does", "from", "version"), *_iterate_rows(found, groups)])
     every = [offer for group in groups for offer in found.get_offers(group).values() if not offer.viewed]
     if offers := [offer for offer in every if offer.part.layout_dependent]:
-        print("\nParts whose results depend on the layout")
+        print("\nDepends on the layout")
         for offer in offers:
             print(f"  {offer.group}={offer.part.name}: {offer.part.layout_dependent}")
     if found.clashes or found.failures:
-        print("\nPlugins and parts that cannot be used")
+        print("\nCannot be used")
         for what, fix in found.clashes:
             print(f"  {what}\n    {fix}")
         for failure in found.failures:
