@@ -112,7 +112,8 @@ def test_plugins_lists_suppliers_and_installable_parts(capsys):
                 re.MULTILINE,
             )
     assert re.search(
-        r"Known parts that are not installed\n(.*\n)*.*parallel=3d +.* +pip install (gangline|-e .*/parallel)-megatron-style",
+        r"Known parts that are not installed\n(.*\n)*.*parallel=3d +.* +pip install "
+        r"(gangline|-e .*/parallel)-megatron-style",
         page,
     )
     assert "Cannot be used" not in page

@@ -488,7 +488,7 @@ def test_cursor_moves_past_skipped_samples(cursor, expected):
 
 @pytest.mark.parametrize("wrong", [{"skip": -1}, {"rate": float("nan")}, {"rate": -0.5}])
 def test_invalid_order_is_refused(wrong):
-    with pytest.raises(ValueError, match="must be .*at least 0, not "):
+    with pytest.raises(ValueError, match=r"must be .*at least 0, not "):
         Response(Action.ROLL_BACK, ("a",), **wrong)
 
 

@@ -257,7 +257,8 @@ BREACHES = {
     "a need that a group is off": (
         "@hookimpl\ndef gangline_checkpointers():\n"
         "    yield Part(name='a', config=Config, build='m:b', summary='s', needs=('moe=off',))",
-        "checkpoint=a: needs cannot contain moe=off: off is not a part; the check of the options can return a problem instead",
+        "checkpoint=a: needs cannot contain moe=off: off is not a part; "
+        "the check of the options can return a problem instead",
     ),
     "a hook with an argument": (
         "@hookimpl\ndef gangline_checkpointers(run): return []",

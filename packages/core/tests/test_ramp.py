@@ -66,7 +66,7 @@ def test_skipped_samples_may_end_ramp_stage() -> None:
     [
         (
             ("batch.ramp={8:20,4:40}",),
-            "the sizes of batch.ramp must grow up to batch.global_size=16, but are: 8 until sample 20, 4 until sample 40",
+            "sizes of batch.ramp must grow up to batch.global_size=16, but are: 8 until sample 20, 4 until sample 40",
         ),
         (("batch.ramp={16:20}",), "must grow up to"),
         (("batch.ramp={4:20,8:20}",), "must grow up to"),

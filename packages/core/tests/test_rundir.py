@@ -123,7 +123,7 @@ def test_every_truncated_configuration_is_refused(directory):
 
 def test_a_directory_without_a_configuration_is_refused(directory):
     directory.config.unlink()
-    with pytest.raises(UserError, match="is not a complete run directory: config.yaml is missing"):
+    with pytest.raises(UserError, match=r"is not a complete run directory: config\.yaml is missing"):
         RunDirectory.open(directory.path)
 
 
