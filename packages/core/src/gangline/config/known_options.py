@@ -100,7 +100,7 @@ class KnownOptions:
                 or suggest_near(head, [*groups, *SECTIONS])
             )
             return UserError(what, guess, listing)
-        what = f"there is no group and no option {path}."
+        what = f"there is no group {path}, and no option."
         if lines := explain_foreign(path, _list_parts("track")):
             return UserError(what, *lines)
         return UserError(what, *(self.suggest(path, text) or [suggest_near(path, [*groups, *LAYERS])]), listing)
