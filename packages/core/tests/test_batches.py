@@ -175,7 +175,7 @@ def test_extra_fields_are_stacked_in_batch_extra():
 
 
 def test_indivisible_global_batch_is_refused():
-    with pytest.raises(ValueError, match="do not divide"):
+    with pytest.raises(ValueError, match="is not divisible into"):
         batches(6, 4, 0, 1)
-    with pytest.raises(ValueError, match="do not divide"):
+    with pytest.raises(ValueError, match="is not divisible into"):
         batches(5, 1, 0, 2)

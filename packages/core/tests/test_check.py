@@ -117,7 +117,7 @@ def test_single_strategy_refuses_two_processes():
 def test_axis_sizes_not_matching_world_are_refused(monkeypatch):
     monkeypatch.setattr(Ddp, "size_axes", lambda self, world: {"dp_replicate": 2, "tp": 3})
     message = refused(parallel="ddp", launch=LocalLaunch(processes=4))
-    assert "parallel=ddp lays out dp_replicate 2 x tp 3 = 6 ranks, but this run has 4 processes." in message
+    assert "the axes of parallel=ddp give dp_replicate 2 x tp 3 = 6 ranks, but this run has 4 processes." in message
 
 
 def test_missing_gpu_is_refused(monkeypatch):

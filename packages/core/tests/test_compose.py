@@ -142,10 +142,10 @@ def test_bare_on_and_off_in_yaml_are_choices(here, adapter):
     ("content", "message"),
     [
         ("defaults: [{model: tiny}]", "has a defaults list"),
-        ("model: tiny", "model must be a mapping of options.\n  To choose a part write  parts: {model: tiny}"),
-        ("health: [on]", "health must be a mapping of options.\n  To choose a part write  parts: {health: [on]}"),
+        ("model: tiny", "model must be a mapping of options.\n  To choose a part, write  parts: {model: tiny}"),
+        ("health: [on]", "health must be a mapping of options.\n  To choose a part, write  parts: {health: [on]}"),
         ("parts: {health: [on]}", "health=on is not available here"),
-        ("optimiser: {}", "there is no 'optimiser'.\n  Did you mean optimizer?"),
+        ("optimiser: {}", "has an unknown key 'optimiser'.\n  Did you mean optimizer?"),
         ("[1, 2]", "must be a mapping"),
         ("a: [", "cannot be read"),
         ("parts: {model: tinny}", "model=tinny is not available here.\n  Did you mean model=tiny?"),

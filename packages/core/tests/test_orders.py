@@ -236,7 +236,7 @@ def test_nonfinite_weights_are_not_saved(tmp_path, world):
     run_ranks = get_pool(world).run if world > 1 else lambda call, *words: [call(*words)]
     for said in run_ranks(one_weight_is_nan, tmp_path / "out", "parallel=ddp" if world > 1 else "parallel=single"):
         assert f"the weights are not finite (rank {world - 1}: model/" in said
-        assert "The newest whole one is step-00000006" in said
+        assert "The newest complete checkpoint is step-00000006" in said
         assert "Continue from that checkpoint: train resume=" in said
 
 

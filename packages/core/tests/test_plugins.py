@@ -318,7 +318,7 @@ BREACHES = {
     ),
     "a group that is a section": (
         "@hookimpl\ndef gangline_parts(): yield Part(group='batch', name='a', config=Config, build='m:b', summary='s')",
-        "'batch' cannot be the name of a group",
+        "'batch' is reserved or not a valid name of a group",
     ),
     "one class for two parts": (
         "@hookimpl\ndef gangline_checkpointers():\n"

@@ -79,8 +79,8 @@ def test_recipe_with_program_needs_printed_override(notify, option, value, typed
     (word,) = shlex.split(line.partition("repeat it on the command line:")[2])
     assert typed is None or shlex.split(typed) == [word]
     compose_one([file, word])
-    (line,) = [line for line in message.splitlines() if "leave it out:" in line]
-    (word,) = shlex.split(line.partition("leave it out:")[2])
+    (line,) = [line for line in message.splitlines() if "remove the setting:" in line]
+    (word,) = shlex.split(line.partition("remove the setting:")[2])
     assert not getattr(compose_one([file, word]).track["notify"], option)
 
 

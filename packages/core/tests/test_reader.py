@@ -240,7 +240,7 @@ def test_sample_error_is_raised_at_its_step():
 def test_a_closed_reader_reads_nothing_more():
     source = Slow(0.0)
     reader = source.open_reader(ReadPlace(0, 1, 2, 2, CPU))
-    with pytest.raises(RuntimeError, match="`begin` comes before"):
+    with pytest.raises(RuntimeError, match="call `begin` before"):
         reader.take()
     reader.begin(0, 0)
     reader.take()

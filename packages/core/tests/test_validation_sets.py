@@ -113,8 +113,8 @@ def test_changed_held_out_text_is_refused(runs, corpora):
     parts = split(list_corpus(f"{corpora}/many"), 0.1, "validation")
     assert 0 < len(parts) < 60
     other.write_text("it was the spring of hope. " * 20)
-    assert "validate.sets.s is not what it was" in runs.train("resume=changed", "run.steps=9", "track=[console,jsonl]")
-    assert "is not what it was" not in runs.train("resume=changed", "run.steps=10", "track=[console,jsonl]")
+    assert "validate.sets.s has changed" in runs.train("resume=changed", "run.steps=9", "track=[console,jsonl]")
+    assert "has changed" not in runs.train("resume=changed", "run.steps=10", "track=[console,jsonl]")
     held = Path(parts[0].file.path)
     kept = held.read_text()
     held.write_text(kept.upper())

@@ -263,8 +263,8 @@ class Runtime(ABC):
     def local(self) -> tuple[Registry, Iterable[Shard]]:
         """Return the arrays `local/...`, which only this layout can use: (registry of all ranks, shards of this rank).
 
-        A checkpoint stores these arrays too. A resume under the same layout loads them; under another layout, or from a
-        checkpoint without them, they are set to zero.
+        A checkpoint stores these arrays too. A resume under the same layout loads the arrays; under another layout, or
+        from a checkpoint without the arrays, they are set to zero.
         """
         from gangline.shard import Registry
 

@@ -93,7 +93,7 @@ def _run(asked: Asked, source: str, why: str) -> Run:
     content = _compose(asked)
     options = KnownOptions(asked.offers).options if why else {}
     if why and (suspected := find_suspects(content, options)):
-        with suppress(UserError):  # without the layers the command line may be incomplete: it then allows nothing
+        with suppress(UserError):  # the command line alone may be incomplete; then it allows no setting
             suspected = find_suspects(content, options, _compose(replace(asked, layers=[])))
         refuse_suspects(suspected, options, source, why)
     return from_dict({**content, "parts": dict(asked.choices)})

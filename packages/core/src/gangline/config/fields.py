@@ -26,7 +26,7 @@ class Option:
     path: str
     hint: Any
     default: Any  # default as plain data; REQUIRED if the option has no default
-    owner: type  # the dataclass whose field it is
+    owner: type  # dataclass that declares the field
     stated: Any  # type hint with the range (`gangline.config.ranges`)
 
     @property
@@ -139,8 +139,8 @@ def _is_container(hint: Any) -> bool:
 def read_comments(cls: type) -> dict[str, str]:
     """Return field name -> its comment in the source code, base classes first; {} without source code.
 
-    The comment is after the field, or, if it is too long for that, in the lines above it; comments above a field of a
-    subclass that has one already speak of the value alone.
+    The comment is after the field or, if it is too long, in the lines above the field. If a subclass repeats a field of
+    its base class, a comment above the repeated field explains only the new default, and is ignored.
     """
     field_comments: dict[str, str] = {}
     for base in reversed(cls.__mro__):

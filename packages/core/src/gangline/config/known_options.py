@@ -40,7 +40,7 @@ class KnownOptions:
                 yield from iterate_options(offer.part.config, place, inner_classes)
 
     def _is_opened(self, place: str) -> bool:
-        """Return whether `place` is a group inside another part, whose options include its options."""
+        """Return whether `place` is a group inside another part, which contains the options of the group."""
         parent = place.rpartition(".")[0]
         return parent in self._offers
 

@@ -135,7 +135,7 @@ def discover(environ: Mapping[str, str]) -> Found:
     for name in sorted((selection or set()) - there):
         names = sorted({entry.name for entry in ours})
         fix = f"{suggest_near(name, names)} Installed plugins: {', '.join(names) or 'none'}.".strip()
-        discovery.clashes.append((f"{VARIABLE} contains {name!r}, which is not installed.", fix))
+        discovery.clashes.append((f"{VARIABLE} names {name!r}, which is not installed.", fix))
     return discovery
 
 

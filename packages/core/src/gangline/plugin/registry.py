@@ -200,7 +200,7 @@ def load(spec: str) -> Any:
 def load_capability(config: PartConfig, name: str) -> Any:
     """Import and return a capability of the part with this configuration; None if the part does not have it.
 
-    A part whose options class derives from another part's class inherits the other's capabilities that it lacks.
+    A part whose options class derives from another part's class inherits the capabilities that it does not define.
     Raises UserError if the package that supplies the capability is missing.
     """
     offer = installed().find_part(config)

@@ -18,7 +18,7 @@ class Ending:
     """End of the training loop. why: "done", a signal's name, "stop", "restart" or "error"; evidence: details.
 
     requeue: whether repeating the same command fixes the problem.
-    kinds: kinds of the verdicts that end the loop. first: first step whose state they distrust; None: unknown.
+    kinds: kinds of the verdicts that end the loop. first: first step whose state the verdicts distrust; None: unknown.
     """
 
     why: str

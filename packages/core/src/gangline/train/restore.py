@@ -218,7 +218,7 @@ def agree_on_damage(session: Session, id: CheckpointId, bad: str) -> str:
 def _select_wanted(session: Session, id: CheckpointId, document: Document) -> tuple[list[Shard], set[str]]:
     """Return (shards to fill, names of optional arrays that the checkpoint lacks or has in another shape).
 
-    Sets the `local/...` arrays among the latter to zero.
+    Sets the `local/...` arrays among these optional arrays to zero.
     """
     stored_shapes, registry = session.checkpointer.read_shapes(id), session.registry
     fresh = {name for name in registry if name.startswith(OPTIONAL) and stored_shapes.get(name) != registry[name].shape}
