@@ -279,7 +279,7 @@ BREACHES = {
     "another group than the hook's": (
         "@hookimpl\ndef gangline_schedules():\n"
         "    yield Part(group='checkpoint', name='a', config=Config, build='m:b', summary='s')",
-        "part 'a' of gangline_schedules must be in the group 'schedule', not in 'checkpoint';  "
+        "part 'a' of gangline_schedules must be in the group 'schedule', not in 'checkpoint'; "
         "gangline_checkpointers offers parts of 'checkpoint'",
     ),
     "a group of its own under a hook that has one": (
@@ -299,7 +299,7 @@ BREACHES = {
     "an edit in a group of another hook": (
         "@dataclass\nclass Edit(EditConfig): pass\n@hookimpl\ndef gangline_model_edits():\n"
         "    yield Part(group='checkpoint', name='a', config=Edit, build='m:b', summary='s')",
-        "part 'a' of gangline_model_edits must be in a new group, not in 'checkpoint';  "
+        "part 'a' of gangline_model_edits must be in a new group, not in 'checkpoint'; "
         "gangline_checkpointers offers parts of 'checkpoint'",
     ),
     "an edit without a group": (
