@@ -376,7 +376,7 @@ def test_secret_in_override_or_recipe_is_refused(cloud, tmp_path, monkeypatch):
         with pytest.raises(UserError) as caught:
             RunDirectory.create(compose_one([*words, "run.dir=out"]), ["train"])
         message = str(caught.value)
-        assert "track.cloud.api_key holds a secret" in message
+        assert "track.cloud.api_key contains a secret" in message
         assert "'track.cloud.api_key=${oc.env:API_KEY}'" in message
         assert "sh-1234" not in message
         assert not Path("out").exists()

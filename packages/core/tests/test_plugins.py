@@ -332,7 +332,7 @@ BREACHES = {
     ),
     "a name with capitals": (
         "@hookimpl\ndef gangline_checkpointers(): yield Part(name='Deep', config=Config, build='m:b', summary='s')",
-        "must be lower-case",
+        "must consist of lower-case",
     ),
     "a hook that raises": ("@hookimpl\ndef gangline_checkpointers(): raise OSError('no disk')", "OSError: no disk"),
 }

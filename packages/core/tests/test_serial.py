@@ -151,7 +151,7 @@ def test_python_run_accepts_names_configurations_and_dicts():
 
 
 def test_a_configuration_in_the_wrong_group_is_refused():
-    with pytest.raises(UserError, match="Adamw configures optimizer=adamw; it is no schedule"):
+    with pytest.raises(UserError, match="Adamw configures optimizer=adamw, not a schedule"):
         build_default_run(schedule=Adamw())
 
 

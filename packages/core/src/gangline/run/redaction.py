@@ -63,7 +63,7 @@ def refuse_secrets(content: Mapping[str, Any], prefix: str = "") -> None:
         elif _is_exposed(path, value):
             reference = f"'{path}=${{oc.env:{str(key).upper()}}}'"
             raise _explain_refusal(
-                path, "Set the secret in the environment and type a reference; only that is written:", reference
+                path, "Set the secret in the environment and type a reference, which is written instead:", reference
             )
 
 
