@@ -221,7 +221,9 @@ def test_same_command_resumes_after_all_processes_killed(runs):
     ended = runs.train(*words)
     assert "the run has ended: step 60 is done" in ended
     said = runs.expect_refusal(*words, "optimizer.learning_rate=0.5")
-    assert "already holds another run: optimizer.learning_rate is 0.003 there, and 0.5 here" in said
+    assert (
+        "already holds another run: optimizer.learning_rate is 0.003 in the directory and 0.5 in this command" in said
+    )
 
 
 JOINS_AND_DIES = """
