@@ -182,7 +182,7 @@ class Emits(Callback):
 @pytest.mark.parametrize("event", ["after_step", "after_validation"])
 def test_non_numeric_callback_metric_is_refused(tmp_path, event, value):
     s = open_session(tmp_path / "out", "run.steps=1", VALIDATED)
-    with pytest.raises(TypeError, match=r"callback=events returned .* as its metric 'counted'"):
+    with pytest.raises(TypeError, match=r"callback=events returned .* as metric 'counted'"):
         train(with_events(s, Emits(value, event)))
 
 
