@@ -186,7 +186,7 @@ def _check_gradients(run: Run) -> Iterator[Problem]:
     if run.precision.finds_scale and run.gradients.count_kept(LONG, 2, scatters=False):
         yield Problem(
             f"gradients={reduction} does not work with precision={precision}.",
-            "The reduction stores state between steps, and a step that overflows under the loss scale would add inf.",
+            "The reduction stores state between steps, and an overflow under the loss scale would put inf into it.",
             "Choose precision=bf16, or a reduction that stores no state between steps.",
         )
     if run.gradients.plain or run.parallel.reduces:

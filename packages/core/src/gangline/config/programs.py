@@ -72,7 +72,7 @@ def explain_distrust(run_dir: str | Path) -> str:
         if status.st_uid != os.geteuid():
             return f"{path} belongs to another user."
         if status.st_mode & stat.S_IWOTH or (status.st_mode & stat.S_IWGRP and not _is_private(status.st_gid)):
-            return f"Other users can write {path}. To prevent it:  chmod go-w {shlex.quote(str(path))}"
+            return f"Other users can write {path}. To remove this permission:  chmod go-w {shlex.quote(str(path))}"
     return ""
 
 

@@ -22,7 +22,9 @@ def find_ramp_problems(run: Run, width: int) -> list[Problem]:
     if sizes != sorted(set(sizes)) or len(set(ends)) < len(ends):
         stages = ", ".join(f"{size} until sample {batch.ramp[size]}" for size in sizes[:-1])
         what = f"the sizes of batch.ramp must grow up to batch.global_size={batch.global_size}, but are: {stages}."
-        return [Problem(what, "batch.ramp maps a batch size to the sample at which it ends.", f"Example: {EXAMPLE}")]
+        return [
+            Problem(what, "batch.ramp maps a batch size to the end of its stage, in samples.", f"Example: {EXAMPLE}")
+        ]
     if batch.micro_size is None:
         choices = list_divisors(math.gcd(*sizes) // width) if math.gcd(*sizes) >= width else ""
         fix = (
