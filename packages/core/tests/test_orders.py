@@ -271,8 +271,8 @@ def test_advice_after_failed_save_depends_on_error(tmp_path, monkeypatch, number
 @pytest.mark.parametrize(
     ("kind", "first", "words"),
     [
-        ("divergence", None, ["half the learning rate", "To go on from step-00000004 as it is"]),
-        ("corruption", 5, ["To go on from step-00000004 as it is"]),
+        ("divergence", None, ["half the learning rate", "To continue from step-00000004:"]),
+        ("corruption", 5, ["To continue from step-00000004:"]),
         ("corruption", 3, ["Do not trust step-00000004: the fault may have begun at step 3.", "from scratch"]),
     ],
 )

@@ -22,16 +22,10 @@ def find_ramp_problems(run: Run, width: int) -> list[Problem]:
     if sizes != sorted(set(sizes)) or len(set(ends)) < len(ends):
         stages = ", ".join(f"{size} until sample {batch.ramp[size]}" for size in sizes[:-1])
         what = f"the sizes of batch.ramp must grow up to batch.global_size={batch.global_size}, but are: {stages}."
-        return [
-            Problem(what, "batch.ramp maps a batch size to the end of its stage, in samples.", f"Example: {EXAMPLE}")
-        ]
+        return [Problem(what, "batch.ramp maps a batch size to the sample that ends its stage.", f"Example: {EXAMPLE}")]
     if batch.micro_size is None:
         choices = list_divisors(math.gcd(*sizes) // width) if math.gcd(*sizes) >= width else ""
-        fix = (
-            f"Choose batch.micro_size among {choices}."
-            if choices
-            else f"Choose batch sizes divisible by {width} ranks."
-        )
+        fix = f"Choose batch.micro_size among {choices}." if choices else f"Choose sizes divisible by {width} ranks."
         return [Problem("batch.ramp needs batch.micro_size.", "All stages have one microbatch size.", fix)]
     return [problem for size in sizes[:-1] for problem in _check_stage(run, size, batch.micro_size, width)]
 
