@@ -311,7 +311,7 @@ def test_webhook_secret_is_never_written(
 ) -> None:
     secret = f"{hook}/T0-very-secret"
     for literal in (secret, f"curl -d @- {secret}", "http://me:word@host"):
-        with pytest.raises(UserError, match=r"health.monitors.alert contains a secret"):
+        with pytest.raises(UserError, match=r"health.monitors.alert holds a secret"):
             check(build_small_run("health=[monitors]", f"health.monitors.alert='{literal}'"))
     check(build_small_run("health=[monitors]", "model.vocab_size=256", "health.monitors.alert='sh alert.sh'"))
     monkeypatch.setenv("HOOK", secret)

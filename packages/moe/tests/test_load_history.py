@@ -98,7 +98,7 @@ def test_damaged_metrics_lines_are_reported(run_dir, capsys):
     assert main(["report", str(run_dir)]) == 0
     assert "gangline moe report: note: " in (told := capsys.readouterr().err)
     assert "1 line does not contain a step record" in told
-    with pytest.warns(UserWarning, match="1 line of it holds no record"):
+    with pytest.warns(UserWarning, match="1 line does not contain a step record"):
         load_history(run_dir)
 
 
