@@ -68,7 +68,7 @@ def test_yaml_of_unbounded_cost_is_refused(tmp_path: Path, kind: str) -> None:
 def test_recipe_larger_than_a_megabyte_is_refused(tmp_path: Path) -> None:
     recipe = tmp_path / "evil.yaml"
     recipe.write_text(f"run: {{name: {'x' * 3_000_000}}}\n")
-    with pytest.raises(UserError, match="has 3000014 bytes; a recipe has at most 1048576"):
+    with pytest.raises(UserError, match="has 3000014 bytes; the maximum is 1048576"):
         read_recipe(str(recipe))
 
 

@@ -44,7 +44,7 @@ def test_incomplete_metric_lines_are_skipped(run_dir, tmp_path, capsys):
     printed = capsys.readouterr()
     fixed = json.loads(printed.out)["steps"]
     assert "gangline plan compare: note: " in printed.err
-    assert "2 lines of it hold no record of a step" in printed.err
+    assert "2 lines do not contain a step record" in printed.err
     assert main(["plan", "compare", str(run_dir), *words[1:]]) == 0
     assert json.loads(capsys.readouterr().out)["steps"] == fixed
     (tmp_path / "run/metrics.jsonl").write_text("")

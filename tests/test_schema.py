@@ -140,7 +140,7 @@ def gangline_trackers():
         schema = json.loads(printed.out, parse_constant=pytest.fail)
         assert "low" in schema["properties"]["track"]["properties"]
         assert "odd" not in schema["properties"]["track"]["properties"]
-        with pytest.raises(UserError, match=r"the option level of gangline_odd.Odd has a type that cannot be read"):
+        with pytest.raises(UserError, match=r"the type of the option level of gangline_odd.Odd cannot be resolved"):
             list_options(["track=[odd]"])
 
 

@@ -89,12 +89,12 @@ def test_third_party_nested_groups_train_and_resume(tmp_path):
         return reader._run(replace(block, text=command), command, code)
 
     run("pip install -e .")
-    assert "weather.mm must be given" in run("train recipe=quick weather=rain", code=2)
+    assert "weather.mm is required" in run("train recipe=quick weather=rain", code=2)
     assert "there is no option weather.wind.share" in run(
         "train weather=rain weather.mm=1 weather.wind.share=1", code=2
     )
     chosen = "weather=rain weather.mm=3 weather/wind=gusts weather.wind.knots=40"
-    assert "weather=rain does nothing in this run" in run(f"train recipe=quick {chosen}", code=2)
+    assert "weather=rain has no effect in this run" in run(f"train recipe=quick {chosen}", code=2)
     run(f"train recipe=quick {chosen} 'track=[diary,jsonl]' run.steps=2 run.dir=out parallel=ddp")
     run("train resume=out run.steps=3")
     diary = (reader.directory / "diary.txt").read_text().splitlines()

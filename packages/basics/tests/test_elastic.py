@@ -156,7 +156,7 @@ def test_disconnected_node_stops_writing(runs):
     wait_for(lambda: 2 in generations_of(out))
     generations = generations_of(out)
     assert generations == sorted(generations), "the old generation wrote after the new one"
-    assert "generation 2 of the run has begun, and this rank is of 1" in (out / "logs" / "rank-00000.log").read_text()
+    assert "generation 2 has started, and this rank is of generation 1" in (out / "logs" / "rank-00000.log").read_text()
     os.kill(agent, signal.SIGCONT)
     for process in nodes:
         kill(process)
@@ -221,7 +221,9 @@ def test_same_command_resumes_after_all_processes_killed(runs):
     ended = runs.train(*words)
     assert "the run has ended: step 60 is done" in ended
     said = runs.expect_refusal(*words, "optimizer.learning_rate=0.5")
-    assert "already holds another run: optimizer.learning_rate is 0.003 there, and 0.5 here" in said
+    assert (
+        "already holds another run: optimizer.learning_rate is 0.003 in the directory and 0.5 in this command" in said
+    )
 
 
 JOINS_AND_DIES = """

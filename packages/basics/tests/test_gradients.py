@@ -140,7 +140,9 @@ def test_compressed_sum_sends_expected_bytes(reduction, bits, scatters):
         assert found == Counter(all_to_all=n * each, **({} if scatters else {"all_gather": each}))
 
 
-@pytest.mark.parametrize(("processes", "notices"), [(1, ["gradients=bf16 changes nothing: there is one"]), (2, [])])
+@pytest.mark.parametrize(
+    ("processes", "notices"), [(1, ["gradients=bf16 has no effect: the run has only one"]), (2, [])]
+)
 def test_one_data_parallel_rank_gets_a_notice(processes, notices):
     run = build_default_run(parallel="ddp", gradients="bf16", launch=LocalLaunch(processes=processes))
     found = notices_of(run, Mesh.of(run.parallel.size_axes(processes)))

@@ -117,7 +117,7 @@ def test_z_loss_adds_gradients_and_metric(random_batch):
     "wrong", [{"window": 0}, {"window": 3, "causal": False}, {"soft_cap": 0.0}], ids=["none", "both ways", "cap"]
 )
 def test_invalid_attention_call_is_refused(wrong):
-    with pytest.raises(ValueError, match=r"must be positive|a window is"):
+    with pytest.raises(ValueError, match=r"must be positive|a window must be"):
         AttentionCall(**wrong)
 
 

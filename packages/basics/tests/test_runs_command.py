@@ -88,7 +88,7 @@ def test_runs_table_distinguishes_each_state(tmp_path: Path, capsys) -> None:
         "name": "", "directory": "", "state": "done", "step": 3, "steps": 10, "loss": 1.0, "tokens_per_second": 12345.6,
         "words": "about done", "time": 0, "unreadable": 0,
     }  # fmt: skip
-    assert "cut short" in found["cut"]["words"]
+    assert "truncated" in found["cut"]["words"]
     assert runs([str(tmp_path)]) == 0
     shown = capsys.readouterr().out
     assert re.search(r"done\s+tiny\s+3/10\s+1\.0000\s+12\.3 k\s+done\s+about done", shown), shown
@@ -207,8 +207,8 @@ def test_damaged_metric_lines_are_reported(tmp_path: Path, capsys) -> None:
     (one / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     assert runs([str(tmp_path)]) == compare([str(one), str(two)]) == 0
     told = capsys.readouterr().err.splitlines()
-    words = f"note: {one / 'metrics.jsonl'} is damaged: 3 lines of it hold no record of a step, "
-    words += "and those steps are missing."
+    words = f"note: {one / 'metrics.jsonl'} is damaged: 3 lines do not contain a step record, "
+    words += "so the records of these steps are missing."
     assert told == [f"gangline runs: {words}", f"gangline compare: {words}"]
     (one / "metrics.jsonl").write_bytes(b"\0" * 100_000 + b"\n[[[[\n")
     assert read_summary(one).unreadable == 2
@@ -335,7 +335,7 @@ def test_missing_matplotlib_at_run_end_is_reported(tmp_path, monkeypatch, capsys
     )
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert draw_figure(session) == ""
-    said = 'train: no figure of the loss: figures need matplotlib. pip install "gangline-basics[pictures]"\n'
+    said = 'train: cannot plot the loss: figures need matplotlib. pip install "gangline-basics[pictures]"\n'
     assert capsys.readouterr().err == said
     monkeypatch.undo()
     assert draw_figure(session) == str(tmp_path / "a" / "loss.svg")

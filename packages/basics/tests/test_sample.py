@@ -242,7 +242,7 @@ def test_missing_run_or_checkpoint_is_reported(tmp_path):
 
     assert "there is no run directory" in told(tmp_path / "absent")
     (tmp_path / "empty").mkdir()
-    assert "half-written" in told(tmp_path / "empty")
+    assert "config.yaml is missing" in told(tmp_path / "empty")
     make_run(tmp_path / "new")
     assert "has no checkpoint to sample from" in told(tmp_path / "new")
     make_run(tmp_path / "off", checkpoint=Off())

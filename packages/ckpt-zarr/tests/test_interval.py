@@ -198,8 +198,8 @@ def runs(tmp_path: Path) -> Iterator[Runs]:
 
 def test_invalid_option_exits_with_code_two_without_traceback(runs: Runs) -> None:
     printed = runs.train("run.dir=out", "checkpoint.every=often", "checkpoint.keep_last=all", code=2)
-    assert "checkpoint.every=often: expected a whole number or auto or null" in printed
-    assert "checkpoint.keep_last=all: expected a whole number or null" in printed
+    assert "checkpoint.every=often: expected an integer or auto or null" in printed
+    assert "checkpoint.keep_last=all: expected an integer or null" in printed
     assert "Traceback" not in printed
     assert not (runs.directory / "out").exists()
 

@@ -44,7 +44,7 @@ def test_full_disk_fails_saves_but_training_continues(runs: Runs, tmp_path: Path
     assert [record["step"] for record in records] == list(range(1, 10))
     room = "No space left on device" if can_mount() else "File too large"
     assert f"could not be saved: {room}" in printed
-    assert "training goes on" in printed
+    assert "training continues" in printed
     assert f"could not be saved: {room}" in notes(records)
     whole = ["step-00000002"] if can_mount() else []
     assert [record["saved"] for record in records if record["saved"]] == whole
@@ -53,7 +53,7 @@ def test_full_disk_fails_saves_but_training_continues(runs: Runs, tmp_path: Path
     for step in (4, 6, 8):  # the last is tried once more
         assert len(re.findall(rf"checkpoint step-0000000{step} could not be saved", printed)) == 1
     assert room in records[-1]["failed_save"]
-    newest = "The newest whole one is step-00000002." if can_mount() else "There is no earlier one."
+    newest = "The newest complete checkpoint is step-00000002." if can_mount() else "There is no earlier checkpoint."
     assert re.search(rf"train: the last checkpoint could not be saved: .*\n.*{newest}", printed)
     assert "Traceback" not in printed
     if can_mount():
@@ -71,7 +71,7 @@ def test_read_only_disk_fails_saves_but_training_continues(runs: Runs, tmp_path:
     )
     assert [record["step"] for record in runs.read_records("out")] == [1, 2, 3, 4]
     assert "Read-only file system" in printed if can_mount() else "Not a directory" in printed
-    assert "There is no earlier one." in printed
+    assert "There is no earlier checkpoint." in printed
     assert "Traceback" not in printed
 
 
@@ -208,8 +208,8 @@ def test_resume_falls_back_from_damaged_checkpoint_or_stops(runs: Runs) -> None:
     (path,) = (checkpoints / "step-00000004").rglob("*.bin")
     damage(path)
     printed = runs.train("resume=out", "run.steps=6")
-    assert f"in {path} is damaged: its checksum differs; going back to the checkpoint before it" in printed
-    assert "going back" in notes(runs.read_records("out"))
+    assert f"in {path} is damaged: its checksum differs; falling back to the previous checkpoint" in printed
+    assert "falling back" in notes(runs.read_records("out"))
     assert runs.read_attempts("out")[-1]["start"] == "step-00000002"
     assert [record["attempt"] for record in runs.read_records("out")] == [1, 1, 2, 2, 2, 2]
     shutil.rmtree(checkpoints / "step-00000004")

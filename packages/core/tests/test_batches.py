@@ -168,14 +168,14 @@ def test_extra_fields_are_stacked_in_batch_extra():
     batch = made([{"tokens": np.arange(5), "pixels": each} for each in pixels])
     assert torch.equal(batch.extra["pixels"], torch.stack([torch.zeros(3, 2), torch.ones(3, 2)]))
     assert batch.to("meta").extra["pixels"].device.type == "meta"
-    with pytest.raises(ValueError, match="sample 8 has no 'pixels'"):
+    with pytest.raises(ValueError, match="sample 8 lacks the field 'pixels'"):
         made([{"tokens": np.arange(5), "pixels": pixels[0]}, {"tokens": np.arange(5)}])
     with pytest.raises(ValueError, match="one shape"):
         made([{"tokens": np.arange(5), "pixels": pixels[0]}, {"tokens": np.arange(5), "pixels": pixels[1][:2]}])
 
 
 def test_indivisible_global_batch_is_refused():
-    with pytest.raises(ValueError, match="do not divide"):
+    with pytest.raises(ValueError, match="is not divisible into"):
         batches(6, 4, 0, 1)
-    with pytest.raises(ValueError, match="do not divide"):
+    with pytest.raises(ValueError, match="is not divisible into"):
         batches(5, 1, 0, 2)

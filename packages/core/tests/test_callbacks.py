@@ -65,7 +65,7 @@ def test_callback_may_be_added_or_removed_on_resume(tmp_path):
         assert torch.equal(arrays[f"callback/previous/weights/{name}"], arrays[f"model/{name}"])
     train(late)
     gone = open_session(tmp_path / "out", "run.steps=4")
-    assert ["holds arrays of callback=previous" in note for note in gone.notes] == [True]
+    assert ["contains arrays of callback=previous" in note for note in gone.notes] == [True]
     assert not [name for name in held(gone) if name.startswith("callback/")]
 
 
@@ -182,7 +182,7 @@ class Emits(Callback):
 @pytest.mark.parametrize("event", ["after_step", "after_validation"])
 def test_non_numeric_callback_metric_is_refused(tmp_path, event, value):
     s = open_session(tmp_path / "out", "run.steps=1", VALIDATED)
-    with pytest.raises(TypeError, match=r"callback=events returned .* as its metric 'counted'"):
+    with pytest.raises(TypeError, match=r"callback=events returned .* as metric 'counted'"):
         train(with_events(s, Emits(value, event)))
 
 
@@ -226,5 +226,5 @@ def test_failed_validation_restores_weights(tmp_path, monkeypatch):
 
 def test_array_name_outside_callback_prefix_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(PreviousCallback, "place", property(lambda self: "callback/other", lambda self, place: None))
-    with pytest.raises(ValueError, match="callback=previous names an array 'callback/other/weights/"):
+    with pytest.raises(ValueError, match="callback=previous has an array 'callback/other/weights/"):
         open_session(tmp_path / "out", PREVIOUS)

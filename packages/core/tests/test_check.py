@@ -93,9 +93,9 @@ def test_number_below_minimum_is_refused(section, values, message):
 
 def test_indivisible_global_batch_suggests_nearest_sizes():
     message = refused(parallel="ddp", launch=LocalLaunch(processes=3))
-    assert message.startswith("batch.global_size=16 does not divide over 3 data-parallel ranks.")
+    assert message.startswith("batch.global_size=16 is not divisible by 3 data-parallel ranks.")
     assert "Nearest: batch.global_size=15 or batch.global_size=18" in message
-    assert "a width among 1, 2, 4, 8, 16" in message
+    assert "a data-parallel width among 1, 2, 4, 8, 16" in message
 
 
 def test_more_ranks_than_sequences_is_refused():
@@ -105,7 +105,7 @@ def test_more_ranks_than_sequences_is_refused():
 
 def test_indivisible_microbatch_lists_valid_sizes():
     message = refused(parallel="ddp", launch=LocalLaunch(processes=2), batch={"micro_size": 3})
-    assert "batch.micro_size=3 does not divide 8, one rank's share of batch.global_size=16 over 2." in message
+    assert "batch.micro_size=3 does not divide 8 (batch.global_size=16 / 2 data-parallel ranks)." in message
     assert "Choose batch.micro_size among 1, 2, 4, 8" in message
 
 
@@ -117,27 +117,27 @@ def test_single_strategy_refuses_two_processes():
 def test_axis_sizes_not_matching_world_are_refused(monkeypatch):
     monkeypatch.setattr(Ddp, "size_axes", lambda self, world: {"dp_replicate": 2, "tp": 3})
     message = refused(parallel="ddp", launch=LocalLaunch(processes=4))
-    assert "parallel=ddp lays out dp_replicate 2 x tp 3 = 6 ranks, but this run has 4 processes." in message
+    assert "the axes of parallel=ddp give dp_replicate 2 x tp 3 = 6 ranks, but this run has 4 processes." in message
 
 
 def test_missing_gpu_is_refused(monkeypatch):
     monkeypatch.setattr("gangline.config.check.count_gpus", lambda: 0)
-    assert "run.device=cuda: there is no GPU here." in refused(run={"device": "cuda"})
+    assert "run.device=cuda: this machine has no GPU." in refused(run={"device": "cuda"})
     assert refused(run={"device": "gpu"}).splitlines() == [
-        "run.device=gpu is no device.",
-        "  A GPU is called cuda.",
-        "  run.device=cpu, or null: there is no GPU.",
+        "run.device=gpu must be cpu, cuda or cuda:N.",
+        "  The name of a GPU is cuda.",
+        "  Type run.device=cpu or run.device=null: this machine has no GPU.",
     ]
     assert "Did you mean cuda?" in refused(run={"device": "cuad:0"})
     check(build_default_run(run={"device": "cpu"}))
     monkeypatch.setattr("gangline.config.check.count_gpus", lambda: 2)
     check(build_default_run(run={"device": "cuda:1"}))
-    assert "run.device=cuda:2: there are 2 GPUs here, counted from 0." in refused(run={"device": "cuda:2"})
+    assert "run.device=cuda:2: this machine has 2 GPUs, numbered from 0." in refused(run={"device": "cuda:2"})
 
 
 def test_all_problems_are_reported_in_one_message(corpus):
     message = refused(run={"steps": 0}, batch={"global_size": -1}, launch=LocalLaunch(max_restarts=-1))
-    assert message.startswith("3 things cannot work:")
+    assert message.startswith("3 problems:")
     assert "1. run.steps=0" in message
     assert "3. launch.max_restarts=-1" in message
 
@@ -258,9 +258,7 @@ class Case:
     [
         Case([Problem("a.", "b.", "c.")], "a.\n  b.\n  c."),
         Case([Problem("a.")], "a."),
-        Case(
-            [Problem("a.", "b."), Problem("c.", "", "d.")], "2 things cannot work:\n  1. a.\n     b.\n  2. c.\n     d."
-        ),
+        Case([Problem("a.", "b."), Problem("c.", "", "d.")], "2 problems:\n  1. a.\n     b.\n  2. c.\n     d."),
     ],
 )
 def test_problems_are_formatted_as_one_message(case):

@@ -112,7 +112,9 @@ def test_plugins_lists_suppliers_and_installable_parts(capsys):
                 re.MULTILINE,
             )
     assert re.search(
-        r"Known, not installed\n(.*\n)*.*parallel=3d +.* +pip install (gangline|-e .*/parallel)-megatron-style", page
+        r"Known parts that are not installed\n(.*\n)*.*parallel=3d +.* +pip install "
+        r"(gangline|-e .*/parallel)-megatron-style",
+        page,
     )
     assert "Cannot be used" not in page
 
@@ -279,7 +281,7 @@ def test_sigterm_while_composing_ends_train_with_message(here):
     process.send_signal(signal.SIGTERM)
     _, said_last = process.communicate(timeout=120)
     assert process.returncode == 128 + signal.SIGTERM
-    assert said_last == "train: SIGTERM ended the command while no rank was running; nothing had to be saved\n"
+    assert said_last == "train: SIGTERM ended the command while no rank was running; there was no state to save\n"
 
 
 COMPOSES = """

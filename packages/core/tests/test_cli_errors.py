@@ -74,14 +74,14 @@ def refused(tmp_path: Path, *words: str, strangers=None, module: str = "gangline
         (["model=meta-llama/Llama-3.2-1B"], ["gangline import meta-llama/Llama-3.2-1B  prints the command"]),
         (
             ["wandb=true"],
-            ["Did you mean track=[console,jsonl,tensorboard,wandb]?", "It is supplied by gangline-track:"],
+            ["Did you mean track=[console,jsonl,tensorboard,wandb]?", "track=wandb is supplied by gangline-track:"],
         ),
-        (["comet=true"], ["No part here speaks to comet", "gangline new-plugin comet --kind tracker"]),
+        (["comet=true"], ["comet is not supported here. Choices: track=", "gangline new-plugin comet --kind tracker"]),
         (
             ["tp=2"],
             [
                 "Type  parallel=tp launch.processes=2, or with other axes  parallel=3d parallel.tp=2",
-                "It is supplied by",
+                "parallel=tp is supplied by",
             ],
         ),
         (["pp=4"], ["Type  parallel=pp launch.processes=4"]),
@@ -99,11 +99,14 @@ def refused(tmp_path: Path, *words: str, strangers=None, module: str = "gangline
         (["--bf16"], ["there is no flag --bf16.", "Did you mean precision=bf16?"]),
         (["--model_name_or_path", "x"], ["Type  model.weights=DIR"]),
         (["--job.config_file=x.toml"], ["Type  recipe=NAME|FILE.yaml"]),
-        (["track=[console,wandb]"], ["track=wandb is not available here.", "It is supplied by gangline-track:"]),
+        (
+            ["track=[console,wandb]"],
+            ["track=wandb is not available here.", "track=wandb is supplied by gangline-track:"],
+        ),
         (["run.recompute=Full"], ["run.recompute=Full: expected none or selective or full", "Did you mean full?"]),
         (
             ["track.wandb=true"],
-            ["add it:  track=[...,wandb]", "It is supplied by gangline-track:"],
+            ["add it:  track=[...,wandb]", "track=wandb is supplied by gangline-track:"],
         ),
         (["bf16=true"], ["Did you mean precision=bf16?"]),
         (["tensorboard=on"], ["Did you mean track=[console,jsonl,tensorboard]?"]),
@@ -121,41 +124,44 @@ def refused(tmp_path: Path, *words: str, strangers=None, module: str = "gangline
         (["lr=1"], ["there is no group lr, and no option.", "Did you mean optimizer.learning_rate?"]),
         (["train.epochs=1"], ["there is no option train.epochs.", "Did you mean run.steps?"]),
         (["model.seq-len=1"], ["there is no option model.seq-len.", "Did you mean batch.sequence_length?"]),
-        (["optimizer.momentum=1"], ["optimizer=adamw has none; these have: muon."]),
+        (["optimizer.momentum=1"], ["Parts of optimizer that have the option momentum: muon."]),
         (["+run.speed=3"], ["there is no option run.speed.", "Options: name, dir, seed, steps"]),
         (["run.steps.more=3"], ["there is no option run.steps.more."]),
         (["run=3"], ["run is a section; set one of its options."]),
-        (["run.steps=many"], ["run.steps=many: expected a whole number, got 'many'."]),
+        (["run.steps=many"], ["run.steps=many: expected an integer, got 'many'."]),
         (["optimizer.learning_rate=[1]"], ["optimizer.learning_rate=[1]: expected a number"]),
         (["run.recompute=half"], ["run.recompute=half: expected none or selective or full"]),
-        (["batch.global_size=null"], ["batch.global_size=null: expected a whole number, got null."]),
-        (["run.steps=x", "run.seed=y"], ["2 things cannot work:", "1. run.seed=y", "2. run.steps=x"]),
-        (["optimizer=a", "track=[b]", "run.c=1"], ["3 things cannot work:", "optimizer=a", "track=b", "run.c"]),
-        (["track=console,jsonl"], ["names several values.", "train -m track=console,jsonl", "track=[console,jsonl]"]),
+        (["batch.global_size=null"], ["batch.global_size=null: expected an integer, got null."]),
+        (["run.steps=x", "run.seed=y"], ["2 problems:", "1. run.seed=y", "2. run.steps=x"]),
+        (["optimizer=a", "track=[b]", "run.c=1"], ["3 problems:", "optimizer=a", "track=b", "run.c"]),
+        (["track=console,jsonl"], ["has several values.", "train -m track=console,jsonl", "track=[console,jsonl]"]),
         (["track.jsonl.path=x", "track=[console]"], ["track=jsonl is not chosen; add it:  track=[...,jsonl]"]),
-        (["model=[a,b]"], ["a run has one part of model; write model=<name>."]),
-        (["model="], ["model= names no part."]),
-        (["model@x=tiny"], ["'@' has no meaning here"]),
-        (["~run.steps"], ["only a group can be taken away; set a key to null instead."]),
+        (["model=[a,b]"], ["a run has exactly one part of model; write model=<name>."]),
+        (["model="], ["model= needs the name of a part."]),
+        (["model@x=tiny"], ["'@' is not supported"]),
+        (["~run.steps"], ["'~' can remove only a group; set an option to null instead."]),
         (["~optimizer"], ["optimizer=off is not available here."]),
         (["steps"], ["cannot read 'steps': expected key=value.", "without spaces around =, as in  run.steps=10"]),
         (["run.steps", "=", "10"], ["cannot read 'run.steps'", "without spaces around =, as in  run.steps=10"]),
         (["rexume"], ["cannot read 'rexume'", "Did you mean resume?"]),
-        (["data.path=[a"], ["cannot read 'data.path=[a': ] is missing at its end.", "put the whole word in quotes"]),
-        (["run.name={a: [1"], ["cannot read 'run.name={a: [1': ] is missing"]),
-        (["parallel={a: 1, 'b': {c: 1, c: 2}}"], ["gives 'c' twice", "The last one would win"]),
-        (["run.name='it"], ["cannot read \"run.name='it\": ' is missing at its end."]),
-        (['run.name="a\\\\\\"'], [': " is missing at its end.']),
+        (["data.path=[a"], ["cannot read 'data.path=[a': the closing ] is missing.", "Quote the complete argument"]),
+        (["run.name={a: [1"], ["cannot read 'run.name={a: [1': the closing ] is missing"]),
+        (["parallel={a: 1, 'b': {c: 1, c: 2}}"], ["has the key 'c' twice", "Leave out one of the two values"]),
+        (["run.name='it"], ["cannot read \"run.name='it\": the closing ' is missing."]),
+        (['run.name="a\\\\\\"'], [': the closing " is missing.']),
         (["run steps=3"], ["cannot read 'run steps=3': expected key=value."]),
         (["run.name=${nothing}"], ["the configuration cannot be composed.", "nothing", "full_key: run.name"]),
         (["run.name={a: ${x:y,x:z}}"], ["the configuration cannot be composed."]),
-        (["run.name=${oc.select:data.path,${oc.env:X}}"], ["${oc.env:NAME} cannot stand inside another reference."]),
+        (
+            ["run.name=${oc.select:data.path,${oc.env:X}}"],
+            ["${oc.env:NAME} is not supported inside another ${...} reference."],
+        ),
         (["run.name=${oc.env:NO_SUCH_VARIABLE}"], ["needs the environment variable NO_SUCH_VARIABLE"]),
         (["hydra.run.dir=x"], ["there is no option hydra.run.dir."]),
         (["recipe=tniy"], ["there is no recipe 'tniy'.", "Did you mean tiny?"]),
         (["from=nowhere"], ["there is no run directory nowhere."]),
         (["resume=nowhere"], ["there is no run directory nowhere."]),
-        (["resume=nowhere", "recipe=tiny"], ["resume= goes on with a run as it is; recipe=tiny would start another."]),
+        (["resume=nowhere", "recipe=tiny"], ["resume= continues a run, but recipe=tiny starts a new run."]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -174,17 +180,20 @@ def test_invalid_overrides_are_refused_with_hint(tmp_path, monkeypatch, capsys, 
 @pytest.mark.parametrize(
     ("words", "messages"),
     [
-        (["-m", "resume=x", "run.seed=1,2"], ["resume= goes on with one run; -m starts several."]),
-        (["-m", "run.steps=1,x"], ["run.steps=x: expected a whole number"]),
-        (["parallel=ddp", "launch.processes=3"], ["batch.global_size=16 does not divide over 3"]),
+        (["-m", "resume=x", "run.seed=1,2"], ["resume= continues one run; -m starts several runs."]),
+        (["-m", "run.steps=1,x"], ["run.steps=x: expected an integer"]),
+        (["parallel=ddp", "launch.processes=3"], ["batch.global_size=16 is not divisible by 3"]),
         (["launch.processes=2"], ["parallel=single supports one process, and this job has 2 processes."]),
         (["run.dir=/proc/x"], ["cannot write the run directory /proc/x"]),
-        (["run.device=gpu"], ["run.device=gpu is no device.", "A GPU is called cuda."]),
+        (["run.device=gpu"], ["run.device=gpu must be cpu, cuda or cuda:N.", "The name of a GPU is cuda."]),
         (["optimizer.learning_rate=nan", "run.dir=new"], ["learning_rate=nan must be finite and at least 0."]),
         (["data.path=nothing.txt"], ["nothing.txt"]),
-        (["--steps=3"], ["there is no flag --steps=3.", "Values are set without dashes:  run.steps=3"]),
+        (["--steps=3"], ["there is no flag --steps=3.", "Set options without dashes:  run.steps=3"]),
         (["--hlep"], ["there is no flag --hlep.", "Did you mean --help?"]),
-        (["--completion", "tcsh"], ["no completion for the shell 'tcsh'.", "Shells: bash, zsh, fish."]),
+        (
+            ["--completion", "tcsh"],
+            ["train --completion does not support the shell 'tcsh'.", "Shells: bash, zsh, fish."],
+        ),
         (["optimizer=adam", "--help"], ["optimizer=adam is not available here."]),
         (["optimizer=adam", "--cfg", "job"], ["optimizer=adam is not available here."]),
         (
@@ -193,7 +202,7 @@ def test_invalid_overrides_are_refused_with_hint(tmp_path, monkeypatch, capsys, 
         ),
         (["+ckpt=zarr"], ["there is no group ckpt, and no option.", "Did you mean checkpoint=zarr?"]),
         (["optimizer.learning_rat=3"], ["no option optimizer.learning_rat.", "Did you mean optimizer.learning_rate?"]),
-        (["run.steps=many"], ["run.steps=many: expected a whole number, got 'many'."]),
+        (["run.steps=many"], ["run.steps=many: expected an integer, got 'many'."]),
         (["resume=nowhere"], ["there is no run directory nowhere."]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -212,7 +221,7 @@ def test_train_refuses_invalid_arguments_with_exit_code_2(tmp_path, monkeypatch,
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["-m", "run.steps=1,x"], "run.steps=x: expected a whole number"),
+        (["-m", "run.steps=1,x"], "run.steps=x: expected an integer"),
         (["data.path=nothing.txt"], "nothing.txt"),
         (["--hlep"], "there is no flag --hlep."),
         (["optimizer=adam"], "optimizer=adam is not available here."),
@@ -271,13 +280,13 @@ def test_part_of_broken_package_is_refused(tmp_path, strangers):
     )
     said = refused(tmp_path, "checkpoint=zarr", strangers=strangers)
     assert "gangline-ckpt-zarr 0.2.1 is installed but failed to import" in said
-    assert "Its own requirement is zarr-that-is-missing>=3.1" in said
+    assert "gangline-ckpt-zarr requires zarr-that-is-missing>=3.1" in said
 
 
 def test_part_of_outdated_package_is_refused(tmp_path, strangers):
     strangers.add("gangline-ckpt-zarr", "raise SystemExit\n", version="0.0.4", contract="v0")
     said = refused(tmp_path, "checkpoint=zarr", strangers=strangers)
-    assert "gangline-ckpt-zarr 0.0.4 speaks plugin contract v0; this gangline speaks v1" in said
+    assert "gangline-ckpt-zarr 0.0.4 implements plugin contract v0, but this gangline supports v1" in said
     assert "pip install --upgrade gangline-ckpt-zarr" in said
 
 
@@ -299,15 +308,15 @@ def run(tmp_path):
 
 def test_resume_from_half_written_directory_is_refused(tmp_path, run):
     run.config.write_text(run.config.read_text()[:200])
-    assert "is cut short" in refused(tmp_path, "resume=out")
+    assert "is truncated" in refused(tmp_path, "resume=out")
     run.config.unlink()
-    assert "was only half-written" in refused(tmp_path, "resume=out")
+    assert "config.yaml is missing" in refused(tmp_path, "resume=out")
 
 
 def test_resume_with_another_model_is_refused(tmp_path, run):
     said = refused(tmp_path, "resume=out", "model=gpt2-124m")
-    assert "a run that is resumed keeps its model (tiny -> gpt2-124m)" in said.replace("model.dim", "")
-    assert "These may change" in said
+    assert "a resumed run cannot change model (tiny -> gpt2-124m)" in said.replace("model.dim", "")
+    assert "Options that may change" in said
 
 
 def test_directory_that_holds_a_run_is_refused(tmp_path, run):
@@ -320,16 +329,16 @@ def test_second_train_on_a_directory_is_refused(tmp_path, run):
         said = refused(tmp_path, "resume=out")
     finally:
         run.unlock()
-    assert f"is in use: another train, pid {os.getpid()} on " in said
+    assert f"is in use by another train: pid {os.getpid()} on " in said
 
 
 @pytest.mark.parametrize(
     ("words", "messages"),
     [
         (["plugin"], ["there is no verb 'plugin'.", "Did you mean plugins?"]),
-        (["train"], ["there is no verb 'train'.", "Training is a command of its own:  train --help"]),
-        (["run.steps=5", "moe=on"], ["Training is a command of its own:  train run.steps=5 moe=on"]),
-        (["train", "data.path=a b"], ["Training is a command of its own:  train 'data.path=a b'"]),
+        (["train"], ["there is no verb 'train'.", "To train:  train --help"]),
+        (["run.steps=5", "moe=on"], ["To train:  train run.steps=5 moe=on"]),
+        (["train", "data.path=a b"], ["To train:  train 'data.path=a b'"]),
     ],
 )
 def test_unknown_command_is_refused_with_hint(tmp_path, words, messages):

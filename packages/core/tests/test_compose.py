@@ -142,15 +142,15 @@ def test_bare_on_and_off_in_yaml_are_choices(here, adapter):
     ("content", "message"),
     [
         ("defaults: [{model: tiny}]", "has a defaults list"),
-        ("model: tiny", "model must be a mapping of options.\n  To choose a part write  parts: {model: tiny}"),
-        ("health: [on]", "health must be a mapping of options.\n  To choose a part write  parts: {health: [on]}"),
+        ("model: tiny", "model must be a mapping of options.\n  To choose a part, write  parts: {model: tiny}"),
+        ("health: [on]", "health must be a mapping of options.\n  To choose a part, write  parts: {health: [on]}"),
         ("parts: {health: [on]}", "health=on is not available here"),
-        ("optimiser: {}", "there is no 'optimiser'.\n  Did you mean optimizer?"),
+        ("optimiser: {}", "has an unknown key 'optimiser'.\n  Did you mean optimizer?"),
         ("[1, 2]", "must be a mapping"),
         ("a: [", "cannot be read"),
         ("parts: {model: tinny}", "model=tinny is not available here.\n  Did you mean model=tiny?"),
         ("optimizer: {momentum: 1}", "optimizer.momentum: optimizer=adamw has no such option."),
-        ("run: {steps: many}", "run.steps=many: expected a whole number, got 'many'."),
+        ("run: {steps: many}", "run.steps=many: expected an integer, got 'many'."),
     ],
 )
 def test_invalid_recipe_is_refused(here, content, message):
@@ -221,8 +221,8 @@ def test_resume_refuses_changed_settings(earlier, word):
     with pytest.raises(UserError) as caught:
         continue_run("out", earlier.read_content(), [word])
     message = str(caught.value)
-    assert message.startswith(f"a run that is resumed keeps its {word.partition('=')[0]}")
-    assert "These may change: run.steps" in message
+    assert message.startswith(f"a resumed run cannot change {word.partition('=')[0]}")
+    assert "Options that may change: run.steps" in message
     assert f"train from=out {word}" in message
 
 
@@ -376,7 +376,7 @@ def test_secret_in_override_or_recipe_is_refused(cloud, tmp_path, monkeypatch):
         with pytest.raises(UserError) as caught:
             RunDirectory.create(compose_one([*words, "run.dir=out"]), ["train"])
         message = str(caught.value)
-        assert "track.cloud.api_key holds a secret" in message
+        assert "track.cloud.api_key contains a secret" in message
         assert "'track.cloud.api_key=${oc.env:API_KEY}'" in message
         assert "sh-1234" not in message
         assert not Path("out").exists()

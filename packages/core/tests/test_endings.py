@@ -43,10 +43,10 @@ def test_agent_failure_before_rendezvous_is_printed(tmp_path, capfd, before):
     if before is not None:
         write_ending(tmp_path, before)
     assert Agents(tmp_path, 1).watch() == 2
-    assert "is no run directory, or was only half-written" in capfd.readouterr().err
+    assert "is not a complete run directory: config.yaml is missing" in capfd.readouterr().err
 
 
-NOBODY = "everything was killed, and nobody was left to say why"
+NOBODY = "all ranks were killed before one reported an error"
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ NOBODY = "everything was killed, and nobody was left to say why"
         ({"signal": "SIGTERM", "saved": True}, "preempted", 75, True, "SIGTERM; all steps are saved"),
         ({"signal": "SIGUSR1", "saved": True}, "preempted", 75, True, "SIGUSR1; all steps are saved"),
         ({"signal": "SIGUSR2", "saved": True}, "preempted", 75, True, "SIGUSR2; all steps are saved"),
-        ({"signal": "SIGTERM"}, "signal", 143, False, "SIGTERM; nothing was saved"),
+        ({"signal": "SIGTERM"}, "signal", 143, False, "SIGTERM; not all steps are saved"),
         ({"signal": "SIGINT", "saved": True}, "signal", 130, False, "SIGINT; all steps are saved"),
         ({"signal": "SIGHUP", "saved": True}, "signal", 129, False, "SIGHUP; all steps are saved"),
         ({"failure": "user", "exit_code": 2}, "mistake", 2, False, "a rank failed"),
@@ -156,7 +156,7 @@ def test_lost_store_ends_run_for_new_workers(tmp_path):
     """All ranks, at the same step, also where one alone is cut off: the next run goes on from the newest checkpoint."""
     for ended, orders, step in get_pool(2).run(cut_off, tmp_path / "out", 1):
         assert (ended.kind, ended.exit_code, orders, step) == ("restart", 75, ["restart"], 5)
-        assert "store-lost at rank 1: the job's store is lost for good (Broken pipe)" in ended.what
+        assert "store-lost at rank 1: the connection to the job store is lost permanently (Broken pipe)" in ended.what
         assert "step-00000002 is the newest checkpoint" in ended.what
     assert [found[0] for found in get_pool(2).run(cut_off, tmp_path / "out", None)] == [0, 0]
 
@@ -164,7 +164,7 @@ def test_lost_store_ends_run_for_new_workers(tmp_path):
 def test_lost_store_at_last_save_requests_restart(tmp_path):
     for ended, orders, step in get_pool(2).run(cut_off, tmp_path / "out", 1, 4):
         assert (ended.kind, ended.exit_code, orders, step) == ("restart", 75, [], 4)
-        assert "store-lost at rank 1: the job's store is lost for good (Broken pipe)" in ended.what
+        assert "store-lost at rank 1: the connection to the job store is lost permanently (Broken pipe)" in ended.what
     assert read_ending(tmp_path / "out") is None  # the launcher's word
 
 
@@ -192,7 +192,7 @@ def test_node_cannot_join_ended_job(tmp_path, monkeypatch):
     agent = RunDirectory(tmp_path)
     assert agent.share(waits=False) == job  # of a command that is in it
     agent.unlock()
-    with pytest.raises(UserError, match="the last node of a job that is over"):
+    with pytest.raises(UserError, match="the last node of a finished job"):
         second.share()
     monkeypatch.setattr(lock, "OVER_SECONDS", 60)
     leaves = threading.Timer(0.3, first.unlock)
@@ -208,7 +208,9 @@ def test_a_live_job_keeps_its_configuration(tmp_path):
     RunDirectory.create(run(10)).unlock()
     first, second = RunDirectory(tmp_path / "out"), RunDirectory(tmp_path / "out")
     first.go_on(run(20))
-    with pytest.raises(UserError, match=r"another configuration: run\.steps is 20 there, and 30 here"):
+    with pytest.raises(
+        UserError, match=r"another configuration .*: run\.steps is 20 in the directory and 30 in this command"
+    ):
         second.go_on(run(30))
     second.go_on(run(20))
     assert first.run().job.steps == 20
@@ -283,7 +285,7 @@ def test_deleted_run_directory_is_reported(tmp_path):
     s = open_session(tmp_path / "out", "run.steps=2", "checkpoint.every=1")
     shutil.rmtree(tmp_path / "out")
     (tmp_path / "out").mkdir()
-    with pytest.raises(UserError, match=r"config\.yaml is gone: the run directory was deleted or moved") as told:
+    with pytest.raises(UserError, match=r"config\.yaml is missing: the run directory was deleted or moved") as told:
         train(s)
     assert "cannot be resumed" in str(told.value)
     assert len(s.checkpointer.list()) == 2

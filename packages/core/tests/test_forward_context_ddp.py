@@ -241,7 +241,7 @@ def test_ddp_binds_each_fold_module_once():
 
 def test_fold_without_bindable_module_is_refused():
     plan_without = Plan(**{**PLAN.__dict__, "cuts": (ShardRule("embed.weight", 0, "parts"),)})
-    with pytest.raises(TypeError, match=r"embed\.weight is cut along the fold 'parts', but no module"):
+    with pytest.raises(TypeError, match=r"embed\.weight is sharded along the fold 'parts', but no module"):
         built(Case(Single()), plan=plan_without)
 
 
@@ -292,5 +292,7 @@ class Lost(Toy):
 
 
 def test_non_persistent_buffer_is_refused():
-    with pytest.raises(ValueError, match="the buffer table is not persistent, so nothing fills it"):
+    with pytest.raises(
+        ValueError, match="the buffer table is not persistent, so neither initialization nor checkpoints fill it"
+    ):
         built(Case(Single()), Lost)

@@ -56,7 +56,7 @@ def test_older_generation_writes_nothing(first):
     advance(first)
     events.write("end")
     assert [line["event"] for line in read_events(first)] == ["start"]
-    with pytest.raises(Fenced, match="generation 2 of the run has begun, and this rank is of 1"), hold(first):
+    with pytest.raises(Fenced, match="generation 2 has started, and this rank is of generation 1"), hold(first):
         pytest.fail("it was let in")
 
 
@@ -183,7 +183,7 @@ BUG = RankFailure(1, "bug", 1, "OSError: no driver", member="health/mine")
     [
         (BUG, "its own", ("bug", "rank 1 failed first: OSError: no driver", "health/mine", 1)),
         (BUG, None, ("bug", "rank 1 failed first: OSError: no driver", "health/mine", 1)),
-        (None, None, ("killed", "everything was killed, and nobody was left to say why", "", 1)),
+        (None, None, ("killed", "all ranks were killed before one reported an error", "", 1)),
         (None, LOST, ("killed", "the server is gone", "", 1)),
         (None, MISSED, ("preempted", "", "", 0)),
         (None, PREEMPTED, ("preempted", "", "", 0)),

@@ -102,7 +102,7 @@ def test_restarted_ranks_see_fresh_keys_in_agent_store(tmp_path):
 
 def test_mesh_size_other_than_job_is_refused(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "3")
-    with pytest.raises(ValueError, match="the mesh has 2 ranks, the job 3"):
+    with pytest.raises(ValueError, match="the mesh has 2 ranks, but the job has 3"):
         connect(Mesh.of({"dp_replicate": 2}))
 
 

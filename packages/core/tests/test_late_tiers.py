@@ -142,7 +142,7 @@ class Nothing(DcpCheckpointer):
 
 
 def test_save_without_handle_is_refused(tmp_path):
-    with pytest.raises(TypeError, match=r"Nothing\.save returns NoneType, and no SaveHandle"):
+    with pytest.raises(TypeError, match=r"Nothing\.save returned NoneType, not a SaveHandle"):
         live_with_odd_ends(tmp_path / "out", Nothing)
 
 
@@ -168,4 +168,4 @@ def test_waiting_for_a_save_is_reported(tmp_path, monkeypatch):
     notes: list[str] = []
     monkeypatch.setattr(s.reporter, "note", note)
     assert str(train(s)) == "0"
-    assert notes == ["waiting for step-00000001 (0% written here) since 0 s"]
+    assert notes == ["still waiting for step-00000001 (0% written here) after 0 s"]

@@ -314,7 +314,7 @@ def test_ranks_end_with_fork_server(run_dir):
         (RuntimeError("[../gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:80"), True),
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
         (ValueError("Connection reset by peer"), False),
-        (PeerFailed("the rank that reads for this one failed"), True),
+        (PeerFailed("the rank that reads the batches of this rank failed"), True),
     ],
 )
 def test_lost_peer_errors_are_recognized(error, lost):

@@ -41,7 +41,7 @@ def resumed(run_dir, decays="[0.5,0.9]"):
 
 
 def test_leftover_optimizer_array_is_refused_by_name(with_old):
-    with pytest.raises(UserError, match="state that this run has no place for") as caught:
+    with pytest.raises(UserError, match="state that this run does not have") as caught:
         resumed(with_old)
     assert OLD in str(caught.value)
 
@@ -67,11 +67,11 @@ def test_filled_optimizer_array_is_not_leftover(with_old, monkeypatch):
 def test_leftover_callback_arrays_are_dropped_by_default(run_dir):
     s = resumed(run_dir, "[0.9]")
     assert s.step == 2
-    assert any("arrays of callback=ema that this run does not use: left out" in note for note in s.notes)
+    assert any("arrays of callback=ema that this run does not use: ignored" in note for note in s.notes)
 
 
 def test_required_leftover_callback_array_is_refused(run_dir, monkeypatch):
     monkeypatch.setattr(EmaCallback, "may_drop", lambda self, names: ())
-    with pytest.raises(UserError, match="state that this run has no place for") as caught:
+    with pytest.raises(UserError, match="state that this run does not have") as caught:
         resumed(run_dir, "[0.9]")
     assert "callback/ema/0.5/" in str(caught.value)

@@ -37,23 +37,23 @@ def test_complete_method_has_no_problems():
 
 def test_missing_parts_of_method_are_named():
     assert found("parallel=paired") == [
-        "parallel=paired needs optimizer=paired. Choose it too:  optimizer=paired",
-        "parallel=paired needs callback=paired. Choose it too:  callback=[paired]",
+        "parallel=paired needs optimizer=paired. To choose both:  optimizer=paired",
+        "parallel=paired needs callback=paired. To choose both:  callback=[paired]",
     ]
     assert found("optimizer=paired", "callback=[profile,paired]") == [
-        "optimizer=paired needs parallel=paired. Choose it too:  parallel=paired"
+        "optimizer=paired needs parallel=paired. To choose both:  parallel=paired"
     ]
     assert found("parallel=paired", "optimizer=paired", "callback=[profile]") == [
-        "parallel=paired needs callback=paired. Choose it too:  callback=[profile,paired]"
+        "parallel=paired needs callback=paired. To choose both:  callback=[profile,paired]"
     ]
 
 
 def test_needs_of_nested_part_are_checked():
     assert found("parallel=around", "parallel/inner=needy") == [
-        "parallel/inner=needy needs optimizer=paired. Choose it too:  optimizer=paired"
+        "parallel/inner=needy needs optimizer=paired. To choose both:  optimizer=paired"
     ]
     assert found("parallel=around", "parallel/inner=needy", "optimizer=paired") == [
-        "optimizer=paired needs parallel=paired. Choose it too:  parallel=paired"
+        "optimizer=paired needs parallel=paired. To choose both:  parallel=paired"
     ]
 
 
@@ -75,7 +75,7 @@ def test_suite_selects_needed_parts():
 
 @pytest.mark.parametrize(
     ("wrong", "why"),
-    [({"needs": ("optimizer",)}, "group=name"), ({"views": {"inner": "parallel"}}, "does not open")],
+    [({"needs": ("optimizer",)}, "group=name"), ({"views": {"inner": "parallel"}}, "missing in `opens`")],
     ids=["needs", "views"],
 )
 def test_part_with_invalid_declaration_is_refused(wrong, why):

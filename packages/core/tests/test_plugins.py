@@ -108,7 +108,7 @@ def test_two_defaults_of_one_group_are_refused(strangers):
     deep = checkpointer("deep", "gangline_deep").replace("summary=", "default=True, summary=")
     strangers.add("gangline-deep", deep, version="2.5.1")
     said = ask(strangers, "checkpoint=torch")["said"]["checkpoint=torch"]
-    assert "two installed packages say what a run has of checkpoint where nobody chooses" in said
+    assert "two installed packages have a default part of the group checkpoint" in said
     assert "gangline-basics" in said
     assert "gangline-deep 2.5.1 (deep)" in said
     alone = ask(strangers, "checkpoint=deep", plugins="gangline-deep")
@@ -152,13 +152,13 @@ def test_broken_plugin_fails_only_when_chosen(strangers):
     said = found["said"]["checkpoint=zarr"]
     assert said.splitlines()[0] == "checkpoint=zarr is not available here."
     assert "gangline-ckpt-zarr 0.1.0 is installed but failed to import: ModuleNotFoundError" in said
-    assert "Its own requirement is no-such-module>=3.1; try  pip install --upgrade gangline-ckpt-zarr" in said
+    assert "gangline-ckpt-zarr requires no-such-module>=3.1; try  pip install --upgrade gangline-ckpt-zarr" in said
 
 
 def test_broken_unknown_plugin_is_possible_supplier(strangers):
     strangers.add("acme-things", "raise RuntimeError('out of coffee')\n")
     said = ask(strangers, "checkpoint=vault")["said"]["checkpoint=vault"]
-    assert "acme-things 0.1.0 may be what offers it" in said
+    assert "acme-things 0.1.0 may offer " in said
     assert "RuntimeError: out of coffee" in said
 
 
@@ -183,13 +183,16 @@ def test_plugin_of_another_contract_is_not_imported(strangers, contract, fix):
     strangers.add("gangline-ckpt-zarr", "raise SystemExit('imported')\n", contract=contract, version="0.4.0")
     found = ask(strangers, "checkpoint=zarr")
     said = found["said"]["checkpoint=zarr"]
-    assert f"gangline-ckpt-zarr 0.4.0 speaks plugin contract {contract}; this gangline speaks v1" in said
+    assert f"gangline-ckpt-zarr 0.4.0 implements plugin contract {contract}, but this gangline supports v1" in said
     assert f"pip install {fix}" in said.splitlines()[2]
 
 
 def test_missing_part_is_explained_by_catalogue(strangers):
     said = ask(strangers, "checkpoint=zarr", "moe=on", "parallel=3d")["said"]
-    assert f"It is supplied by gangline-ckpt-zarr:  {catalogue.get('gangline-ckpt-zarr')}" in said["checkpoint=zarr"]
+    assert (
+        f"checkpoint=zarr is supplied by gangline-ckpt-zarr:  {catalogue.get('gangline-ckpt-zarr')}"
+        in said["checkpoint=zarr"]
+    )
     assert "Installed choices for moe: off." in said["moe=on"]
     assert catalogue.get("gangline-parallel-megatron-style") in said["parallel=3d"]
 
@@ -205,7 +208,7 @@ def test_install_hints_name_available_packages():
 def test_supplier_without_part_suggests_upgrade(strangers):
     strangers.add("gangline-ckpt-zarr", checkpointer("zarr_old", "gangline_ckpt_zarr"))
     said = ask(strangers, "checkpoint=zarr")["said"]["checkpoint=zarr"]
-    assert "0.1.0 is installed but does not offer it:  pip install --upgrade gangline-ckpt-zarr" in said
+    assert "0.1.0 is installed but lacks checkpoint=zarr:  pip install --upgrade gangline-ckpt-zarr" in said
 
 
 def test_misspelled_part_gets_suggestion(strangers):
@@ -219,7 +222,7 @@ def test_plugins_variable_limits_loaded_plugins(strangers):
     strangers.add("gangline-ckpt-zarr", checkpointer("zarr", "gangline_ckpt_zarr"), plugin="zarr")
     strangers.add("gangline-broken", "raise RuntimeError\n")
     core_alone = ask(strangers, "checkpoint=zarr", plugins="")
-    assert "which GANGLINE_PLUGINS leaves out; add zarr" in core_alone["said"]["checkpoint=zarr"]
+    assert "which GANGLINE_PLUGINS excludes; add zarr" in core_alone["said"]["checkpoint=zarr"]
     assert core_alone["failures"] == []
     assert ask(strangers, "checkpoint=zarr", plugins="zarr, ")["said"]["checkpoint=zarr"] == "gangline-ckpt-zarr 0.1.0"
     unknown = ask(strangers, "checkpoint=zarr", plugins="zrr")["said"]["checkpoint=zarr"]
@@ -244,17 +247,18 @@ BREACHES = {
     "an unknown hook": ("@hookimpl\ndef gangline_speeds(): return []", "unknown hook 'gangline_speeds'"),
     "a hook without its mark": (
         "def gangline_checkpointers(): return []",
-        "gangline_checkpointers lacks the mark of a hook: write @hookimpl above it",
+        "the hook gangline_checkpointers is not marked with @hookimpl: write @hookimpl above the function",
     ),
     "an edit that is a default": (
         "@dataclass\nclass Edit(EditConfig): pass\n@hookimpl\ndef gangline_model_edits():\n"
         "    yield Part(group='weather', name='a', config=Edit, build='m:b', summary='s', default=True)",
-        "weather=a: default=True does nothing, for weather is off unless a run chooses a part; leave it out",
+        "weather=a: default=True has no effect: weather is off unless a run chooses a part; leave it out",
     ),
     "a need that a group is off": (
         "@hookimpl\ndef gangline_checkpointers():\n"
         "    yield Part(name='a', config=Config, build='m:b', summary='s', needs=('moe=off',))",
-        "checkpoint=a: needs cannot hold moe=off, for off is no part; report it as a problem of the options' check",
+        "checkpoint=a: needs cannot contain moe=off: off is not a part; "
+        "the check of the options can return a problem instead",
     ),
     "a hook with an argument": (
         "@hookimpl\ndef gangline_checkpointers(run): return []",
@@ -275,13 +279,13 @@ BREACHES = {
     "another group than the hook's": (
         "@hookimpl\ndef gangline_schedules():\n"
         "    yield Part(group='checkpoint', name='a', config=Config, build='m:b', summary='s')",
-        "part 'a' of gangline_schedules must be of the group 'schedule', not 'checkpoint'; "
+        "part 'a' of gangline_schedules must be in the group 'schedule', not in 'checkpoint'; "
         "gangline_checkpointers offers parts of 'checkpoint'",
     ),
     "a group of its own under a hook that has one": (
         "@hookimpl\ndef gangline_schedules():\n"
         "    yield Part(group='weather', name='a', config=Config, build='m:b', summary='s')",
-        "part 'a' of gangline_schedules must be of the group 'schedule', not 'weather'",
+        "part 'a' of gangline_schedules must be in the group 'schedule', not in 'weather'",
     ),
     "options of another base than the hook's": (
         "@hookimpl\ndef gangline_schedules(): yield Part(name='a', config=Config, build='m:b', summary='s')",
@@ -295,13 +299,13 @@ BREACHES = {
     "an edit in a group of another hook": (
         "@dataclass\nclass Edit(EditConfig): pass\n@hookimpl\ndef gangline_model_edits():\n"
         "    yield Part(group='checkpoint', name='a', config=Edit, build='m:b', summary='s')",
-        "part 'a' of gangline_model_edits must be of a group of its own, not 'checkpoint'; "
+        "part 'a' of gangline_model_edits must be in a new group, not in 'checkpoint'; "
         "gangline_checkpointers offers parts of 'checkpoint'",
     ),
     "an edit without a group": (
         "@dataclass\nclass Edit(EditConfig): pass\n@hookimpl\ndef gangline_model_edits():\n"
         "    yield Part(name='a', config=Edit, build='m:b', summary='s')",
-        "part 'a' of gangline_model_edits names no group",
+        "part 'a' of gangline_model_edits must name its group",
     ),
     "a part of core's group with other options": (
         "@hookimpl\ndef gangline_parts():\n"
@@ -310,11 +314,11 @@ BREACHES = {
     ),
     "a part without a group": (
         "@hookimpl\ndef gangline_parts():\n    yield Part(name='a', config=Config, build='m:b', summary='s')",
-        "names no group",
+        "must name its group",
     ),
     "a group that is a section": (
         "@hookimpl\ndef gangline_parts(): yield Part(group='batch', name='a', config=Config, build='m:b', summary='s')",
-        "'batch' cannot be the name of a group",
+        "'batch' is reserved or not a valid name of a group",
     ),
     "one class for two parts": (
         "@hookimpl\ndef gangline_checkpointers():\n"
@@ -328,7 +332,7 @@ BREACHES = {
     ),
     "a name with capitals": (
         "@hookimpl\ndef gangline_checkpointers(): yield Part(name='Deep', config=Config, build='m:b', summary='s')",
-        "must be lower-case",
+        "must consist of lower-case",
     ),
     "a hook that raises": ("@hookimpl\ndef gangline_checkpointers(): raise OSError('no disk')", "OSError: no disk"),
 }
@@ -396,9 +400,9 @@ def test_part_without_reader_is_plugin_error(strangers):
     found = ask(strangers, "adapter=on", "weather=rain", "adapter/site=all", "moe/router=mine")
     said = found["said"]
     assert said["adapter=on"] == "gangline-lora 0.1.0"
-    assert "nobody builds: it is no group of core's" in said["weather=rain"]
+    assert "is never built: weather is not a group of core" in said["weather=rain"]
     assert 'Part(..., reads=("weather",))' in said["weather=rain"]
-    assert "no part of the group adapter opens it" in said["adapter/site=all"]
+    assert "no part of adapter opens the group adapter/site" in said["adapter/site=all"]
     assert "pip install gangline-moe" in said["moe/router=mine"]
     told = [f"{supplier} {why}" for supplier, why, _ in found["failures"]]
     assert len(told) == 3
@@ -427,7 +431,7 @@ def test_two_views_of_one_field_are_refused(strangers):
         "two parts fill parallel/inner from different groups: parallel=one (gangline-deep 0.1.0) from parallel" in said
     )
     assert "parallel=two (gangline-deep 0.1.0) from optimizer" in said
-    assert "Rename the field of one" in said
+    assert "Rename one of the fields" in said
 
 
 # --- what core brings itself -----------------------------------------------------------------------------------------

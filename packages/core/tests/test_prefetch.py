@@ -240,7 +240,7 @@ def test_sample_error_is_raised_at_its_step():
 def test_a_closed_reader_reads_nothing_more():
     source = Slow(0.0)
     reader = source.open_reader(ReadPlace(0, 1, 2, 2, CPU))
-    with pytest.raises(RuntimeError, match="`begin` comes before"):
+    with pytest.raises(RuntimeError, match="call `begin` before"):
         reader.take()
     reader.begin(0, 0)
     reader.take()
@@ -328,4 +328,4 @@ def held_out_by_one() -> str:
 def test_held_out_read_error_reaches_peers():
     first, *others = get_pool(3).run(held_out_by_one)
     assert first == "OSError: the disk is gone"
-    assert others == ["PeerFailed: the rank that reads for this one failed: OSError: the disk is gone"] * 2
+    assert others == ["PeerFailed: the rank that reads the batches of this rank failed: OSError: the disk is gone"] * 2

@@ -75,12 +75,12 @@ def test_recipe_with_program_needs_printed_override(notify, option, value, typed
     file = recipe(**{option: value})
     message = refused(file)
     assert f"recipe=r.yaml sets track.notify.{option}=" in message
-    (line,) = [line for line in message.splitlines() if "type it too:" in line]
-    (word,) = shlex.split(line.partition("type it too:")[2])
+    (line,) = [line for line in message.splitlines() if "repeat it on the command line:" in line]
+    (word,) = shlex.split(line.partition("repeat it on the command line:")[2])
     assert typed is None or shlex.split(typed) == [word]
     compose_one([file, word])
-    (line,) = [line for line in message.splitlines() if "leave it out:" in line]
-    (word,) = shlex.split(line.partition("leave it out:")[2])
+    (line,) = [line for line in message.splitlines() if "remove the setting:" in line]
+    (word,) = shlex.split(line.partition("remove the setting:")[2])
     assert not getattr(compose_one([file, word]).track["notify"], option)
 
 
@@ -106,8 +106,8 @@ def test_recipe_may_not_read_the_environment(core_alone, tmp_path, monkeypatch, 
     Path("r.yaml").write_text(f"{group}: {{{name}: 'x-${{oc.env:OWN}}'}}\n")
     message = refused("recipe=r.yaml")
     word = f'{option}="x-${{oc.env:OWN}}"'
-    assert f"recipe=r.yaml sets {word}, which reads a variable of the environment" in message
-    assert f"type it too:  '{word}'" in message
+    assert f"recipe=r.yaml sets {word}, which reads an environment variable" in message
+    assert f"repeat it on the command line:  '{word}'" in message
     assert "secret" not in message
     compose_one(["recipe=r.yaml", word])
 
@@ -132,7 +132,7 @@ def test_resume_runs_programs_of_trusted_directory_only(notify):
         with pytest.raises(UserError) as caught:
             continue_run(str(out), directory.read_content(), [])
         assert f"chmod go-w {path}" in str(caught.value)
-        assert f"type it too:  '{word}'" in str(caught.value)
+        assert f"repeat it on the command line:  '{word}'" in str(caught.value)
         assert continue_run(str(out), directory.read_content(), [word])[1] == {}
         path.chmod(mode)
     if os.geteuid() == 0:
@@ -178,6 +178,6 @@ def test_reference_in_any_spacing_stays_a_reference(monkeypatch, name):
 @pytest.mark.parametrize("words", [["run.name=oc.env", "data.path=${${run.name}:OWN}"]])
 def test_reference_made_of_pieces_is_refused(monkeypatch, words):
     monkeypatch.setenv("OWN", "secret")
-    with pytest.raises(UserError, match=r"named as \$\{oc.env:NAME\}, in one piece") as caught:
+    with pytest.raises(UserError, match=r"must be spelled \$\{oc.env:NAME\}") as caught:
         compose_one(words)
     assert "secret" not in str(caught.value)

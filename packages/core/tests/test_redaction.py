@@ -54,7 +54,7 @@ def test_plain_key_names_are_not_secret(key):
     [{"track": {"x": {"api_key": "abc"}}}, {"data": {"path": ["a", "s3://me:hunter2@bucket/x"]}}, {"token": "t"}],
 )
 def test_content_with_secret_is_refused(content):
-    with pytest.raises(UserError, match="holds a secret"):
+    with pytest.raises(UserError, match="contains a secret"):
         refuse_secrets(content)
 
 
@@ -86,7 +86,7 @@ TEXTS = [
 def test_text_with_secret_is_refused_and_hidden(text):
     contents = [{"x": text}, {"x": [text]}, {"x": [["a", text]]}, {"x": [{"y": text}]}, {"x": {"y": [{"z": [text]}]}}]
     for content in contents:
-        with pytest.raises(UserError, match="holds a secret") as caught:
+        with pytest.raises(UserError, match="contains a secret") as caught:
             refuse_secrets(content)
         assert text not in str(caught.value)
     hidden = redact(f"x={text}")
@@ -97,7 +97,7 @@ def test_text_with_secret_is_refused_and_hidden(text):
 
 @pytest.mark.parametrize("key", ["wandb_key", "x.auth", "auth"])
 def test_ambiguous_key_is_judged_by_value(key):
-    with pytest.raises(UserError, match="holds a secret"):
+    with pytest.raises(UserError, match="contains a secret"):
         refuse_secrets({key: RANDOM})
     assert redact(f"{key}={RANDOM}") == f"{key}=***"
     refuse_secrets({key: "name", "sort_key": "loss", "primary-key": "document/number"})
@@ -105,7 +105,7 @@ def test_ambiguous_key_is_judged_by_value(key):
 
 @pytest.mark.parametrize("value", ["${oc.env:X}sk-real", "sk-real${oc.env:X}", "${oc.env:X,sk-real}"])
 def test_reference_next_to_secret_is_refused(value):
-    with pytest.raises(UserError, match="holds a secret"):
+    with pytest.raises(UserError, match="contains a secret"):
         refuse_secrets({"password": value})
     assert redact(f"x.password={value}") == "x.password=***"
 

@@ -142,7 +142,7 @@ def test_resume_refuses_samples_skipped_beyond_the_cursor(tmp_path):
     with pytest.raises(UserError) as refused:
         open_session(out, "run.steps=10")
     assert f"attempt 2 skips the samples from {4 * G} to {103 * G - 1}." in str(refused.value)
-    assert f"step-00000008.2, which comes after it, has read up to sample {9 * G - 1}." in str(refused.value)
+    assert f"later checkpoint step-00000008.2 has read only up to sample {9 * G - 1}." in str(refused.value)
 
 
 def test_order_budget_survives_rollback(tmp_path):
@@ -209,7 +209,7 @@ def test_restart_order_may_return_to_checkpoint(tmp_path):
 def test_rollback_without_checkpoint_stops_the_run(tmp_path):
     assert run(tmp_path / "out", Scripted({1: Action.ROLL_BACK})) == 3
     (end,) = [line for line in events.read_events(tmp_path / "out") if line["event"] == "end"]
-    assert "no checkpoint to go back to" in end["evidence"]
+    assert "no checkpoint to roll back to" in end["evidence"]
 
 
 def test_rollback_falls_back_to_oldest_checkpoint(tmp_path):
@@ -236,8 +236,8 @@ def test_nonfinite_weights_are_not_saved(tmp_path, world):
     run_ranks = get_pool(world).run if world > 1 else lambda call, *words: [call(*words)]
     for said in run_ranks(one_weight_is_nan, tmp_path / "out", "parallel=ddp" if world > 1 else "parallel=single"):
         assert f"the weights are not finite (rank {world - 1}: model/" in said
-        assert "The newest whole one is step-00000006" in said
-        assert "Continue from there: train resume=" in said
+        assert "The newest complete checkpoint is step-00000006" in said
+        assert "Continue from that checkpoint: train resume=" in said
 
 
 def test_nonfinite_weights_stop_run_at_next_step(tmp_path, monkeypatch):
@@ -247,14 +247,14 @@ def test_nonfinite_weights_stop_run_at_next_step(tmp_path, monkeypatch):
     assert run(tmp_path / "out", None) == 3
     (line,) = orders(tmp_path / "out")
     assert (line.order, line.kinds, line.step, line.start) == ("stop", ("not-finite",), 5, "step-00000002")
-    assert "the weights are not finite (rank 0: model/x); step-00000002 is the newest whole checkpoint" in line.why
+    assert "the weights are not finite (rank 0: model/x); newest complete checkpoint: step-00000002" in line.why
 
 
 @pytest.mark.parametrize(
     ("number", "words"),
     [
-        (errno.ENOSPC, "Make room, then go on"),
-        (errno.EROFS, "Make it writable, then go on"),
+        (errno.ENOSPC, "Fix the cause, then"),
+        (errno.EROFS, "Make the store writable, then"),
     ],
 )
 def test_advice_after_failed_save_depends_on_error(tmp_path, monkeypatch, number, words):
@@ -271,9 +271,9 @@ def test_advice_after_failed_save_depends_on_error(tmp_path, monkeypatch, number
 @pytest.mark.parametrize(
     ("kind", "first", "words"),
     [
-        ("divergence", None, ["half the learning rate", "To go on from step-00000004 as it is"]),
-        ("corruption", 5, ["To go on from step-00000004 as it is"]),
-        ("corruption", 3, ["step-00000004 is not to be trusted: the fault may be as old as step 3.", "from scratch"]),
+        ("divergence", None, ["half the learning rate", "To continue from step-00000004:"]),
+        ("corruption", 5, ["To continue from step-00000004:"]),
+        ("corruption", 3, ["Do not trust step-00000004: the fault may have begun at step 3.", "from scratch"]),
     ],
 )
 def test_advice_after_a_stop_depends_on_the_verdict(tmp_path, capsys, kind, first, words):
@@ -438,7 +438,7 @@ def test_full_disk_for_events_does_not_end_run(tmp_path):
     s.reporter.note = told.append
     s.events._file = open("/dev/full", "wb", buffering=0)  # noqa: SIM115
     assert train(s) == 0
-    assert "events.jsonl lacks a line: No space left on device" in " ".join(told)
+    assert "cannot write a line to events.jsonl: No space left on device" in " ".join(told)
 
 
 # --- the decision ----------------------------------------------------------------------------------------------------
@@ -488,7 +488,7 @@ def test_cursor_moves_past_skipped_samples(cursor, expected):
 
 @pytest.mark.parametrize("wrong", [{"skip": -1}, {"rate": float("nan")}, {"rate": -0.5}])
 def test_invalid_order_is_refused(wrong):
-    with pytest.raises(ValueError, match="an order cannot"):
+    with pytest.raises(ValueError, match=r"must be .*at least 0, not "):
         Response(Action.ROLL_BACK, ("a",), **wrong)
 
 
@@ -611,13 +611,13 @@ def test_check_failing_in_collective_is_disabled(runs, strangers):
     told = events.read_events(runs.directory / "out")
     assert [line["member"] for line in told if line["event"] == "launch"] == ["", "health/raises"]
     (failed,) = [line for line in told if line["event"] == "verdict"]
-    wanted = "is left out until the job ends or its code changes: rank 0 failed first: OSError: no such driver"
+    wanted = "is disabled until the job ends or its code changes: rank 0 failed first: OSError: no such driver"
     assert failed["kind"] == "check-failed"
     assert failed["evidence"].startswith(f"health=raises {wanted}")
     assert [record["step"] for record in runs.read_records("out")] == [1, 2, 3, 4]
 
 
-ALONE = "; it could not leave out second alone: health=raises failed: "
+ALONE = "; the check could not disable only second: health=raises failed: "
 
 
 @pytest.mark.parametrize(
@@ -641,7 +641,7 @@ def test_only_failing_part_of_check_is_disabled(runs, strangers, asked, said, wh
     assert [line["member"] for line in told if line["event"] == "launch"] == ["", "health/raises/second"]
     found = {(line["kind"], line["evidence"]) for line in told if line["event"] == "verdict"}
     (failed,) = (evidence for kind, evidence in found if kind == "check-failed")
-    assert failed.startswith(f"{said} is left out until the job ends or its code changes: rank "), found
+    assert failed.startswith(f"{said} is disabled until the job ends or its code changes: rank "), found
     assert why in failed
     assert {evidence for kind, evidence in found if kind == "left"} == ({"first"} if asked == "does" else set())
     assert [record["step"] for record in runs.read_records("out")] == [1, 2, 3, 4]
@@ -656,7 +656,7 @@ def test_failed_check_stays_disabled_until_code_changes(runs, strangers):
     told = events.read_events(runs.directory / "out")
     assert [line["after"] for line in told if line["event"] == "launch"] == ["", "bug"]
     (failed,) = [line for line in told if line["event"] == "verdict"]
-    assert failed["evidence"].startswith("health=raises is left out until the job ends or its code changes: rank 0")
+    assert failed["evidence"].startswith("health=raises is disabled until the job ends or its code changes: rank 0")
     assert "raises where" not in runs.train("resume=out", "run.steps=6", code=1), "another run is asked anew"
     assert [line["after"] for line in events.read_events(runs.directory / "out") if line["event"] == "launch"][2:] == [
         ""
@@ -666,5 +666,5 @@ def test_failed_check_stays_disabled_until_code_changes(runs, strangers):
     told = events.read_events(runs.directory / "out")
     assert [line["after"] for line in told if line["event"] == "launch"][3:] == ["bug"]
     assert {line["kind"] for line in told if line["event"] == "verdict"} == {"check-failed", "left"}, (
-        "it is asked again"
+        "core tries again in each step"
     )

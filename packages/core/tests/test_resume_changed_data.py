@@ -23,7 +23,7 @@ def test_a_resume_refuses_damaged_attempts(tmp_path):
     path = run_dir / "attempts.jsonl"
     whole = path.read_text()
     path.write_text(whole.replace('"attempt": 1', '"attempt": 5'))
-    with pytest.raises(UserError, match="is damaged in line 1: its checksum does not match"):
+    with pytest.raises(UserError, match="is damaged in line 1: the checksum does not match"):
         open_session(run_dir, "run.steps=4")
     path.write_text('{"attempt": 5, "start": null}\n')
     with pytest.raises(UserError, match=r"no checkpoint in .* led to attempt 5"):
@@ -50,7 +50,7 @@ def test_resume_accepts_changed_data_if_source_allows(tmp_path, monkeypatch):
     assert second["data"] == f"from sample 16 on: fingerprint {fingerprint} before, {source.compute_fingerprint()} now"
     records = read_records(run_dir / "metrics.jsonl")
     assert [record["first_sample"] for record in records] == [SIZE * step for step in range(6)]
-    assert any("the data is not what it was" in note for record in records for note in record["notes"])
+    assert any("the data has changed" in note for record in records for note in record["notes"])
 
 
 @pytest.mark.parametrize(
@@ -71,5 +71,5 @@ def test_resume_refuses_edited_settings(tmp_path, edited, stored):
         open_session(run_dir, "run.steps=4", edited)
     message = str(caught.value)
     assert f"checkpoint step-00000002 was saved with {stored}." in message
-    assert f"config.yaml has {edited}: it was edited or is damaged." in message
+    assert f"config.yaml has {edited}: the file was edited or is damaged." in message
     assert f"train from={run_dir} weights={run_dir} {edited}" in message

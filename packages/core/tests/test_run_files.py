@@ -53,7 +53,7 @@ def test_links_out_of_the_run_directory_are_refused(run_dir):
         target = run_dir.parent / ("thesis.txt" if "." in place[1:] or place == ".lock" else "")
         (run_dir / place).symlink_to(target)
         for hold in (RunDirectory(run_dir).lock, RunDirectory(run_dir).share):
-            with pytest.raises(UserError, match=f"{place} is a symbolic link to .*, out of the run directory"):
+            with pytest.raises(UserError, match=f"{place} is a symbolic link to .*, outside of the run directory"):
                 hold()
         (run_dir / place).unlink()
     assert (run_dir.parent / "thesis.txt").read_text() == "my thesis"
@@ -138,7 +138,7 @@ def test_file_beyond_size_limit_is_not_read(run_dir):
     for name, read in READERS.items():
         with (run_dir / name).open("wb") as file:
             file.truncate(1 << 42)
-        with pytest.raises(UserError, match=rf"{run_dir / name} has 4,398,046,511,104 bytes, and a run writes at most"):
+        with pytest.raises(UserError, match=rf"{run_dir / name} has 4,398,046,511,104 bytes; a run writes at most"):
             read(run_dir)
 
 
@@ -168,7 +168,9 @@ def test_run_directory_of_another_user_is_refused(shared_run_dir):
     for path in (run_dir, *run_dir.iterdir()):
         path.chmod(0o777)
     os.chown(run_dir, OTHER, -1)
-    assert f"{run_dir} belongs to user {OTHER}, who can choose what a run in it reads" in refused(SOMEBODY, run_dir)
+    assert f"{run_dir} belongs to user {OTHER}, who can control what a run in this directory reads" in refused(
+        SOMEBODY, run_dir
+    )
     assert refused(OTHER, run_dir) == ""
     assert refused(0, run_dir) == ""
 

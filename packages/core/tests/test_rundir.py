@@ -109,7 +109,7 @@ def test_runs_of_one_second_get_different_directories(tmp_path, monkeypatch):
 @pytest.mark.parametrize("content", ["", "run: {steps: 5}\n", "parts: {model"])
 def test_a_half_written_configuration_is_refused(directory, content):
     directory.config.write_text(content)
-    with pytest.raises(UserError, match=r"is cut short: its last line must be '\.\.\.'"):
+    with pytest.raises(UserError, match=r"is truncated: its last line must be '\.\.\.'"):
         RunDirectory.open(directory.path)
 
 
@@ -123,12 +123,12 @@ def test_every_truncated_configuration_is_refused(directory):
 
 def test_a_directory_without_a_configuration_is_refused(directory):
     directory.config.unlink()
-    with pytest.raises(UserError, match="was only half-written: it has no config"):
+    with pytest.raises(UserError, match=r"is not a complete run directory: config\.yaml is missing"):
         RunDirectory.open(directory.path)
 
 
 def test_missing_directory_lists_neighbouring_runs(directory):
-    with pytest.raises(UserError, match=f"Runs there: {directory.path}"):
+    with pytest.raises(UserError, match=f"Runs in {directory.path.parent}: {directory.path}"):
         RunDirectory.open(directory.path.with_name("outt"))
 
 
@@ -136,7 +136,7 @@ def test_missing_directory_lists_runs_of_default_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs" / "one").mkdir(parents=True)
     (tmp_path / "runs" / "one" / "config.yaml").touch()
-    with pytest.raises(UserError, match="Runs there: runs/one"):
+    with pytest.raises(UserError, match="Runs in runs: runs/one"):
         RunDirectory.open("last")
 
 
@@ -187,7 +187,7 @@ def test_locked_directory_refuses_second_process(directory):
     holder = subprocess.Popen([sys.executable, "-c", HOLD, str(directory.path)], stdout=subprocess.PIPE, text=True)
     try:
         assert holder.stdout.readline() == "held\n"
-        with pytest.raises(UserError, match=f"is in use: another train, pid {holder.pid} on "):
+        with pytest.raises(UserError, match=f"is in use by another train: pid {holder.pid} on "):
             RunDirectory.open(directory.path).lock()
         holder.send_signal(signal.SIGKILL)
         holder.wait()
@@ -215,7 +215,7 @@ for _ in range(2):
 def test_file_system_without_locks_is_noted_once(directory):
     done = subprocess.run([sys.executable, "-c", UNLOCKED, str(directory.path)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count("knows no locks") == 1
+    assert done.stderr.count("without locks") == 1
 
 
 def test_second_creator_of_directory_is_refused(directory):

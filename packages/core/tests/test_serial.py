@@ -91,12 +91,12 @@ def test_all_mistakes_are_reported_at_once():
     with pytest.raises(UserError) as caught:
         from_dict(content)
     message = str(caught.value)
-    assert message.startswith("4 things cannot work:")
+    assert message.startswith("4 problems:")
     assert "run.stepz: run has no such option." in message
     assert "Did you mean steps?" in message
     assert "optimizer.learning_rate=fast: expected a number, got 'fast'." in message
-    assert "batch.global_size=null: expected a whole number, got null." in message
-    assert "surprise: there is no such section." in message
+    assert "batch.global_size=null: expected an integer, got null." in message
+    assert "there is no section surprise." in message
 
 
 def test_options_of_another_part_are_refused():
@@ -109,7 +109,7 @@ def test_options_of_another_part_are_refused():
 def test_a_group_without_a_part_is_refused():
     content = to_dict(build_default_run())
     del content["parts"]["model"]
-    with pytest.raises(UserError, match="names no part for model"):
+    with pytest.raises(UserError, match="does not choose a part for model"):
         from_dict(content)
 
 
@@ -151,7 +151,7 @@ def test_python_run_accepts_names_configurations_and_dicts():
 
 
 def test_a_configuration_in_the_wrong_group_is_refused():
-    with pytest.raises(UserError, match="Adamw configures optimizer=adamw; it is no schedule"):
+    with pytest.raises(UserError, match="Adamw configures optimizer=adamw, not a schedule"):
         build_default_run(schedule=Adamw())
 
 
@@ -207,16 +207,16 @@ FITS: list[tuple[Any, Any, Any]] = [
     (Any, [1, {}], [1, {}]),
 ]
 MISFITS: list[tuple[Any, Any, str]] = [
-    (int, 1.5, "expected a whole number, got 1.5"),
-    (int, True, "expected a whole number, got true"),
-    (int, "many", "expected a whole number, got 'many'"),
-    (int, None, "expected a whole number, got null"),
+    (int, 1.5, "expected an integer, got 1.5"),
+    (int, True, "expected an integer, got true"),
+    (int, "many", "expected an integer, got 'many'"),
+    (int, None, "expected an integer, got null"),
     (float, [1], r"expected a number, got \[1\]"),
     (bool, "maybe", "expected true or false, got 'maybe'"),
     (bool, 1, "expected true or false, got 1"),
     (str, ["a"], r"expected text, got \['a'\]"),
-    (int | None, "x", "expected a whole number or null, got 'x'"),
-    (list[int], 3, "expected a list of whole numbers, got 3"),
+    (int | None, "x", "expected an integer or null, got 'x'"),
+    (list[int], 3, "expected a list of integers, got 3"),
     (tuple[float, float], [1], "expected 2 values, got 1"),
     (Literal["a", "b"], "c", "expected a or b, got 'c'"),
     (Shade, "light", "expected dark or on, got 'light'"),
@@ -247,9 +247,9 @@ def test_to_plain_converts_enums_paths_and_dataclasses():
 def test_types_are_described_in_words():
     assert describe(str | list[str] | None) == "text or a list of text or null"
     assert describe(list[float]) == "a list of numbers"
-    assert describe(tuple[int, int]) == "a list of 2 whole numbers"
-    assert describe(tuple[int, ...]) == "a list of whole numbers"
-    assert describe(list[int | None]) == "a list of a whole number or null"
+    assert describe(tuple[int, int]) == "a list of 2 integers"
+    assert describe(tuple[int, ...]) == "a list of integers"
+    assert describe(list[int | None]) == "a list of an integer or null"
 
 
 @dataclass

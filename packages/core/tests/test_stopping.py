@@ -128,7 +128,7 @@ def test_real_time_signals_have_one_meaning_each():
 @pytest.mark.parametrize("signum", [*STOP, *HandedOn, STACKS])
 def test_answer_signal_refuses_a_signal_with_a_meaning(signum):
     before = signal.getsignal(signum)
-    with pytest.raises(ValueError, match="asks a rank"):
+    with pytest.raises(ValueError, match="is reserved: it requests"):
         answer_signal(signum, lambda: None)
     assert signal.getsignal(signum) == before
 

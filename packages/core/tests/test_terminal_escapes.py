@@ -99,6 +99,6 @@ def test_run_files_are_utf8_in_every_locale(tmp_path):
 
 
 def test_undecodable_argument_is_refused():
-    with pytest.raises(UserError, match="is not text in the encoding of this locale") as caught:
+    with pytest.raises(UserError, match="is not text in this locale's encoding") as caught:
         read(["run.name=\udcc3\udca9"])
     assert "\udcc3" not in str(caught.value)

@@ -78,7 +78,7 @@ def test_full_disk_loses_no_record(tmp_path: Path) -> None:
     reporter.end({})
     assert [line["step"] for line in lines(tmp_path)] == [1, 2, 3, 4]
     assert [len(line["notes"]) for line in lines(tmp_path)] == [0, 0, 1, 0]
-    assert "has no room to write" in lines(tmp_path)[2]["notes"][0]
+    assert "cannot write (File too large)" in lines(tmp_path)[2]["notes"][0]
 
 
 def test_record_is_one_line_with_full_floats(tmp_path):

@@ -102,6 +102,6 @@ def test_module_with_undeclared_parameters_is_refused(module, said, wrong):
         built(module, **said)
     told = str(refused.value)
     (name,) = wrong
-    assert f"parameters of blocks.0.feed_forward are not what its node says: {name}." in told
-    assert f"Mine.get_shapes() must have all that lies in no child node:  {wrong}" in told
+    assert f"parameters of blocks.0.feed_forward are not declared by its node in this shape: {name}." in told
+    assert f"Mine.get_shapes() must return every parameter that is not in a child node:  {wrong}" in told
     assert "more modules" in told

@@ -166,7 +166,7 @@ def test_most_specific_pattern_decides_trained_parameters(composed):
 
 def test_model_without_trained_parameters_is_refused(composed, monkeypatch):
     monkeypatch.setattr(f"{__name__}.narrow", freeze)
-    with pytest.raises(UserError, match="nothing of this model is trained"):
+    with pytest.raises(UserError, match="every parameter of this model is frozen"):
         composed(narrow=Narrow())
 
 

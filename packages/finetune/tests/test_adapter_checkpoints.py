@@ -103,9 +103,9 @@ def test_missing_or_changed_base_is_refused(runs, capsys):
     tensors = load_file(path)
     tensors["model.layers.0.mlp.up_proj.weight"][3, 4] += 1e-3
     save_file(tensors, path, {"format": "pt"})
-    refused_by_all("was trained on another base than the weights that are there now", str(here / "moved"))
+    refused_by_all("was trained on frozen base weights that differ from the current base weights", str(here / "moved"))
     path.unlink()
-    refused_by_all("holds what is trained alone, and its base cannot be read", str(here / "moved"))
+    refused_by_all("has no frozen base weights, which cannot be recreated", str(here / "moved"))
     path.write_bytes(kept)
     runs.train("resume=of-moved", "run.steps=4")
     assert json.loads((here / "of-moved" / "ending.json").read_text())["exit_code"] == 0
@@ -124,12 +124,12 @@ def test_complete_checkpoint_is_kept_if_base_is_missing(runs):
     tensors["model.layers.0.mlp.up_proj.weight"][3, 4] += 1e-3
     save_file(tensors, path, {"format": "pt"})
     said = runs.expect_refusal(*on)
-    assert "checkpoint.save_frozen=false: the base of this run is another than the weights that now lie in" in said, (
-        said
-    )
+    assert (
+        "checkpoint.save_frozen=false: the base weights of this run differ from the weights that are now in" in said
+    ), said
     path.rename(here / "away")
     said = runs.expect_refusal(*on)
-    assert "checkpoint.save_frozen=false: the base of this run cannot be made again" in said, said
+    assert "checkpoint.save_frozen=false: the frozen base weights of this run cannot be recreated" in said, said
     assert "Traceback" not in said, said
     places = sorted(place.name for place in (here / "of-lent" / "checkpoints").glob("step-*"))
     assert places == ["step-00000002"]

@@ -152,7 +152,7 @@ def test_hung_check_is_disabled_and_run_continues(runs, tmp_path: Path) -> None:
     assert hang["details"]["ranks"] == [1]
     assert "(in code of health=sleeps)" in hang["evidence"]
     (failed,) = verdicts(tmp_path / "out", "check-failed")
-    wanted = "health=sleeps is left out until the job ends or its code changes: rank 1 failed first: hang"
+    wanted = "health=sleeps is disabled until the job ends or its code changes: rank 1 failed first: hang"
     assert failed["evidence"].startswith(wanted)
     assert [record["step"] for record in runs.read_records("out")] == list(range(1, 61))
 
@@ -169,7 +169,7 @@ def test_check_hung_at_start_is_disabled(runs, tmp_path: Path) -> None:
     assert hang["details"]["ranks"] == [1]
     assert "(in code of health=sleeps)" in hang["evidence"]
     (failed,) = verdicts(tmp_path / "out", "check-failed")
-    assert failed["evidence"].startswith("health=sleeps is left out until the job ends")
+    assert failed["evidence"].startswith("health=sleeps is disabled until the job ends")
     assert [record["step"] for record in runs.read_records("out")] == [1, 2, 3, 4]
 
 

@@ -112,7 +112,8 @@ def test_steps_lost_in_damaged_file_are_reported(tmp_path: Path) -> None:
     files.step(4)
     build_ledger(tmp_path, told.append)
     assert told == [
-        f"{tmp_path / 'metrics.jsonl'} is damaged: 1 line of it holds no record of a step, and those steps are missing."
+        f"{tmp_path / 'metrics.jsonl'} is damaged: 1 line does not contain a step record, "
+        "so the records of these steps are missing."
     ]
 
 

@@ -107,7 +107,7 @@ def test_run_without_checkpoint_stops_with_reason(tmp_path: Path) -> None:
     code, _, orders = run(tmp_path / "out", range(BAD.start, 10**9), "checkpoint.every=null")
     assert (code, orders) == (3, [])
     (end,) = [line for line in read_events(tmp_path / "out") if line["event"] == "end"]
-    assert "there is no checkpoint to go back to" in end["evidence"]
+    assert "there is no checkpoint to roll back to" in end["evidence"]
 
 
 @pytest.mark.parametrize(

@@ -104,5 +104,5 @@ def test_a_simulator_is_chosen_by_its_name(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_run_refuses_a_simulator() -> None:
-    with pytest.raises(UserError, match="No part of a run reads that group"):
+    with pytest.raises(UserError, match="Only gangline commands use the group"):
         check(build_small_run("model.vocab_size=256", "simulator=events"))

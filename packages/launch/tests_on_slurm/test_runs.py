@@ -140,7 +140,7 @@ def test_injected_faults_are_reported_across_requeue(slurm, runs, undisturbed):
     of = build_ledger(out)
     assert sum(of.seconds.values()) == pytest.approx(of.wall_seconds, abs=1e-6)
     assert [fault.kind for fault in of.faults] == ["rank", "rank", "killed"]
-    assert of.faults[-1].named == "everything was killed, and nobody was left to say why"
+    assert of.faults[-1].named == "all ranks were killed before one reported an error"
 
 
 def test_sweep_is_one_array_with_result_table(slurm, runs):
@@ -150,7 +150,7 @@ def test_sweep_is_one_array_with_result_table(slurm, runs):
     for number in (0, 1):
         assert [step for step, *_ in runs.read_curve(f"sweep/{number:02d}")] == [1, 2, 3, 4]
     assert job(runs.directory / "sweep" / "00") == job(runs.directory / "sweep" / "01")
-    assert "what varied" in printed
+    assert "varied options" in printed
     assert "run.seed=2" in printed
 
 

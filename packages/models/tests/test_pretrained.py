@@ -113,7 +113,7 @@ def test_derived_decoder_config_reads_hugging_face_weights(tmp_path):
     with as_installed("gangline-strangers", "stranger_models", path=tmp_path):
         assert isinstance(find_pretrained(compose_one(["model=variant"]).model), HuggingFace)
         (problem,) = find_problems(compose_one(["model=own"]))
-    assert "model=own begins with the weights in somewhere, and nothing reads them" in problem.what
+    assert "model=own cannot read the pretrained weights in somewhere" in problem.what
     assert "capability 'pretrained'" in problem.why
 
 

@@ -97,8 +97,8 @@ def test_damaged_metrics_lines_are_reported(run_dir, capsys):
     (run_dir / "metrics.jsonl").write_text("\n".join([*lines[:4], "garbage", *lines[5:]]) + "\n")
     assert main(["report", str(run_dir)]) == 0
     assert "gangline moe report: note: " in (told := capsys.readouterr().err)
-    assert "1 line of it holds no record of a step" in told
-    with pytest.warns(UserWarning, match="1 line of it holds no record"):
+    assert "1 line does not contain a step record" in told
+    with pytest.warns(UserWarning, match="1 line does not contain a step record"):
         load_history(run_dir)
 
 

@@ -108,7 +108,7 @@ def train(tmp_path, monkeypatch, capsys):
         ),
         ("parallel=3d parallel.context=rng", ["parallel.context=rng: expected ring or ulysses", "Did you mean ring?"]),
         ("parallel=3d gradients=bf15", ["gradients=bf15 is not available here", "Did you mean gradients=bf16?"]),
-        ("parallel=single gradients=bf16", ["gradients=bf16 does nothing with parallel=single.", "gradients=sum, or"]),
+        ("parallel=single gradients=bf16", ["gradients=bf16 has no effect with parallel=single.", "gradients=sum, or"]),
         ("parallel=fsdp parallel.zero=4", ["parallel.zero=4: expected 0 or 1 or 2 or 3"]),
         (
             "parallel=pp parallel.overlap=true",
@@ -122,16 +122,16 @@ def train(tmp_path, monkeypatch, capsys):
             ["parallel.topology.gpus_per_node=0 must be at least 1."],
         ),
         ("parallel=3d parallel.tp=2 launch.processes=5", ["tp 2 does not fit 5 processes.", "launch.processes=4"]),
-        ("parallel=3d launch.processes=12", ["batch.global_size=16 does not divide over 3 data-parallel ranks."]),
+        ("parallel=3d launch.processes=12", ["batch.global_size=16 is not divisible by 3 data-parallel ranks."]),
         ("parallel=3d parallel.tpp=2", ["there is no option parallel.tpp.", "Did you mean parallel.tp?"]),
         (
             "parallel=tp launch.processes=4 parallel.zero=9 parallel.context=x parallel.tp=4",
-            ["2 things cannot work:", "1. parallel.zero=9", "2. parallel.context=x"],
+            ["2 problems:", "1. parallel.zero=9", "2. parallel.context=x"],
         ),
         (
             "parallel=3d launch.processes=16 parallel.tp=4 parallel.pp=4 batch.sequence_length=126 "
             "parallel.schedule=zb_v",
-            ["3 things cannot work:", "parallel.tp=4 does not divide", "sequence_length=126", "parallel.pp=4 with 2"],
+            ["3 problems:", "parallel.tp=4 does not divide", "sequence_length=126", "parallel.pp=4 with 2"],
         ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -153,7 +153,7 @@ def test_refusal_message_in_full(train):
 
 def test_invalid_model_reports_no_layout_errors(train):
     message = train("parallel=3d model.heads=7")
-    assert message.startswith("2 things cannot work:")  # heads by dim, and by key heads
+    assert message.startswith("2 problems:")  # heads by dim, and by key heads
     assert "parallel" not in message
 
 

@@ -152,7 +152,7 @@ def test_a_good_layout_has_no_notes(say):
             ],
         ),
         ("explain parallel=tp launch.processes=4", ["parallel.tp=4 does not divide model.heads=6."]),
-        ("explain parallel=3d launch.processes=12", ["batch.global_size=16 does not divide over 3 data-parallel"]),
+        ("explain parallel=3d launch.processes=12", ["batch.global_size=16 is not divisible by 3 data-parallel"]),
         ("explain parallel=3d batch.micro_size=3", ["batch.micro_size=3 does not divide 8"]),
         ("explain parallel=3d model.heads=7", ["model.heads=7 does not divide model.dim=192"]),
         (

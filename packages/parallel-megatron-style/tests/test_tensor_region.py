@@ -409,8 +409,8 @@ def test_matmuls_of_one_module_share_a_region():
             "master_dtype of the plan",
         ),
         ({"cuts": (ShardRule("embed.weight", 1),)}, "can shard only dim 0 of the weight of embed"),
-        ({"cuts": (ShardRule("head.norm.weight", 0),)}, "no module around it has `bind"),
-        ({"cuts": (ShardRule("head.weight", 0),), "seams": ()}, "no module around it has `bind"),
+        ({"cuts": (ShardRule("head.norm.weight", 0),)}, "no module around it has a method `bind"),
+        ({"cuts": (ShardRule("head.weight", 0),), "seams": ()}, "no module around it has a method `bind"),
     ],
 )
 def test_unsupported_shard_rule_is_refused(changes, message):

@@ -56,7 +56,7 @@ SUITES = {
         Mutant(
             "callback=own-metrics",
             "test_run_with_the_callback_matches_one_process",
-            "where metrics are equal on all ranks",
+            "metrics must be equal on all ranks",
         ),
         Mutant("callback=says-whole", "test_run_with_the_callback_matches_one_process", "has no box for|assert"),
         Mutant("callback=asks-on-error", "test_on_error_runs_no_collectives", "must not run collectives"),

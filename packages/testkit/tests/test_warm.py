@@ -189,7 +189,7 @@ def test_warm_run_matches_cold_run(runs):
     assert started[0]["starts"][0]["versions"] == started[1]["starts"][0]["versions"]
     assert all((runs.directory / "warm" / file).stat().st_mtime >= began - 1 for file in warm_files)
     refused = runs.expect_refusal("run.steps=x")
-    assert "run.steps=x: expected a whole number" in refused
+    assert "run.steps=x: expected an integer" in refused
 
 
 def test_nested_train_command_starts_warm(site):

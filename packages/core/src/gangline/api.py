@@ -57,9 +57,9 @@ def launch_all(directories: Sequence[RunDirectory]) -> list[int]:
     runs = [directory.run() for directory in directories]
     if any(run.launch != runs[0].launch for run in runs):
         raise UserError(
-            "the runs of this sweep differ in how they are launched.",
-            "They are submitted together, and have the same number of nodes and the same time.",
-            "Leave options of launch out of what varies.",
+            "the runs of this sweep have different launch.* options.",
+            "The launcher submits all runs of a sweep together, with one number of nodes and one time limit.",
+            "Give all runs equal launch.* options, or start each run with its own train command.",
         )
     return registry.build(runs[0].launch, runs[0]).launch_all(directories)
 

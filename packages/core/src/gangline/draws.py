@@ -70,7 +70,7 @@ def fill(
         out.detach().fill_(scale)
         return
     if distribution not in ("normal", "uniform"):
-        raise ValueError(f"{name}: no such distribution {distribution!r}; there are normal, uniform, constant")
+        raise ValueError(f"{name}: unknown distribution {distribution!r}; choices: normal, uniform, constant")
     if out.numel() == 0:
         return
     width, lead = (shape[-1], shape[:-1]) if shape else (1, ())

@@ -53,7 +53,7 @@ class UserError(Exception):
         lines = []
         for number, problem in enumerate(problem_list, 1):
             lines += [f"{number}. {problem.what}", *(f"   {line}" for line in problem.format_details())]
-        return cls(f"{len(problem_list)} things cannot work:", *lines)
+        return cls(f"{len(problem_list)} problems:", *lines)
 
     def to_problem(self) -> Problem:
         """Return the error as a problem, which can be shown together with other problems."""

@@ -141,7 +141,7 @@ class CheckedReduction(GradientReduction):
         shapes = {name: tuple(shape) for name, shape in self.inner.get_array_shapes(layout).items()}
         for name, shape in shapes.items():
             if not re.fullmatch(r"\w[\w.-]*", name) or not all(type(size) is int and size >= 0 for size in shape):
-                raise ValueError(f"{self.name} keeps an array {name!r} of shape {shape}: no name, or no shape")
+                raise ValueError(f"{self.name} stores an array with an invalid name or shape: {name!r}, {shape}")
         return shapes
 
     def reduce(self, bucket: Bucket, comm: Comm) -> Pending[torch.Tensor]:
@@ -156,9 +156,9 @@ class CheckedReduction(GradientReduction):
         def check(total: torch.Tensor) -> torch.Tensor:
             signature = tuple(getattr(total, "shape", ())), getattr(total, "dtype", type(total))
             if signature != ((size,), bucket.flat.dtype):
-                raise TypeError(f"a sum of {self.name} is {signature}, and must be {(size,), bucket.flat.dtype}")
+                raise TypeError(f"{self.name} returned a sum {signature}, expected {(size,), bucket.flat.dtype}")
             return total
 
         if not hasattr(pending, "wait"):
-            raise TypeError(f"{self.name} returns {type(pending).__name__} for a bucket, which is no `Pending`")
+            raise TypeError(f"{self.name} returned {type(pending).__name__} for a bucket instead of a `Pending`")
         return Later(pending, check)

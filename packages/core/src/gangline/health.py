@@ -99,9 +99,9 @@ class Response:
 
     def __post_init__(self) -> None:
         if self.skip is not None and self.skip < 0:
-            raise ValueError(f"an order cannot pass over {self.skip} samples")
+            raise ValueError(f"the number of samples that an order skips must be at least 0, not {self.skip}")
         if not (self.rate >= 0 and math.isfinite(self.rate)):
-            raise ValueError(f"an order cannot multiply the learning rate by {self.rate}")
+            raise ValueError(f"the learning-rate factor of an order must be finite and at least 0, not {self.rate}")
 
     @classmethod
     def of(cls, content: dict[str, Any]) -> Response:

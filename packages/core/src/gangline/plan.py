@@ -89,10 +89,10 @@ class ShardRule:
 
     def __post_init__(self) -> None:
         if self.dim < 0 or self.unit < 1:
-            raise ValueError(f"the cut of {self.pattern}: dim={self.dim} counts from 0, unit={self.unit} from 1")
+            raise ValueError(f"shard rule of {self.pattern}: dim={self.dim} must be >= 0, unit={self.unit} >= 1")
         if self.axis == EVERY_AXIS and self.dim != NO_DIM:
             raise ValueError(
-                f"the cut of {self.pattern}: one dim cannot be cut by every axis; ShardRule.whole cuts none"
+                f"shard rule of {self.pattern}: every axis cannot shard one dim; ShardRule.whole shards no dim"
             )
 
     @classmethod
@@ -140,7 +140,7 @@ class Fold:
         together = mesh.size(*axes)
         if together > 1 and together % self.size:
             raise ValueError(
-                f"{self.name}={self.size} must divide the {together} ranks along {' x '.join(axes)}, its axes"
+                f"{self.name}={self.size} must divide the {together} ranks along its axes {' x '.join(axes)}"
             )
         return mesh.index(mesh.coordinate(rank), axes), together
 
@@ -214,7 +214,10 @@ class LowBit:
 
     def __post_init__(self) -> None:
         if {self.dtype == "int8", self.block > 0, bool(self.codes)} == {True, False}:
-            raise ValueError(f"{self.pattern} is stored in {self.dtype}, in blocks of {self.block}, by {self.codes!r}")
+            raise ValueError(
+                f"{self.pattern}: {self.dtype} with block={self.block} and codes={self.codes!r}; int8 needs both, "
+                "bfloat16 neither"
+            )
 
 
 @dataclass(frozen=True)

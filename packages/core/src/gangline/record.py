@@ -143,8 +143,8 @@ def _tell(path: str | Path, missed: int, told: Callable[[str], object]) -> None:
 
 def describe_missing(path: str | Path, lines: int) -> str:
     """Return the notice about `lines` lines of a metrics.jsonl without a record."""
-    holds = "line of it holds" if lines == 1 else "lines of it hold"
-    return f"{path} is damaged: {lines} {holds} no record of a step, and those steps are missing."
+    holds = "line does" if lines == 1 else "lines do"
+    return f"{path} is damaged: {lines} {holds} not contain a step record, so the records of these steps are missing."
 
 
 def to_plain(value: object) -> object:

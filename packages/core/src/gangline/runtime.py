@@ -138,9 +138,9 @@ class Sampling:
         if self.tokens < 0 or not 0 <= self.temperature < math.inf:
             raise ValueError(f"tokens={self.tokens} and temperature={self.temperature} must be finite and not negative")
         if self.top_k is not None and self.top_k < 1:
-            raise ValueError(f"top_k={self.top_k} is no number of tokens to draw from")
+            raise ValueError(f"top_k={self.top_k} must be at least 1")
         if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p={self.top_p} is not in (0, 1]")
+            raise ValueError(f"top_p={self.top_p} must be in (0, 1]")
 
 
 @dataclass(frozen=True)
@@ -204,9 +204,9 @@ class Runtime(ABC):
         from gangline.errors import UserError
 
         raise UserError(
-            f"{type(self).__name__} does not write text during a run.",
-            "Its strategy has no `generate`.",
-            "gangline sample RUN_DIR writes with the checkpoints of any run.",
+            f"{type(self).__name__} cannot generate text during a run.",
+            "The parallel strategy of this run does not implement `generate`.",
+            "To generate text from a checkpoint of any run:  gangline sample RUN_DIR",
         )
 
     @abstractmethod
@@ -263,8 +263,8 @@ class Runtime(ABC):
     def local(self) -> tuple[Registry, Iterable[Shard]]:
         """Return the arrays `local/...`, which only this layout can use: (registry of all ranks, shards of this rank).
 
-        A checkpoint stores these arrays too. A resume under the same layout loads them; under another layout, or from a
-        checkpoint without them, they are set to zero.
+        A checkpoint stores these arrays too. A resume under the same layout loads the arrays; under another layout, or
+        from a checkpoint without the arrays, they are set to zero.
         """
         from gangline.shard import Registry
 

@@ -63,17 +63,17 @@ class BaseWeights:
         import torch
 
         came = self._run.model.get_weights_directory()
-        remedy = "checkpoint.save_frozen=true saves it with what is trained."
-        complaint = "checkpoint.save_frozen=false: the base of this run cannot be made again"
+        remedy = "To save the frozen weights in every checkpoint:  checkpoint.save_frozen=true"
+        complaint = "checkpoint.save_frozen=false: the frozen base weights of this run cannot be recreated"
         copies = (replace(shard, local=torch.empty_like(shard.local)) for shard in shards)
         now = compute_fingerprint(
             self.arrays, (self._draw([copy], complaint, remedy)[0] for copy in copies), self._comms
         )
         if now != wanted:
-            where = f"now lie in {came}" if came else "the seed draws now"
+            where = f"are now in {came}" if came else "the run's seed draws now"
             raise UserError(
-                f"checkpoint.save_frozen=false: the base of this run is another than the weights that {where}.",
-                f"Fingerprint {wanted} in the checkpoint, {now} there: who opens the next one would not find it again.",
+                f"checkpoint.save_frozen=false: the base weights of this run differ from the weights that {where}.",
+                f"Fingerprint {wanted} in the checkpoint, {now} recreated: later checkpoints could not be resumed.",
                 remedy,
             )
 
@@ -148,23 +148,23 @@ class BaseWeights:
 def _refuse_silent(missing: Iterable[str], record: Record, checkpoint: str) -> None:
     if not record:
         names = ", ".join(map(parse_parameter, sorted(missing)[:3]))
-        raise UserError(f"{checkpoint} lacks {names}.", "It does not say why.")
+        raise UserError(f"{checkpoint} lacks frozen weights: {names}.", "The document does not record the reason.")
 
 
 def _explain_unreadable(record: Record, checkpoint: str) -> tuple[str, str]:
     """Return (first line, last line) of the error for base weights of a checkpoint that cannot be recreated."""
-    return f"{checkpoint} holds what is trained alone, and its base cannot be read", _format_origin(record)
+    return f"{checkpoint} has no frozen base weights, which cannot be recreated", _format_origin(record)
 
 
 def _refuse_other(now: str, record: Record, checkpoint: str) -> None:
     if now != record.get("fingerprint"):
         came = record.get("from")
         raise UserError(
-            f"{checkpoint} was trained on another base than the weights that are there now.",
-            f"Fingerprint {record.get('fingerprint')} then, {now} now. {_format_origin(record)}",
-            f"Put the weights back that lay in {came}." if came else "The model is drawn in another way by now.",
+            f"{checkpoint} was trained on frozen base weights that differ from the current base weights.",
+            f"Fingerprint {record.get('fingerprint')} in the checkpoint, {now} now. {_format_origin(record)}",
+            f"Restore the weights in {came} from a copy." if came else "The initialization of the model has changed.",
         )
 
 
 def _format_origin(record: Record) -> str:
-    return f"It came from {record['from']}." if record.get("from") else "It was drawn by the run's seed."
+    return f"Base weights from {record['from']}." if record.get("from") else "Base weights drawn by run.seed."

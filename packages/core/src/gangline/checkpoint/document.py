@@ -39,8 +39,8 @@ class Document:
         fields = {key: value for key, value in content.items() if key in cls.__dataclass_fields__}
         for name in ("step", "attempt", "cursor", "seed"):
             if type(fields.get(name)) is not int:
-                raise ValueError(f"its {name} is {fields.get(name)!r}, not a whole number")
+                raise ValueError(f"the field {name} is {fields.get(name)!r}, not an integer")
         for name in ("parts", "states", "base", "mesh", "config"):
             if not isinstance(fields.get(name, {}), dict):
-                raise ValueError(f"its {name} are {fields[name]!r}")
+                raise ValueError(f"the field {name} is {fields[name]!r}, not a mapping")
         return cls(**fields)

@@ -49,14 +49,14 @@ _SCRIPTS = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
 _HOW = {
     "bash": "# In ~/.bashrc:  source <(train --completion bash)",
     "zsh": "# In ~/.zshrc, after compinit:  source <(train --completion zsh)",
-    "fish": "# Into ~/.config/fish/completions/train.fish",
+    "fish": "# Save as ~/.config/fish/completions/train.fish",
 }
 
 
 def read_script(shell: str) -> str:
     """Return the completion script of a shell, to be run once. Raises UserError for an unknown shell."""
     if shell not in _SCRIPTS:
-        raise UserError(f"no completion for the shell {shell!r}.", f"Shells: {', '.join(_SCRIPTS)}.")
+        raise UserError(f"train --completion does not support the shell {shell!r}.", f"Shells: {', '.join(_SCRIPTS)}.")
     return f"{_HOW[shell]}\n{_SCRIPTS[shell]}"
 
 

@@ -21,20 +21,20 @@ from gangline.plugin.registry import OFF, installed
 _WIDTH = 118
 _USAGE = """\
 usage: train [group=part ...] [option=value ...]
-       train recipe=NAME ...            a whole run by name, changed by what follows
-       train from=RUN_DIR ...           a new run with the configuration of an earlier one
+       train recipe=NAME ...            a complete run by name, with the overrides that follow
+       train from=RUN_DIR ...           a new run with the configuration of an earlier run
        train from=RUN_DIR weights=RUN_DIR ...
-                                        the same, with its weights and optimizer state
-       train resume=RUN_DIR ...         go on with a run, in its directory
+                                        a new run that also starts from its weights and optimizer state
+       train resume=RUN_DIR ...         continue a run in its directory
        train -m group=part,part ...     a run for every combination, one after the other
 
-Chooses the parts of a run, checks it, writes its directory (runs/<date>-<time>-<name>) and trains."""
+Chooses the parts of a run, checks the run, writes its directory (runs/<date>-<time>-<name>) and trains."""
 
 _FLAGS = """\
 Flags
-  -h, --help                    this page; with parts, their options:  train optimizer=adamw --help
-  --cfg job                     print the configuration instead of running it
-  -m, --multirun                several runs
+  -h, --help                    show this help; for the options of a part:  train optimizer=adamw --help
+  --cfg job                     print the configuration and exit
+  -m, --multirun                start one run for each combination of values
   --completion bash|zsh|fish    print a completion script
   --version"""
 
@@ -45,8 +45,8 @@ Examples
   train parallel=ddp launch.processes=2                  the same run on two processes
   train 'data.path=texts/*.txt' model=gpt2-124m          your own text, a larger model
   train 'track=[console,jsonl]' run.name=quiet           lists take brackets
-  train -m optimizer=adamw,muon                          compare
-  train resume=runs/20260101-120000-run run.steps=2000   go on, for longer"""
+  train -m optimizer=adamw,muon                          two runs, to compare the optimizers
+  train resume=runs/20260101-120000-run run.steps=2000   continue the run up to step 2000"""
 
 
 def render_help(words: Sequence[str] = ()) -> str:
@@ -63,7 +63,7 @@ def render_help(words: Sequence[str] = ()) -> str:
         blocks.append(f"Options of {group}={','.join(choices[group])}\n" + (_format_options(own) or "  none"))
     if not choices:
         sections = [option for option in options if option.path.partition(".")[0] in SECTIONS]
-        blocks.append("Options of every run  (of a part:  train optimizer=adamw --help)\n" + _format_options(sections))
+        blocks.append("Options of every run  (for a part:  train optimizer=adamw --help)\n" + _format_options(sections))
         blocks += [_format_recipes(), _FLAGS, _EXAMPLES]
     return "\n\n".join(block for block in blocks if block)
 
@@ -71,7 +71,7 @@ def render_help(words: Sequence[str] = ()) -> str:
 def _format_groups() -> str:
     plugins, usual_choices = installed(), get_default_choices()
     width = max(len(group) for group in plugins.list_groups())
-    lines = ["Groups  (* is the default; gangline plugins says what each part does)"]
+    lines = ["Groups  (* is the default; to list what each part does:  gangline plugins)"]
     for group in plugins.list_groups():
         default = usual_choices.get(group, OFF)
         usual = default if isinstance(default, list) else [default]

@@ -35,9 +35,9 @@ def _run_verb(words: Sequence[str]) -> int:
         installed().refuse_clashes()
         training = verb == "train" or "=" in verb
         own = " ".join(shlex.quote(word) for word in words[verb == "train" :]) or "--help"
-        hint = f"Training is a command of its own:  train {own}" if training else suggest_near(verb, commands)
+        hint = f"To train:  train {own}" if training else suggest_near(verb, commands)
         if supplier := catalogue.VERBS.get(verb):
-            hint = f"It is supplied by {supplier}:  {catalogue.get(supplier)}"
+            hint = f"gangline {verb} is supplied by {supplier}:  {catalogue.get(supplier)}"
         raise UserError(f"there is no verb {verb!r}.", hint, f"Verbs: {', '.join(sorted(commands))}.")
     try:
         return int(load(commands[verb].run)(rest) or 0)
@@ -46,8 +46,8 @@ def _run_verb(words: Sequence[str]) -> int:
             raise
         raise UserError(f"gangline {' '.join(words[:2])} needs {lines[0]}.", lines[1]) from error
     except BadCheckpoint as damage:
-        why = "Its files are not what was saved. An earlier checkpoint of the run may be whole."
-        raise UserError(f"{damage}.", why, "--checkpoint ID takes it.") from damage
+        why = "The files differ from the bytes that were saved. An earlier checkpoint of the run may be intact."
+        raise UserError(f"{damage}.", why, "To use an earlier checkpoint:  --checkpoint ID") from damage
 
 
 def _print_help() -> str:
@@ -55,7 +55,7 @@ def _print_help() -> str:
     width = max(len(command.name) for command in commands)
     lines = ["usage: gangline VERB ...", ""]
     lines += [f"  {command.name:{width}}  {command.summary}" for command in commands]
-    return "\n".join([*lines, "", "Training is a command of its own:  train --help"])
+    return "\n".join([*lines, "", "To train, use the command train:  train --help"])
 
 
 if __name__ == "__main__":

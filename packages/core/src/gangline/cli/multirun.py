@@ -94,7 +94,7 @@ def _print_table(done: list[FinishedRun]) -> None:
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("run", "what varied", "steps", "loss", "validation", "exit code"):
+    for column in ("run", "varied options", "steps", "loss", "validation", "exit code"):
         table.add_column(column, justify="right" if column in ("steps", "loss", "validation", "exit code") else "left")
     for one in done:
         step, loss, validation = _read_last(Path(one.path) / "metrics.jsonl")

@@ -22,9 +22,9 @@ def main(argv: Sequence[str]) -> int:
 
     Raises UserError for a group that does not exist.
     """
-    parser = argparse.ArgumentParser(prog="gangline plugins", description="What is installed, from whom, what failed.")
-    parser.add_argument("group", nargs="?", help="show this group alone")
-    parser.add_argument("--names", action="store_true", help="print group=name lines and nothing else, for scripts")
+    parser = argparse.ArgumentParser(prog="gangline plugins", description="List installed parts and failed plugins.")
+    parser.add_argument("group", nargs="?", help="show only this group")
+    parser.add_argument("--names", action="store_true", help="print only group=name lines, for scripts")
     options = parser.parse_args(list(argv))
     plugins = installed()
     if options.group is not None:
@@ -55,7 +55,7 @@ def _print(found: Installed, groups: list[str]) -> None:
     missing = [e for e in catalogue.ENTRIES if e.group in groups and e.name not in found.get_offers(e.group)]
     missing = [entry for entry in missing if find_version(entry.distribution) is None]
     if missing:
-        print("\nKnown, not installed")
+        print("\nKnown parts that are not installed")
         _print_rows([("", f"{e.group}={e.name}", e.summary, catalogue.get(e.distribution)) for e in missing])
 
 
@@ -63,7 +63,7 @@ def _iterate_rows(found: Installed, groups: list[str]) -> Iterator[tuple[str, ..
     for group in groups:
         offers = found.get_offers(group)
         if OFF in found.find_choices(group) and OFF not in offers:
-            yield group, OFF, "Without it", "", ""
+            yield group, OFF, "without this part", "", ""
         for name, offer in sorted(offers.items()):
             yield group, name, offer.part.summary, offer.distribution, offer.version
 

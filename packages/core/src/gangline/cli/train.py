@@ -47,9 +47,9 @@ def read(argv: Sequence[str]) -> CommandLine:
     for word in rest:
         if any("\udc80" <= sign <= "\udcff" for sign in word):
             raise UserError(
-                f"{word!r} is not text in the encoding of this locale ({sys.getfilesystemencoding()}).",
-                "What is set is written to config.yaml, which holds text alone.",
-                "export LC_ALL=C.UTF-8   or, for the name of a file, rename it",
+                f"the argument {word!r} is not text in this locale's encoding ({sys.getfilesystemencoding()}).",
+                "train writes its arguments to config.yaml, which can store only text.",
+                "export LC_ALL=C.UTF-8   or, if the argument is the name of a file, rename the file",
             )
     while rest:
         word = rest.pop(0)
@@ -92,10 +92,10 @@ def _refuse_flag(word: str, rest: Sequence[str]) -> None:
     paths = find_options(name, known_options.options, installed().get_synonyms())
     if paths and value:
         words = [f"{path}={value}" for path in paths]
-        hints = [f"Values are set without dashes:  {'  or  '.join(words)}"]
+        hints = [f"Set options without dashes:  {'  or  '.join(words)}"]
     else:
         hints = known_options.suggest(name, value or "true")  # --bf16
-        hints = hints or [f"Values are set without dashes:  {name}={value}" if sign else suggest_near(word, flags)]
+        hints = hints or [f"Set options without dashes:  {name}={value}" if sign else suggest_near(word, flags)]
     raise UserError(f"there is no flag {word}.", *hints, f"Flags: {', '.join(flags)}.")
 
 
@@ -156,7 +156,7 @@ def _make_rank(agent: str) -> Callable[[Callable[[], RunDirectory]], NoReturn]:
     train = registry.load_capability(launcher, "rank")
     if train is None:
         name = registry.installed().find_part(launcher).part.name
-        raise UserError(f"{agent} started this process, and launch={name} does not take part in a job of others.")
+        raise UserError(f"launch={name} does not support ranks started by {agent}; start train without {agent}.")
     ranks: Callable[[Callable[[], RunDirectory]], NoReturn] = train
     return ranks
 
@@ -170,7 +170,7 @@ def _run(line: CommandLine, argv: Sequence[str]) -> int:
     if job is not None:
         restore_handlers()
         if line.multirun:
-            raise UserError(f"{job.agent} started this job for one run; -m starts several.", "Leave out -m.")
+            raise UserError(f"-m starts several runs, but a job of {job.agent} is one run.", "Leave out -m.")
         return _make_rank(job.agent)(lambda: _prepare(line, argv, job.key))
     from gangline.launch import requeue
     from gangline.launch.base import get_preparation
@@ -213,7 +213,7 @@ def _seems_local(line: CommandLine) -> bool:
 def _refuse_resume(line: CommandLine) -> None:
     """Raise UserError for a resume in a multirun, because a resume continues one run."""
     if line.resume is not None:
-        raise UserError("resume= goes on with one run; -m starts several.", "Leave out -m, or start afresh with from=.")
+        raise UserError("resume= continues one run; -m starts several runs.", "Leave out -m, or type from= instead.")
 
 
 def _prepare(line: CommandLine, argv: Sequence[str], job: str | None = None) -> RunDirectory:
@@ -246,7 +246,7 @@ def _resume(line: CommandLine) -> tuple[RunDirectory, Run, dict]:
     others = [word for word in line.words if word.startswith(("from=", "recipe=", "weights="))]
     if others:
         raise UserError(
-            f"resume= goes on with a run as it is; {others[0]} would start another.", "Leave one of them out."
+            f"resume= continues a run, but {others[0]} starts a new run.", "Leave out one of the two arguments."
         )
     directory = RunDirectory.open(Path(line.resume or ""))
     run, changes = continue_run(str(directory.path), directory.read_content(), line.words)

@@ -39,5 +39,5 @@ def run_verb(
 def _render_page(command: str, verbs: Mapping[str, str], more: str) -> str:
     width = max(map(len, verbs))
     lines = [f"  {verb:{width}}  {text}" for verb, text in verbs.items()]
-    below = [*([more] if more else []), f"gangline {command} VERB --help  says more."]
+    below = [*([more] if more else []), f"For the options of a verb:  gangline {command} VERB --help"]
     return "\n".join([f"usage: gangline {command} VERB ...", "", *lines, "", *below])

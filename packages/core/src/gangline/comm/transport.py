@@ -168,7 +168,7 @@ def connect(
     if not joined:
         size = int(os.environ.get("WORLD_SIZE", "1"))
         if size != mesh.world:
-            raise ValueError(f"the mesh has {mesh.world} ranks, the job {size} (WORLD_SIZE)")
+            raise ValueError(f"the mesh has {mesh.world} ranks, but the job has {size} (WORLD_SIZE)")
         store: dist.Store = open_job_store(limit or DEFAULT)
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",

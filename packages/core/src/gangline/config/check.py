@@ -84,8 +84,8 @@ def _check_variables(run: Run) -> Iterator[Problem]:
             if theirs != value and name not in os.environ:
                 yield Problem(
                     f"{other} needs {name}={theirs} in the environment of the ranks, and {place} needs {name}={value}.",
-                    "A rank has one environment.",
-                    f"Leave out one of the two, or say which is right:  {name}={value} train ...",
+                    "A rank can have only one value of an environment variable.",
+                    f"Leave out one of the two parts, or set the variable yourself:  {name}={value} train ...",
                 )
 
 
@@ -116,7 +116,7 @@ def _find_meaningless(config: Any, path: str, defaults: Any = None) -> Iterator[
             yield from _find_meaningless(value, f"{path}.{name}", default)
         elif complaint := explain_wrong(hint, value):
             usual = "" if default == REQUIRED else f"The default:  {path}.{name}={spell(default)}"
-            comment = f"It is: {read_comments(cls)[name]}" if name in read_comments(cls) else ""
+            comment = f"Meaning: {read_comments(cls)[name]}" if name in read_comments(cls) else ""
             yield Problem(
                 f"{path}.{name}={spell(value)} {complaint}.",
                 suggest_near(str(value), list_choices(hint)) or comment,
@@ -133,17 +133,17 @@ def _check_device(run: Run) -> Iterator[Problem]:
     if not run.launch.here and re.fullmatch(DEVICES, device):
         return
     take = (
-        "run.device=cuda, or null to take what there is."
+        "Type run.device=cuda, or run.device=null to use the available GPUs."
         if count_gpus()
-        else "run.device=cpu, or null: there is no GPU."
+        else "Type run.device=cpu or run.device=null: this machine has no GPU."
     )
     if not re.fullmatch(DEVICES, device):
-        guess = "A GPU is called cuda." if name in ("gpu", "nvidia") else suggest_near(device, ["cpu", "cuda"])
-        yield Problem(f"run.device={device} is no device.", guess, take)
+        guess = "The name of a GPU is cuda." if name in ("gpu", "nvidia") else suggest_near(device, ["cpu", "cuda"])
+        yield Problem(f"run.device={device} must be cpu, cuda or cuda:N.", guess, take)
     elif name == "cuda" and not count_gpus():
-        yield Problem(f"run.device={device}: there is no GPU here.", "", take)
+        yield Problem(f"run.device={device}: this machine has no GPU.", "", take)
     elif number and int(number) >= count_gpus():
-        yield Problem(f"run.device={device}: there are {count_gpus()} GPUs here, counted from 0.", "", take)
+        yield Problem(f"run.device={device}: this machine has {count_gpus()} GPUs, numbered from 0.", "", take)
 
 
 def _check_unread(run: Run) -> Iterator[Problem]:
@@ -153,10 +153,10 @@ def _check_unread(run: Run) -> Iterator[Problem]:
         name = installed().find_part(run.extra[group]).part.name
         readers = ", ".join(installed().list_readers(group))
         if readers:
-            why, fix = f"It is read by {readers}, which this run does not have.", f"Choose that too, or {group}=off."
+            why, fix = f"Only {readers} uses {group}, and is not chosen.", f"Choose {readers}, or {group}=off."
         else:
-            why, fix = "No part of a run reads that group: verbs of gangline do.", f"Leave {group}={name} out."
-        yield Problem(f"{group}={name} does nothing in this run.", why, fix)
+            why, fix = f"Only gangline commands use the group {group}, not runs.", f"Leave out {group}={name}."
+        yield Problem(f"{group}={name} has no effect in this run.", why, fix)
 
 
 def _check_needs(run: Run) -> Iterator[Problem]:
@@ -174,8 +174,8 @@ def _check_needs(run: Run) -> Iterator[Problem]:
                 word = f"{group}=[{','.join([*there, name])}]" if group in LISTS else need
                 yield Problem(
                     f"{own}={part.name} needs {need}.",
-                    f"This run has {group}={', '.join(there) or 'off'}: the two are parts of one method.",
-                    "\n".join(f"{problem.what}\n{problem.why}" for problem in absent) or f"Choose it too:  {word}",
+                    f"The two parts implement one method, and this run has {group}={', '.join(there) or 'off'}.",
+                    "\n".join(f"{problem.what}\n{problem.why}" for problem in absent) or f"To choose both:  {word}",
                 )
 
 
@@ -186,17 +186,17 @@ def _check_gradients(run: Run) -> Iterator[Problem]:
     if run.precision.finds_scale and run.gradients.count_kept(LONG, 2, scatters=False):
         yield Problem(
             f"gradients={reduction} does not work with precision={precision}.",
-            "It keeps what a step lost, and a step that overflows under the loss scale would leave inf in it.",
-            "precision=bf16, or a reduction that keeps nothing.",
+            "The reduction stores state between steps, and an overflow under the loss scale would put inf into it.",
+            "Choose precision=bf16, or a reduction that stores no state between steps.",
         )
     if run.gradients.plain or run.parallel.reduces:
         return
     strategies = [offer.part for offer in installed().get_offers("parallel").values()]
     others = [part.name for part in strategies if getattr(part.config, "reduces", False)]
     yield Problem(
-        f"gradients={reduction} does nothing with parallel={strategy}.",
-        "That strategy has no data-parallel ranks, or sums their gradients in its own way.",
-        f"gradients={get_default_choices()['gradients']}, or another strategy: "
+        f"gradients={reduction} has no effect with parallel={strategy}.",
+        "This strategy has no data-parallel ranks, or sums their gradients by its own method.",
+        f"Choose gradients={get_default_choices()['gradients']}, or another strategy: "
         f"{', '.join(others) or 'none is installed'}.",
     )
 
@@ -220,7 +220,7 @@ def find_layout_problems(run: Run) -> list[Problem]:
     job = detect()
     if job and run.launch.processes not in (None, world):
         what = f"launch.processes={run.launch.processes}, but {job.agent} started {world} processes."
-        return [Problem(what, "", "Leave launch.processes out: the number is the job's.")]
+        return [Problem(what, "", f"Leave out launch.processes: {job.agent} sets the number of ranks.")]
     try:
         axes = run.parallel.size_axes(world)
         mesh = Mesh.of(axes)
@@ -228,8 +228,8 @@ def find_layout_problems(run: Run) -> list[Problem]:
         return [error.to_problem()]
     if mesh.world != world:
         product = " x ".join(f"{axis} {size}" for axis, size in axes.items() if size > 1) or "1"
-        what = f"parallel={name} lays out {product} = {mesh.world} ranks, but this run has {world} processes."
-        return [Problem(what, "", f"launch.processes={mesh.world}, or other axes.")]
+        what = f"the axes of parallel={name} give {product} = {mesh.world} ranks, but this run has {world} processes."
+        return [Problem(what, "", f"Type launch.processes={mesh.world}, or choose axis sizes with product {world}.")]
     return _check_batch(run, mesh.size(*DATA_AXES)) + find_ramp_problems(run, mesh.size(*DATA_AXES))
 
 
@@ -240,22 +240,20 @@ def _check_batch(run: Run, width: int) -> list[Problem]:
         near = sorted({max(width, size // width * width), -(-size // width) * width})
         return [
             Problem(
-                f"batch.global_size={size} does not divide over {width} data-parallel ranks.",
-                "Every rank takes an equal share of each step; another batch would be another run.",
+                f"batch.global_size={size} is not divisible by {width} data-parallel ranks.",
+                "Every rank gets an equal share of the global batch; a different global batch size changes the run.",
                 f"Nearest: {' or '.join(f'batch.global_size={value}' for value in near)}; "
-                f"or a width among {list_divisors(size)}.",
+                f"or a data-parallel width among {list_divisors(size)}.",
             )
         ]
     share = size // width
     if micro_size is not None and share % micro_size:
-        each = (
-            f"one rank's share of batch.global_size={size} over {width}" if width > 1 else f"batch.global_size={size}"
-        )
+        each = f"batch.global_size={size} / {width} data-parallel ranks" if width > 1 else f"batch.global_size={size}"
         return [
             Problem(
-                f"batch.micro_size={micro_size} does not divide {share}, {each}.",
+                f"batch.micro_size={micro_size} does not divide {share} ({each}).",
                 "global_size = micro_size x accumulation x data-parallel width.",
-                f"Choose batch.micro_size among {list_divisors(share)}; null takes the whole share.",
+                f"Choose batch.micro_size among {list_divisors(share)}; null: the complete share of the rank.",
             )
         ]
     return []

@@ -36,7 +36,7 @@ from gangline.run.directory import RunDirectory
 _ROOT = "gangline"
 _REFERENCE, _HIDDEN = "${oc.env:", "\0{oc.env:"
 _ENVIRONMENT, _SHOWN = re.compile(r"\$\{\s*oc\.env\s*:"), re.compile(re.escape(_HIDDEN))
-_WHY = "That file may be somebody else's, so only the command line may set this."
+_WHY = "Another user may have written that file, so only the command line may set this value."
 # Hydra below 1.4 requires `version_base`, and 1.4 warns about it; 1.4 requires `replace` to replace a node.
 _OLD = tuple(int(number) for number in hydra.__version__.split(".")[:2]) < (1, 4)
 _INITIALIZE: dict[str, Any] = {"version_base": None} if _OLD else {}
@@ -93,7 +93,7 @@ def _run(asked: Asked, source: str, why: str) -> Run:
     content = _compose(asked)
     options = KnownOptions(asked.offers).options if why else {}
     if why and (suspected := find_suspects(content, options)):
-        with suppress(UserError):  # without the layers the command line may be incomplete: it then allows nothing
+        with suppress(UserError):  # the command line alone may be incomplete; then it allows no setting
             suspected = find_suspects(content, options, _compose(replace(asked, layers=[])))
         refuse_suspects(suspected, options, source, why)
     return from_dict({**content, "parts": dict(asked.choices)})
@@ -113,7 +113,7 @@ def _explain(error: BaseException) -> str:
     """Return the message of Hydra or OmegaConf in one line, with the option if they name it."""
     message = f"{error} {error.__cause__ or ''}"
     if "\0" in message or r"\x00" in message:
-        return "${oc.env:NAME} cannot stand inside another reference."
+        return "${oc.env:NAME} is not supported inside another ${...} reference."
     pieces = [line.strip() for line in message.splitlines() if "object_type=" not in line]
     return "; ".join(dict.fromkeys(filter(None, pieces)))
 
@@ -156,7 +156,7 @@ def _hide_environment() -> Iterator[None]:
 
 
 def _refuse_odd_spelling(*words: Any) -> str:
-    raise ValueError("a variable of the environment is named as ${oc.env:NAME}, in one piece")
+    raise ValueError("a reference to an environment variable must be spelled ${oc.env:NAME}")
 
 
 def _respell(value: Any, old: re.Pattern[str], new: str) -> Any:

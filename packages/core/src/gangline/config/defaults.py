@@ -72,7 +72,7 @@ def _build_config(group: str, choice: str | bool | PartConfig) -> PartConfig:
     if isinstance(choice, PartConfig):
         offer = installed().find_part(choice)
         if offer.group != group:
-            raise UserError(f"{type(choice).__name__} configures {offer.group}={offer.part.name}; it is no {group}.")
+            raise UserError(f"{type(choice).__name__} configures {offer.group}={offer.part.name}, not a {group}.")
         return choice
     return installed().find(group, "on" if choice is True else str(choice)).part.config()
 

@@ -26,7 +26,7 @@ class Option:
     path: str
     hint: Any
     default: Any  # default as plain data; REQUIRED if the option has no default
-    owner: type  # the dataclass whose field it is
+    owner: type  # dataclass that declares the field
     stated: Any  # type hint with the range (`gangline.config.ranges`)
 
     @property
@@ -45,7 +45,7 @@ class Option:
         alternatives = (
             [] if all(word in self.comment for word in self.choices) else [f"one of {', '.join(self.choices)}"]
         )
-        alone = "a value that runs code is set on the command line alone" if runs_code(self.stated) else ""
+        alone = "only the command line can set a value that runs code" if runs_code(self.stated) else ""
         ranges = "; ".join(filter(None, [*alternatives, "" if self.choices else format_range(self.stated), alone]))
         return f"{self.comment} ({ranges})" if self.comment and ranges else self.comment or ranges
 
@@ -60,9 +60,9 @@ def resolve_hints(cls: type) -> dict[str, Any]:
         fits = (name for name, hint in hints.items() if str(getattr(error, "name", "")) in str(hint))
         module, option = cls.__module__, next(fits, "")
         raise UserError(
-            f"the option {option} of {module}.{cls.__qualname__} has a type that cannot be read: {error}.",
+            f"the type of the option {option} of {module}.{cls.__qualname__} cannot be resolved: {error}.",
             "The type of an option must be importable at run time, not only under TYPE_CHECKING.",
-            f"It comes with the package {module.partition('.')[0]}: upgrade it, or choose another part.",
+            f"Upgrade the package {module.partition('.')[0]}, which defines the option, or choose another part.",
         ) from error
 
 
@@ -139,8 +139,8 @@ def _is_container(hint: Any) -> bool:
 def read_comments(cls: type) -> dict[str, str]:
     """Return field name -> its comment in the source code, base classes first; {} without source code.
 
-    The comment is after the field, or, if it is too long for that, in the lines above it; comments above a field of a
-    subclass that has one already speak of the value alone.
+    The comment is after the field or, if it is too long, in the lines above the field. If a subclass repeats a field of
+    its base class, a comment above the repeated field explains only the new default, and is ignored.
     """
     field_comments: dict[str, str] = {}
     for base in reversed(cls.__mro__):

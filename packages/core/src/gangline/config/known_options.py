@@ -40,7 +40,7 @@ class KnownOptions:
                 yield from iterate_options(offer.part.config, place, inner_classes)
 
     def _is_opened(self, place: str) -> bool:
-        """Return whether `place` is a group inside another part, whose options include its options."""
+        """Return whether `place` is a group inside another part, which contains the options of the group."""
         parent = place.rpartition(".")[0]
         return parent in self._offers
 
@@ -131,7 +131,7 @@ class KnownOptions:
 
     def _explain_within(self, place: str, path: str, text: str) -> list[str]:
         own = [option_path for option_path in self.options if option_path.startswith(place + ".")]
-        listing = f"Options: {', '.join(name.removeprefix(place + '.') for name in own)}." if own else "It has none."
+        listing = f"Options: {', '.join(name.removeprefix(place + '.') for name in own)}." if own else "No options."
         offer = self._offers.get(place)
         last = path.removeprefix(place + ".")
         close = suggest_near(last, (name.removeprefix(place + ".") for name in own), 0.7)
@@ -146,7 +146,7 @@ class KnownOptions:
                 if last in get_defaults(other.part.config)
             ]
             if others:
-                lines.append(f"{offer.group}={offer.part.name} has none; these have: {', '.join(sorted(others))}.")
+                lines.append(f"Parts of {offer.group} that have the option {last}: {', '.join(sorted(others))}.")
         return [*lines, listing]
 
 

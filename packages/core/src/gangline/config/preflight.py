@@ -51,11 +51,11 @@ def parse(word: str) -> Override:
         raise UserError(f"cannot read {word!r}: expected key=value.", *_explain_no_key(key, sign, value))
     if value[:1] in ("[", "{", '"', "'") and (missing := find_unclosed(value)):
         raise UserError(
-            f"cannot read {word!r}: {missing} is missing at its end.",
-            "A shell takes quotes, and cuts at spaces: put the whole word in quotes, as in  'track=[console, jsonl]'",
+            f"cannot read {word!r}: the closing {missing} is missing.",
+            "The shell removes quotes and splits at spaces. Quote the complete argument:  'track=[console, jsonl]'",
         )
     if twice := find_doubled_key(value):
-        raise UserError(f"{word!r} gives {twice!r} twice.", "The last one would win; leave the other out.")
+        raise UserError(f"{word!r} has the key {twice!r} twice.", "Leave out one of the two values.")
     parser = OverridesParser.create()
     try:
         return parser.parse_override(f"{key}{sign}{value}")
@@ -64,7 +64,7 @@ def parse(word: str) -> Override:
     try:
         return parser.parse_override(f"{key}={quote(value)}")
     except HydraException as error:
-        raise UserError(f"cannot read {word!r}.", f"As plain text:  {shlex.quote(f'{key}={quote(value)}')}") from error
+        raise UserError(f"cannot read {word!r}.", f"To set text:  {shlex.quote(f'{key}={quote(value)}')}") from error
 
 
 def _explain_no_key(key: str, sign: str, value: str) -> list[str]:
@@ -74,8 +74,8 @@ def _explain_no_key(key: str, sign: str, value: str) -> list[str]:
         return [together]
     if not sign:
         guess = "" if "." in key else suggest_near(key, [*installed().list_groups(), *LAYERS])
-        return [guess or together, "Options of train itself begin with -, see  train --help"]
-    return ["A key is names with dots between them, as in  optimizer.learning_rate=1e-3"]
+        return [guess or together, "Flags of train begin with -; to list them:  train --help"]
+    return ["A key consists of names with dots between them, as in  optimizer.learning_rate=1e-3"]
 
 
 def find_unclosed(text: str) -> str:
@@ -132,7 +132,7 @@ def sweep(words: Sequence[str]) -> list[list[str]]:
         try:
             spread.append([f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()])
         except HydraException as error:
-            raise UserError(f"cannot spread {word!r} over runs: {' '.join(str(error).split())}.") from error
+            raise UserError(f"cannot expand {word!r} into several runs: {' '.join(str(error).split())}.") from error
     return [list(combination) for combination in itertools.product(*spread)]
 
 
@@ -171,14 +171,14 @@ def _refuse_grammar(override: Override) -> None:
     if override.is_sweep_override():
         word, value = override.input_line, override.get_key_element()
         raise UserError(
-            f"{word} names several values.",
-            f"For a run with each of them:  train -m {word}",
-            f"For a list:  {value}=[{str(word).partition('=')[2]}]",
+            f"{word} has several values.",
+            f"To start a run for each value:  train -m {word}",
+            f"To set a list:  {value}=[{str(word).partition('=')[2]}]",
         )
     if override.package is not None:
-        raise UserError(f"{override.input_line}: '@' has no meaning here; write group=part or key=value.")
+        raise UserError(f"{override.input_line}: '@' is not supported; write group=part or key=value.")
     if override.type == OverrideType.DEL and override.key_or_group not in installed().list_groups():
-        raise UserError(f"{override.input_line}: only a group can be taken away; set a key to null instead.")
+        raise UserError(f"{override.input_line}: '~' can remove only a group; set an option to null instead.")
 
 
 def _choose(
@@ -219,15 +219,15 @@ def _parse_choice(group: str, value: Any, override: Override | None = None) -> C
         names = ["on" if name is True else name for name in names]  # YAML reads health: [on] as [True]
         if not any(isinstance(name, list | dict | bool) or name is None for name in names):
             return list(dict.fromkeys(str(name) for name in names))
-        raise UserError(f"{word}: expected names, as in {group}=[a,b].", installed().list_choices(group))
+        raise UserError(f"{word}: expected names of parts, as in {group}=[a,b].", installed().list_choices(group))
     if isinstance(value, bool) or value is None:
         return _SWITCH[bool(value)]
     if isinstance(value, list | dict):
         raise UserError(
-            f"{word}: a run has one part of {group}; write {group}=<name>.", installed().list_choices(group)
+            f"{word}: a run has exactly one part of {group}; write {group}=<name>.", installed().list_choices(group)
         )
     if value == "":
-        raise UserError(f"{group}= names no part.", installed().list_choices(group))
+        raise UserError(f"{group}= needs the name of a part.", installed().list_choices(group))
     return override.get_value_string() if override and not isinstance(value, str) else str(value)  # nan stays a name
 
 
@@ -270,9 +270,7 @@ def _find_offers(choices: dict[str, Choice], missing: dict[str, UserError]) -> d
         try:
             if group not in inner_groups:
                 parent, _, inner = group.partition("/")
-                why = (
-                    f"{parent}={choices[parent]} has no choice of {inner}" if parent in choices else f"{parent} is off"
-                )
+                why = f"{parent}={choices[parent]} has no group {inner}" if parent in choices else f"{parent} is off"
                 raise UserError(f"{group}={choices[group]}: {why}.", installed().list_choices(parent))
             offers[place] = installed().find(group, str(choices[group]))
         except UserError as error:

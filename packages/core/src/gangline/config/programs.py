@@ -48,14 +48,14 @@ def refuse_suspects(suspects: Mapping[str, Any], options: Mapping[str, Option], 
     for path, value in suspects.items():
         runs = path in options and runs_code(options[path].stated, value)
         setting = override(path, value)
-        what = "runs as a program" if runs else "reads a variable of the environment"
+        what = "runs as a program" if runs else "reads an environment variable"
         empty = options[path].default if path in options else None
-        again = f"To allow it, type it too:  {shlex.quote(setting)}"
+        again = f"To allow the setting, repeat it on the command line:  {shlex.quote(setting)}"
         problems.append(
             Problem(
                 escape_controls(f"{source} sets {setting}, which {what}."),
                 why,
-                escape_controls(f"{again}\nTo leave it out:  {shlex.quote(override(path, empty))}"),
+                escape_controls(f"{again}\nTo remove the setting:  {shlex.quote(override(path, empty))}"),
             )
         )
     if problems:
@@ -68,11 +68,11 @@ def explain_distrust(run_dir: str | Path) -> str:
         try:
             status = path.stat()
         except OSError as error:
-            return f"{path} cannot be looked at: {error.strerror}."
+            return f"The owner of {path} cannot be read: {error.strerror}."
         if status.st_uid != os.geteuid():
             return f"{path} belongs to another user."
         if status.st_mode & stat.S_IWOTH or (status.st_mode & stat.S_IWGRP and not _is_private(status.st_gid)):
-            return f"Other users can write {path}:  chmod go-w {shlex.quote(str(path))}"
+            return f"Other users can write {path}. To remove this permission:  chmod go-w {shlex.quote(str(path))}"
     return ""
 
 

@@ -21,14 +21,12 @@ def find_ramp_problems(run: Run, width: int) -> list[Problem]:
     sizes, ends = batch.list_sizes(), list(batch.ramp.values())
     if sizes != sorted(set(sizes)) or len(set(ends)) < len(ends):
         stages = ", ".join(f"{size} until sample {batch.ramp[size]}" for size in sizes[:-1])
-        what = f"batch.ramp does not grow up to batch.global_size={batch.global_size}: {stages}."
-        return [Problem(what, "It says of each size until which sample it holds.", f"Such as {EXAMPLE}")]
+        what = f"the sizes of batch.ramp must grow up to batch.global_size={batch.global_size}, but are: {stages}."
+        return [Problem(what, "batch.ramp maps a batch size to the sample that ends its stage.", f"Example: {EXAMPLE}")]
     if batch.micro_size is None:
         choices = list_divisors(math.gcd(*sizes) // width) if math.gcd(*sizes) >= width else ""
-        fix = (
-            f"Choose batch.micro_size among {choices}." if choices else f"Choose sizes that divide over {width} ranks."
-        )
-        return [Problem("batch.ramp needs batch.micro_size.", "It stays the same in every stage.", fix)]
+        fix = f"Choose batch.micro_size among {choices}." if choices else f"Choose sizes divisible by {width} ranks."
+        return [Problem("batch.ramp needs batch.micro_size.", "All stages have one microbatch size.", fix)]
     return [problem for size in sizes[:-1] for problem in _check_stage(run, size, batch.micro_size, width)]
 
 
@@ -37,10 +35,10 @@ def _check_stage(run: Run, size: int, micro_size: int, width: int) -> list[Probl
     whole = micro_size * width
     if size % whole:
         near = sorted({max(whole, size // whole * whole), -(-size // whole) * whole})
-        what = f"batch.ramp: {size} is no whole number of microbatches of {micro_size} on {width} data-parallel ranks."
-        why = "Every rank takes an equal share of each step; another batch would be another run."
+        what = f"batch.ramp: {size} is not divisible by batch.micro_size={micro_size} x {width} data-parallel ranks."
+        why = "Every rank gets an equal share of the global batch; a different global batch size changes the run."
         return [Problem(what, why, f"Nearest: {' or '.join(map(str, near))}; or a smaller batch.micro_size.")]
     stage, usual = copy.copy(run), run.parallel.check(run)
     stage.batch = replace(run.batch, global_size=size, ramp={})
     problems = [problem for problem in run.parallel.check(stage) if problem not in usual]
-    return [replace(problem, what=f"batch.ramp, steps of {size}: {problem.what}") for problem in problems]
+    return [replace(problem, what=f"batch.ramp, stage with batch size {size}: {problem.what}") for problem in problems]

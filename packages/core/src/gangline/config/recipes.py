@@ -44,10 +44,10 @@ def read_recipe(name: str) -> dict[str, Any]:
     path = Path(name) if name.endswith((".yaml", ".yml")) else find_recipes().get(name)
     if path is None or not path.is_file():
         recipes = find_recipes()
-        listing = f"Recipes: {', '.join(recipes) or 'none'}.   (YAML files in ./{LOCAL}, and those that packages bring)"
+        listing = f"Recipes: {', '.join(recipes) or 'none'}.   (YAML files in ./{LOCAL} and in installed packages)"
         raise UserError(f"there is no recipe {name!r}.", suggest_near(name, recipes), listing)
     if (size := path.stat().st_size) > LARGEST:
-        raise UserError(f"the recipe {path} has {size} bytes; a recipe has at most {LARGEST}.")
+        raise UserError(f"the recipe {path} has {size} bytes; the maximum is {LARGEST}.")
     try:
         text = path.read_text(encoding="utf-8")
         check_yaml(text)
@@ -68,7 +68,7 @@ def _check(content: Any, path: Path) -> dict[str, Any]:
         raise UserError(f"the recipe {path} must be a mapping such as 'parts: {{model: tiny}}'.")
     if "defaults" in content:
         raise UserError(
-            f"the recipe {path} has a defaults list.", "A recipe says what it chooses as 'parts: {model: tiny, ...}'."
+            f"the recipe {path} has a defaults list.", "A recipe chooses its parts by 'parts: {model: tiny, ...}'."
         )
     parts = content.get("parts") or {}
     if not isinstance(parts, Mapping):
@@ -77,12 +77,12 @@ def _check(content: Any, path: Path) -> dict[str, Any]:
     for key, value in content.items():
         if key not in known_keys:
             raise UserError(
-                f"the recipe {path}: there is no {key!r}.",
+                f"the recipe {path} has an unknown key {key!r}.",
                 suggest_near(str(key), known_keys),
-                f"It may have: {known_keys}",
+                f"Keys of a recipe: {known_keys}",
             )
         if not isinstance(value, Mapping | None):
             plain = re.sub(r"\bTrue\b", "on", re.sub(r"\bFalse\b", "off", str(value)))
-            hint = f"To choose a part write  parts: {{{key}: {plain}}}" if key not in SECTIONS else ""
+            hint = f"To choose a part, write  parts: {{{key}: {plain}}}" if key not in SECTIONS else ""
             raise UserError(f"the recipe {path}: {key} must be a mapping of options.", hint)
     return {str(key): value for key, value in content.items() if value is not None}

@@ -34,9 +34,9 @@ def continue_run(path: str, content: Mapping[str, Any], words: Sequence[str]) ->
         new_weights = any(key == "optimizer" or key.partition(".")[0] in remade for key in other)
         branch = f"train {shlex.join([f'from={path}', f'weights={path}', *words])}"
         raise UserError(
-            f"a run that is resumed keeps its {differences}.",
-            "With another one it would be another run.",
-            f"These may change: {', '.join(free)}.",
+            f"a resumed run cannot change {differences}.",
+            "These options define the run.",
+            f"Options that may change: {', '.join(free)}.",
             "" if new_weights else f"A new run with its weights and optimizer state:  {branch}",
             f"A new run with its configuration (new weights):  train {shlex.join([f'from={path}', *words])}",
         )

@@ -73,7 +73,7 @@ def from_dict(content: Mapping[str, Any]) -> Run:
     for group in SINGLE:
         if group not in choices:
             problems.append(
-                Problem(f"the configuration names no part for {group}.", "", f"Write parts: {{{group}: ...}}.")
+                Problem(f"the configuration does not choose a part for {group}.", "", f"Write parts: {{{group}: ...}}.")
             )
             continue
         arguments[group] = _configure(group, str(choices.pop(group)), values.pop(group, None), choices, problems)
@@ -89,10 +89,10 @@ def from_dict(content: Mapping[str, Any]) -> Run:
         if name not in (None, False, OFF):
             config = _configure(group, "on" if name is True else str(name), values.pop(group, None), choices, problems)
             (edits if isinstance(config, EditConfig) else extra)[group] = config
-    problems += [Problem(f"{name}={part} belongs to no chosen part.") for name, part in choices.items()]
     problems += [
-        Problem(f"{name}: there is no such section.", suggest_near(name, [*SECTIONS, *GROUPS])) for name in values
+        Problem(f"{name}={part}: the chosen parts do not have the group {name}.") for name, part in choices.items()
     ]
+    problems += [Problem(f"there is no section {name}.", suggest_near(name, [*SECTIONS, *GROUPS])) for name in values]
     if problems:
         raise UserError.of(problems)
     return Run(job=arguments.pop("run"), **arguments, edits=edits, extra=extra, references=references)
@@ -132,7 +132,7 @@ def fill(
     owner = f"{offer.group}={offer.part.name}" if offer else path
     option_names = list(get_defaults(cls))
     for key in [key for key in values if key not in option_names]:
-        listing = f"Options: {', '.join(option_names)}." if option_names else "It has no options."
+        listing = f"Options: {', '.join(option_names)}." if option_names else f"{owner} has no options."
         there, synonyms = [f"{path}.{name}" for name in option_names], installed().get_synonyms()
         guess = suggest_synonym(f"{path}.{key}", there, synonyms) or suggest_near(str(key), option_names)
         problems.append(Problem(f"{path}.{key}: {owner} has no such option.", guess, listing))
@@ -142,7 +142,7 @@ def fill(
         where, hint = f"{path}.{key}", types[key]
         inner = opened.get(key) or (hint if isinstance(hint, type) and is_dataclass(hint) else None)
         if values.get(key, get_defaults(cls)[key]) == REQUIRED:
-            problems.append(Problem(f"{where} must be given.", f"It is {describe(hint)}; there is no default."))
+            problems.append(Problem(f"{where} is required.", f"Expected {describe(hint)}; there is no default."))
         elif inner is not None and (key in values or key in opened):
             options, stands = values.get(key), get_defaults(cls)[key]
             if key in opened:

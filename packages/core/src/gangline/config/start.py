@@ -43,8 +43,8 @@ def find_start_problems(run: Run) -> list[Problem]:
     return [
         Problem(
             f"weights={run.job.weights} was trained with optimizer={theirs}, and this run has optimizer={ours}.",
-            "The optimizer state of one means nothing to the other.",
-            f"Choose optimizer={theirs}. To begin with the weights alone:  gangline export {start[0].path} DIR, then "
+            "An optimizer cannot use the state of another optimizer.",
+            f"Choose optimizer={theirs}. To start from the weights only:  gangline export {start[0].path} DIR, then "
             "train model.weights=DIR",
         )
     ]

@@ -66,8 +66,8 @@ def explain_foreign(word: str, choices: Collection[str]) -> list[str]:
     if (group := _GROUP.get(name)) is None or name in choices:
         return []
     return [
-        f"No part here speaks to {name}: these are chosen by {group}=[{','.join(choices)}].",
-        f"To write one:  gangline new-plugin {name} --kind tracker",
+        f"{name} is not supported here. Choices: {group}=[{','.join(choices)}].",
+        f"To write a part for {name}:  gangline new-plugin {name} --kind tracker",
     ]
 
 

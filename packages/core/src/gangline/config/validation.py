@@ -33,7 +33,7 @@ def read_sets(run: Run) -> tuple[dict[str, DataConfig], list[Problem]]:
     inner_classes = {name: type(getattr(run.data, name)) for name in offer.part.opens}
     for name, options in run.validate.sets.items():
         if not _NAME.fullmatch(name):
-            problems.append(Problem(f"{PATH}: {name!r} is no name of a set.", "Letters, digits, '_' and '-'.", ""))
+            problems.append(Problem(f"{PATH}: {name!r} is not a valid name.", "Valid: letters, digits, '_', '-'.", ""))
         elif options is not None:
             config = fill(
                 type(run.data), _override(run.data, options), f"{PATH}.{name}", problems, inner_classes, offer

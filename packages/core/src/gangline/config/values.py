@@ -21,7 +21,7 @@ _REFERENCE = re.compile(r"\$\{oc\.env:\w+\}")
 
 _NOUNS = {
     bool: "true or false",
-    int: "a whole number",
+    int: "an integer",
     float: "a number",
     str: "text",
     dict: "a mapping",
@@ -108,7 +108,7 @@ def describe(hint: Any) -> str:
 def _convert_several(hint: Any) -> str:
     """Return a type in a user's words, in the plural: "numbers"."""
     one = describe(hint)
-    return f"{one.removeprefix('a ')}s" if one in (_NOUNS[int], _NOUNS[float], _NOUNS[dict]) else one
+    return f"{one.partition(' ')[2]}s" if one in (_NOUNS[int], _NOUNS[float], _NOUNS[dict]) else one
 
 
 def convert(hint: Any, value: Any) -> Any:

@@ -32,8 +32,8 @@ class ReadPlace:
     def __post_init__(self) -> None:
         if self.share * self.width != self.global_size or self.share % self.micro_size:
             raise ValueError(
-                f"{self.global_size} samples do not divide into {self.width} shares of microbatches of "
-                f"{self.micro_size}"
+                f"a global batch of {self.global_size} samples is not divisible into {self.width} shares of "
+                f"microbatches of {self.micro_size}"
             )
 
     @property

@@ -61,7 +61,7 @@ class SampleReader(BatchReader):
     def take(self) -> list[StoredBatch]:
         """Return the microbatches of the next step. Raises RuntimeError if closed, and before `begin`."""
         if self._ahead is None:
-            raise RuntimeError("this reader is closed" if self._closed else "`begin` comes before `take`")
+            raise RuntimeError("this reader is closed" if self._closed else "call `begin` before `take`")
         return self._ahead.take()
 
     def read_held_out(self, count: int) -> Iterator[StoredBatch]:
@@ -144,11 +144,11 @@ def _read_further(
     arrays = []
     for i, sample in zip(numbers, samples, strict=True):
         if name not in sample:
-            raise ValueError(f"sample {i} has no {name!r}, and another one of its batch has: a field is in all or none")
+            raise ValueError(f"sample {i} lacks the field {name!r}, which other samples of its batch have")
         arrays.append(np.asarray(sample[name]))
     shapes = {array.shape for array in arrays}
     if len(shapes) > 1:
-        raise ValueError(f"{name!r} has {' and '.join(map(str, sorted(shapes)))} in one batch: make them of one shape")
+        raise ValueError(f"{name!r} must have one shape in a batch, got {' and '.join(map(str, sorted(shapes)))}")
     tensor, rows = memory((name, slot), (len(arrays), *arrays[0].shape), arrays[0].dtype)
     np.stack(arrays, out=rows)
     return tensor

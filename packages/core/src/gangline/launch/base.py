@@ -58,4 +58,4 @@ class Launcher(ABC):
 
         All runs have equal launcher options. Raises NotImplementedError if the launcher takes one run at a time.
         """
-        raise NotImplementedError(f"{type(self).__name__} takes one run after the other")
+        raise NotImplementedError(f"{type(self).__name__} cannot launch several runs together")

@@ -73,7 +73,7 @@ def restore_handlers() -> None:
 def _end(signum: int, frame: object) -> None:
     restore_handlers()  # a second request ends the process at once
     with suppress(OSError):
-        text = f"train: {name_of(signum)} ended the command while no rank was running; nothing had to be saved\n"
+        text = f"train: {name_of(signum)} ended the command while no rank was running; there was no state to save\n"
         os.write(2, text.encode())
     raise SystemExit(128 + signum)
 
@@ -94,9 +94,9 @@ def answer_signal(signum: int, call: Callable[[], None]) -> None:
     Register it in the main thread. Raises ValueError for a signal that has another meaning in a rank.
     """
     if signum in (*STOP, *HandedOn):
-        raise ValueError(f"{name_of(signum)} asks a rank to stop")
+        raise ValueError(f"{name_of(signum)} is reserved: it requests a rank to stop")
     if signum == STACKS:
-        raise ValueError(f"{name_of(signum)} asks a rank for the stacks of its threads")
+        raise ValueError(f"{name_of(signum)} is reserved: it requests the stacks of a rank's threads")
     _answers[signum] = call
     signal.signal(signum, _ignore)
     signal.siginterrupt(signum, False)  # interrupted transfers continue

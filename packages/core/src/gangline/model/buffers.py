@@ -38,8 +38,8 @@ def list_filled_buffers(model: nn.Module) -> list[Buffer]:
     for buffer in buffers:
         if buffer.tensor.is_meta and buffer.kept is None:
             raise ValueError(
-                f"the buffer {buffer.names[0]} is not persistent, so nothing fills it: compute it in forward or let it "
-                "persist"
+                f"the buffer {buffer.names[0]} is not persistent, so neither initialization nor checkpoints fill it: "
+                "compute the buffer in forward, or register it as persistent"
             )
     return buffers
 

@@ -72,12 +72,12 @@ def _refuse_unsaid(model: nn.Module, tree: Node, plan: Plan) -> None:
             unsaid.setdefault(path, {})[name[len(path) + 1 if path else 0 :]] = shape
     for path, shapes in unsaid.items():
         kind = type(nodes[path]).__name__
-        others = f" So are those of {len(unsaid) - 1} more modules." if len(unsaid) > 1 else ""
+        others = f" {len(unsaid) - 1} more modules have undeclared parameters." if len(unsaid) > 1 else ""
         raise UserError(
-            f"parameters of {path or 'the model'} are not what its node says: {', '.join(shapes)}.",
-            f"Nodes are what a model is cut, counted and planned by.{others}",
-            f"{kind}.get_shapes() must have all that lies in no child node:  {shapes}",
-            "A child node is found where the attribute of its module has the name of the field.",
+            f"parameters of {path or 'the model'} are not declared by its node in this shape: {', '.join(shapes)}.",
+            f"Sharding, initialization and memory estimates use the shapes that nodes declare.{others}",
+            f"{kind}.get_shapes() must return every parameter that is not in a child node:  {shapes}",
+            "The module of a child node must be in the attribute that has the name of the node's field.",
         )
 
 

@@ -42,7 +42,7 @@ class AttentionCall:
 
     def __post_init__(self) -> None:
         if self.window is not None and (self.window < 1 or not self.causal):
-            raise ValueError(f"window={self.window}: a window is of at least one key, and of causal attention")
+            raise ValueError(f"window={self.window}: a window must be at least 1 key, and the attention must be causal")
         if self.soft_cap is not None and self.soft_cap <= 0:
             raise ValueError(f"soft_cap={self.soft_cap} must be positive")
 

@@ -49,9 +49,9 @@ def compose_model(run: Run) -> tuple[Node, Plan]:
         claims.update(dict.fromkeys(claimed, group))
     if all(map(plan.is_frozen, get_parameter_shapes(tree))):
         raise UserError(
-            "nothing of this model is trained.",
-            "Its plan freezes every parameter.",
-            f"Switch off what freezes it: {' or '.join(f'{group}=off' for group in run.edits) or 'another model'}.",
+            "every parameter of this model is frozen.",
+            "A run must train at least one parameter.",
+            f"Choose {' or '.join(f'{group}=off' for group in run.edits) or 'another model'}.",
         )
     return tree, plan
 
@@ -74,9 +74,9 @@ def _check_names(tree: Node, group: str) -> None:
             full = f"{path}.{name}" if path else name
             if full in names:
                 raise UserError(
-                    f"the model edit {group} adds {full}, and that is there already.",
-                    "What wraps a module puts its own parts beside those of the module.",
-                    f"Switch one of the edits off: {group}=off.",
+                    f"the model edit {group} adds {full}, which the model already has.",
+                    "An edit that wraps a module must not use the names of existing parts of the module.",
+                    f"To switch off the edit:  {group}=off",
                 )
             names.add(full)
 
@@ -88,7 +88,7 @@ def _match_same(one: str, other: str) -> bool:
 def _explain_conflict(first: str, first_path: str, second: str, second_path: str) -> UserError:
     what = first_path if first_path == second_path else f"{first_path} and {second_path}"
     return UserError(
-        f"the model edits {first} and {second} both want {what}",
-        "Each part of a model can be replaced by one edit.",
-        f"Switch one off: {first}=off or {second}=off.",
+        f"the model edits {first} and {second} both replace {what}.",
+        "Only one edit can replace a part of the model.",
+        f"Switch off one of the edits: {first}=off or {second}=off.",
     )

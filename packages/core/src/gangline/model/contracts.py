@@ -73,7 +73,7 @@ def bind_around(model: nn.Module, name: str, axis: str, comm: Comm, bound: set[s
                 bound.add(path)
                 module.bind(comm)
             return
-    raise TypeError(f"{name} is cut along {axis}, but no module around it has `bind(axis)`")
+    raise TypeError(f"{name} is sharded along {axis}, but no module around it has a method `bind(axis)`")
 
 
 def get_seam_function(module: nn.Module, seam: str) -> Callable[..., Any] | None:

@@ -44,8 +44,8 @@ def find_pretrained(config: ModelConfig) -> Pretrained:
     if (reader_class := registry.load_capability(config, CAPABILITY)) is None:
         name = registry.installed().find_part(config).part.name
         raise UserError(
-            f"model={name} begins with the weights in {config.get_weights_directory()}, and nothing reads them.",
-            f"Its part names no capability {CAPABILITY!r}: a gangline.model.pretrained.Pretrained.",
+            f"model={name} cannot read the pretrained weights in {config.get_weights_directory()}.",
+            f"The part must have the capability {CAPABILITY!r}: a gangline.model.pretrained.Pretrained.",
         )
     reader: Pretrained = reader_class()
     return reader

@@ -10,5 +10,5 @@ from gangline.plugin.hooks import Command, hookimpl
 @hookimpl
 def gangline_commands() -> Iterable[Command]:
     yield Command(
-        name="plugins", run="gangline.cli.plugins:main", summary="What is installed, who supplies it, what failed"
+        name="plugins", run="gangline.cli.plugins:main", summary="installed parts with their packages, failed plugins"
     )

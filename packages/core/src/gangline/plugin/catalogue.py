@@ -46,7 +46,7 @@ def explain_missing(error: ModuleNotFoundError) -> list[str]:
     distributions = {*(entry.distribution for entry in ENTRIES), *VERBS.values()}
     if distribution not in distributions or find_spec(package):
         return []
-    return [f"{distribution}, which is not installed", f"It comes with  {get(distribution)}"]
+    return [f"{distribution}, which is not installed", f"To install the package:  {get(distribution)}"]
 
 
 def find_supplier(group: str, name: str) -> str | None:

@@ -206,8 +206,8 @@ def _collect(
     manager.check_pending()  # an unknown hook would otherwise be ignored
     for name in sorted(BY_NAME.keys() & set(dir(module))):
         if callable(function := getattr(module, name)) and not hasattr(function, f"{PROJECT}_impl"):
-            fix = "write @hookimpl above it, with  from gangline import hookimpl"
-            raise TypeError(f"{name} lacks the mark of a hook: {fix}")
+            fix = "write @hookimpl above the function, and  from gangline import hookimpl"
+            raise TypeError(f"the hook {name} is not marked with @hookimpl: {fix}")
     offered: list[Offer | Command | Kind] = []
     for caller in manager.get_hookcallers(module) or ():
         hook = BY_NAME[caller.name]
@@ -250,7 +250,7 @@ def _refuse_two_defaults(found: Found) -> None:
         usual = [offer for offer in offers.values() if offer.part.default]
         if group not in LISTS and len(usual) > 1:
             names = (f"{offer.supplier} ({offer.part.name})" for offer in usual)
-            found.clashes.append(_explain_clash(f"say what a run has of {group} where nobody chooses", *names))
+            found.clashes.append(_explain_clash(f"have a default part of the group {group}", *names))
 
 
 def _fill_views(found: Found) -> None:
@@ -266,7 +266,7 @@ def _fill_views(found: Found) -> None:
             first = views.setdefault(place, (group, source))
             if first[0] != group:
                 what = f"two parts fill {place} from different groups: {first[1]} {first[0]}, {source} {group}."
-                fix = f"Rename the field of one, uninstall one, or set {VARIABLE} to the plugins you want."
+                fix = f"Rename one of the fields, uninstall one package, or set {VARIABLE} to the plugins you want."
                 found.clashes.append((what, fix))
             place_offers = found.offers.setdefault(place, {})
             for name, other in found.offers.get(group, {}).items():
@@ -276,7 +276,7 @@ def _fill_views(found: Found) -> None:
 
 def _explain_clash(what: str, *who: str) -> tuple[str, str]:
     names = f"two installed packages {what}: {', '.join(sorted(who))}."
-    return names, f"Uninstall one, or set {VARIABLE} to the plugins you want."
+    return names, f"Uninstall one of the packages, or set {VARIABLE} to the plugins you want."
 
 
 def _refuse_same_name(found: Found, name: str, entries: list[EntryPoint], others: list[str]) -> None:
@@ -286,17 +286,17 @@ def _refuse_same_name(found: Found, name: str, entries: list[EntryPoint], others
     count = "two" if len(packages) == 2 else len(packages)
     what = f"{count} installed packages claim the plugin name {name!r}: {', '.join(packages)}."
     selection = ",".join([*others, min(get_owner(entry) for entry in entries)])
-    fix = f"Uninstall one, or name what you want:  export {VARIABLE}={selection}"
+    fix = f"Uninstall one of the packages, or choose the plugins you want:  export {VARIABLE}={selection}"
     found.clashes.append((what, fix))
     for entry in entries:
-        why = f"claims the plugin name {name!r} together with others: {', '.join(packages)}"
+        why = f"claims the plugin name {name!r}, which several packages claim: {', '.join(packages)}"
         found.failures.append(BrokenPlugin(name, *_get_identity(entry), why, fix))
 
 
 def _refuse_other_contract(found: Found, entry: EntryPoint, version: int) -> None:
     """Add a failure for a plugin of an older or newer contract version, without importing it."""
     own_version = int(ENTRY_POINTS.removeprefix("gangline.v"))
-    why = f"speaks plugin contract v{version}; this gangline speaks v{own_version}"
+    why = f"implements plugin contract v{version}, but this gangline supports v{own_version}"
     fix = f"pip install --upgrade {DISTRIBUTION if version > own_version else get_owner(entry)}"
     found.failures.append(BrokenPlugin(entry.name, *_get_identity(entry), why, fix))
 
@@ -305,30 +305,30 @@ def _group(hook: Hook, part: Part) -> str:
     """Return the group of a part that this hook returned. Raises ValueError or TypeError if the part is invalid."""
     group = hook.group if part.group is None else part.group
     if group is None:
-        raise ValueError(f"part {part.name!r} of {hook.name} names no group")
+        raise ValueError(f"part {part.name!r} of {hook.name} must name its group")
     home = BY_GROUP.get(group, hook)  # the hook of the parts of this group
     if hook.group not in (None, group) or not issubclass(home.options, hook.options):
-        allowed_group = f"the group {hook.group!r}" if hook.group else "a group of its own"
+        allowed_group = f"the group {hook.group!r}" if hook.group else "a new group"
         other = f"; {home.name} offers parts of {group!r}" if home is not hook else ""
-        raise ValueError(f"part {part.name!r} of {hook.name} must be of {allowed_group}, not {group!r}{other}")
+        raise ValueError(f"part {part.name!r} of {hook.name} must be in {allowed_group}, not in {group!r}{other}")
     if not _GROUP.fullmatch(group) or group in _RESERVED:
-        raise ValueError(f"part {part.name!r}: {group!r} cannot be the name of a group")
+        raise ValueError(f"part {part.name!r}: {group!r} is reserved or not a valid name of a group")
     if group in LISTS and "." in part.name:
-        raise ValueError(f"part {part.name!r}: no dots, for its options are typed as {group}.<name>.<option>")
+        raise ValueError(f"part {part.name!r}: the name must not contain dots, as in {group}.<name>.<option>")
     if not issubclass(part.config, home.options):
         what = f"{group}={part.name} of {hook.name}: its options {part.config.__name__}"
         raise TypeError(f"{what} must derive from gangline.config.{home.options.__name__}")
     own = [need for need in part.needs if need.endswith("=off") and need.partition("=")[0] not in BY_GROUP]
     if own:
-        fix = "off is no part; report it as a problem of the options' check"
-        raise ValueError(f"{group}={part.name}: needs cannot hold {own[0]}, for {fix}")
+        fix = "off is not a part; the check of the options can return a problem instead"
+        raise ValueError(f"{group}={part.name}: needs cannot contain {own[0]}: {fix}")
     if part.default and group not in BY_GROUP:
         why = (
-            "the part that opens it names its default"
+            "the part that opens the group names the default"
             if "/" in group
             else f"{group} is off unless a run chooses a part"
         )
-        raise ValueError(f"{group}={part.name}: default=True does nothing, for {why}; leave it out")
+        raise ValueError(f"{group}={part.name}: default=True has no effect: {why}; leave it out")
     return group
 
 
@@ -339,18 +339,18 @@ def _explain_unbuilt(found: Found, offer: Offer) -> tuple[str, str] | None:
     if nested:
         if any(field in other.part.opens for other in found.offers.get(outer, {}).values()):
             return None
-        why, dists = f"no part of the group {outer} opens it", sorted(catalogue.find_suppliers(outer))
-        fix = f"pip install {dists[0]}" if dists else f'A part of {outer} opens it with opens={{"{field}": <default>}}.'
+        why, dists = f"no part of {outer} opens the group {group}", sorted(catalogue.find_suppliers(outer))
+        fix = f"pip install {dists[0]}" if dists else f'A part of {outer} must have  opens={{"{field}": <default>}}'
     else:
         others = [other.part for offers in found.offers.values() for other in offers.values()]
         edit = issubclass(offer.part.config, EditConfig)
         if group in BY_GROUP or edit or any(group in other.reads for other in others):
             return None
         why = (
-            "it is no group of core's, no model edit (its class does not derive from EditConfig), and no part reads it"
+            f"{group} is not a group of core, its options are not an EditConfig (model edit), and no part reads {group}"
         )
-        fix = f'Let the part that builds it say so:  Part(..., reads=("{group}",))'
-    return f"offers {group}={offer.part.name}, which nobody builds: {why}", fix
+        fix = f'Declare the group in the part that builds it:  Part(..., reads=("{group}",))'
+    return f"offers {group}={offer.part.name}, which is never built: {why}", fix
 
 
 def _check_classes(before: Found, offered: Iterable[Offer | Command | Kind]) -> None:
@@ -360,7 +360,7 @@ def _check_classes(before: Found, offered: Iterable[Offer | Command | Kind]) -> 
         other = class_offers.setdefault(offer.part.config, offer)
         if other is not offer:
             pair = f"{other.group}={other.part.name} and {offer.group}={offer.part.name}"
-            raise ValueError(f"{pair} share the class {offer.part.config.__name__}; subclass it for one of them")
+            raise ValueError(f"{pair} share the class {offer.part.config.__name__}; subclass it for one of the parts")
 
 
 def _suggest_fix(dist: Distribution | None, name: str, error: BaseException) -> str:
@@ -369,5 +369,5 @@ def _suggest_fix(dist: Distribution | None, name: str, error: BaseException) -> 
     for requirement in (dist.requires or ()) if dist and missing else ():
         text = requirement.partition(";")[0].strip()
         if normalise_name(re.split(r"[^\w.-]", text, maxsplit=1)[0]) == normalise_name(missing):
-            return f"Its own requirement is {text}; try  pip install --upgrade {name}"
+            return f"{name} requires {text}; try  pip install --upgrade {name}"
     return f"Try  pip install --upgrade {name}"

@@ -40,14 +40,14 @@ class Part:
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
-            raise ValueError(f"part name {self.name!r} must be lower-case letters, digits, '_', '-' or '.'")
+            raise ValueError(f"part name {self.name!r} must consist of lower-case letters, digits, '_', '-' and '.'")
         if not is_dataclass(self.config):
             raise TypeError(f"part {self.name!r}: config must be a dataclass, got {self.config!r}")
         if not _BUILD.fullmatch(self.build):
-            raise ValueError(f"part {self.name!r}: build must read 'package.module:name', got {self.build!r}")
+            raise ValueError(f"part {self.name!r}: build must have the form 'package.module:name', got {self.build!r}")
         if wrong := sorted(set(self.views) - set(self.opens)):
-            raise ValueError(f"part {self.name!r}: views of {', '.join(wrong)}, which it does not open")
+            raise ValueError(f"part {self.name!r}: `views` has {', '.join(wrong)}, which is missing in `opens`")
         if wrong := [need for need in self.needs if not _NEED.fullmatch(need)]:
-            raise ValueError(f"part {self.name!r}: needs must read 'group=name', got {wrong[0]!r}")
+            raise ValueError(f"part {self.name!r}: needs must have the form 'group=name', got {wrong[0]!r}")
         if not self.summary or "\n" in self.summary:
             raise ValueError(f"part {self.name!r}: summary must be one line")

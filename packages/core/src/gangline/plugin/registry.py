@@ -23,7 +23,7 @@ from gangline.plugin.discovery import VARIABLE, BrokenPlugin, Found, Offer, disc
 from gangline.plugin.hooks import BY_GROUP, GROUPS, LISTS, Command, Kind
 
 OFF = "off"  # choice of no part, in every group that core does not define
-SEE = "(gangline plugins  lists who offers what)"
+SEE = "(gangline plugins  lists all parts and their packages)"
 
 
 class Installed:
@@ -108,7 +108,7 @@ class Installed:
         cls = type(config)
         raise UserError(
             f"no installed part has the configuration class {cls.__module__}.{cls.__qualname__}.",
-            "A part is told by the exact class of its configuration; the package that defines it may not be installed.",
+            "The exact class of a configuration identifies its part; the package of the part may not be installed.",
             SEE,
         )
 
@@ -151,10 +151,10 @@ class Installed:
             if normalise_name(failure.distribution) == normalise_name(supplier):
                 return [f"{failure.supplier} {failure.why}", failure.fix]
         if (plugin := self._found.left_out.get(normalise_name(supplier))) is not None:
-            return [f"It is supplied by {supplier}, which {VARIABLE} leaves out; add {plugin} to {VARIABLE}."]
+            return [f"{group}={name} is supplied by {supplier}, which {VARIABLE} excludes; add {plugin} to {VARIABLE}."]
         if (version := find_version(supplier)) is None:
-            return [f"It is supplied by {supplier}:  {catalogue.get(supplier)}"]
-        return [f"{supplier} {version} is installed but does not offer it:  pip install --upgrade {supplier}"]
+            return [f"{group}={name} is supplied by {supplier}:  {catalogue.get(supplier)}"]
+        return [f"{supplier} {version} is installed but lacks {group}={name}:  pip install --upgrade {supplier}"]
 
     def _suggest_names(self, group: str, name: str) -> list[str]:
         """Return lines for an unknown part name: the nearest name, failed plugins, or packages to install."""
@@ -164,7 +164,7 @@ class Installed:
         guess = f"Did you mean {group}={close[0]}?" if close else answer(name, "", self.get_words())
         lines = [guess] if guess else []
         for failure in self._found.failures:
-            lines += [f"{failure.supplier} may be what offers it, but it {failure.why}", failure.fix]
+            lines += [f"{failure.supplier} may offer {group}={name}, but the package {failure.why}", failure.fix]
         return lines if guess else [*lines, *self.list_missing_suppliers(group)]
 
     def _explain_files(self, group: str, name: str) -> list[str]:
@@ -172,9 +172,7 @@ class Installed:
         if group == "data" and ("/" in name or "*" in name or Path(name).exists()):
             return [f"To read files:  {shlex.quote(f'data.path={name}')}"]
         if group == "model" and "/" in name:
-            return [
-                f"Of a directory of weights:  gangline import {shlex.quote(name)}  prints the command that takes it."
-            ]
+            return [f"To train from a directory of weights:  gangline import {shlex.quote(name)}  prints the command."]
         return []
 
     def list_missing_suppliers(self, group: str) -> list[str]:
@@ -202,7 +200,7 @@ def load(spec: str) -> Any:
 def load_capability(config: PartConfig, name: str) -> Any:
     """Import and return a capability of the part with this configuration; None if the part does not have it.
 
-    A part whose options class derives from another part's class inherits the other's capabilities that it lacks.
+    A part whose options class derives from another part's class inherits the capabilities that it does not define.
     Raises UserError if the package that supplies the capability is missing.
     """
     offer = installed().find_part(config)
@@ -228,6 +226,6 @@ def build(config: PartConfig, *args: Any, **kwargs: Any) -> Any:
             raise  # the part names a module that it does not have: a bug
         raise UserError(
             f"{offer.group}={part.name} needs the Python package {error.name!r}, which is not installed.",
-            f"It is supplied by {offer.supplier}:  pip install --upgrade {offer.distribution}",
+            f"To install the requirements of {offer.supplier}:  pip install --upgrade {offer.distribution}",
         ) from error
     return make(config, *args, **kwargs)

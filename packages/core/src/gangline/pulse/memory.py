@@ -50,7 +50,7 @@ def parse_owner(file: Path) -> int:
     """Return the launcher's process id from the path of a pulse. Raises ValueError for the path of another file."""
     match = _OURS.fullmatch(file.name)
     if match is None:
-        raise ValueError(f"{file} is no pulse")
+        raise ValueError(f"{file} is not a pulse file")
     return int(match["pid"])
 
 

@@ -76,8 +76,8 @@ def refuse_damage(run_dir: str | Path) -> None:
         if why:
             raise UserError(
                 f"{path} is damaged in line {number}: {why}.",
-                "Without the line the run may continue from a checkpoint that it has left, or read samples again.",
-                f"Restore the file from a copy, or do without the line:  sed -i {number}d {path}",
+                "Without this line the run may resume from an abandoned checkpoint, or train on samples twice.",
+                f"Restore the file from a copy, or delete the line:  sed -i {number}d {path}",
                 f"To start from scratch:  train from={Path(run_dir)}",
             )
 
@@ -107,9 +107,9 @@ def _parse(text: bytes) -> Attempt:
     """Parse a line. Raises ValueError, TypeError or RecursionError if the line was damaged or edited."""
     content = json.loads(text)
     if not isinstance(content, dict):
-        raise ValueError("it is no JSON object")
+        raise ValueError("the line is not a JSON object")
     if "sum" in content and content["sum"] != _compute_checksum(content):
-        raise ValueError("its checksum does not match")
+        raise ValueError("the checksum does not match")
     content = {key: content[key] for key in content if key in Attempt.__dataclass_fields__}
     lists = {key: tuple(value) for key, value in content.items() if isinstance(value, list)}
     line = Attempt(**{**content, **lists})
@@ -130,11 +130,11 @@ def _explain_contradiction(line: Attempt) -> str:
     if line.attempt < 1 or not all(0 <= number < math.inf for number in numbers):
         return "a number is out of range"
     if line.time and parse_time(line) is None:
-        return f"its time is {line.time!r}"
+        return f"the time {line.time!r} is invalid"
     if line.start and (start is None or start.attempt > line.attempt):
         return f"attempt {line.attempt} cannot start from {line.start!r}"
     if line.skipped and line.order not in _RETURNS and not line.why.startswith(SKIPPED_IN):
-        return f"{line.skipped} samples are skipped, and nothing ordered that"
+        return f"{line.skipped} samples are skipped without an order to skip samples"
     return ""
 
 

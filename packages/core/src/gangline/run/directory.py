@@ -74,8 +74,8 @@ class RunDirectory:
                 place = shlex.quote(str(directory.path))
                 raise UserError(
                     f"{directory.path} already holds a run.",
-                    f"To go on with it:  train resume={place}",
-                    f"To start afresh with its configuration (new weights):  train from={place}",
+                    f"To continue this run:  train resume={place}",
+                    f"To start a new run with its configuration (new weights):  train from={place}",
                 )
             directory._write(run, argv, job, changed={})
         except BaseException:
@@ -110,8 +110,8 @@ class RunDirectory:
             raise UserError(f"there is no run directory {directory.path}.", _list_siblings(directory.path))
         if not directory.config.exists():
             raise UserError(
-                f"{directory.path} is no run directory, or was only half-written: it has no config.yaml.",
-                "A run writes that file last. Nothing was trained here; start the run again.",
+                f"{directory.path} is not a complete run directory: config.yaml is missing.",
+                "train writes config.yaml last, so no step was trained in this directory. Start the run again.",
                 _list_siblings(directory.path),
             )
         directory._read_content()
@@ -183,8 +183,8 @@ class RunDirectory:
             elif difference := _explain_difference(self._read_typed(), resolve_paths(run)):
                 self.unlock()
                 raise UserError(
-                    f"a job is at {self.path}, with another configuration: {difference}.",
-                    f"To join it:  train resume={shlex.quote(str(self.path))}, with the words of its first node.",
+                    f"a job with another configuration is running in {self.path}: {difference}.",
+                    f"To join the job:  train resume={shlex.quote(str(self.path))}, with the first node's overrides.",
                     "To change the run, end the job first.",
                 )
 
@@ -210,8 +210,8 @@ class RunDirectory:
             elif difference := _explain_difference(directory._read_typed(), resolve_paths(run)):
                 raise UserError(
                     f"{directory.path} already holds another run: {difference}.",
-                    "To go on with it:  train resume=... and what is to change.",
-                    "Another run needs a directory of its own:  train run.dir=...",
+                    "To continue that run:  train resume=... and the options to change.",
+                    "To start a new run, choose another directory:  train run.dir=...",
                 )
             else:
                 directory._made = []
@@ -256,15 +256,15 @@ class RunDirectory:
             raise UserError(f"{self.config} is not UTF-8 text: {error.reason} at byte {error.start}.") from error
         if not text.rstrip().endswith(f"\n{END}"):
             raise UserError(
-                f"{self.config} is cut short: its last line must be '{END}'.",
-                "It was only half-written or half-copied. Copy it again, or start the run afresh.",
+                f"{self.config} is truncated: its last line must be '{END}'.",
+                "The file was not written or copied completely. Copy the file again, or start a new run.",
             )
         try:
             content = load_yaml(text)
         except yaml.YAMLError as error:
             raise UserError(f"{self.config} is not valid YAML: {' '.join(str(error).split())}") from error
         if not isinstance(content, dict) or not isinstance(content.get("run", {}), dict):
-            raise UserError(f"{self.config} holds no configuration.")
+            raise UserError(f"{self.config} does not contain the configuration of a run.")
         return content
 
     def _write(
@@ -348,7 +348,7 @@ def _list_siblings(path: Path) -> str:
             continue
         if runs:
             newest = sorted(runs, key=lambda run: run.stat().st_mtime, reverse=True)[:5]
-            return f"Runs there: {', '.join(str(run) for run in newest)}."
+            return f"Runs in {folder}: {', '.join(str(run) for run in newest)}."
     return ""
 
 
@@ -358,7 +358,7 @@ def _explain_difference(there: dict[str, Any], mine: dict[str, Any]) -> str:
     for name in flat[0].keys() | flat[1].keys():
         values = [content.get(name) for content in flat]
         if values[0] != values[1] and name != "run.dir":
-            return f"{name} is {values[0]} there, and {values[1]} here"
+            return f"{name} is {values[0]} in the directory and {values[1]} in this command"
     return ""
 
 

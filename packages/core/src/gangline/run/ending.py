@@ -75,9 +75,9 @@ def decide_ending(
     elif signal:
         reason = "preempted" if saved and signal in PREEMPTING else "signal"
         exit_code = EXIT_REQUEUE if reason == "preempted" else 128 + signals.Signals[signal].value
-        summary = f"{signal}; {'all steps are saved' if saved else 'nothing was saved'}"
+        summary = f"{signal}; {'all steps are saved' if saved else 'not all steps are saved'}"
     elif failure == "lost":
-        reason, summary = JOB_CODES.get(exit_code, "killed"), "everything was killed, and nobody was left to say why"
+        reason, summary = JOB_CODES.get(exit_code, "killed"), "all ranks were killed before one reported an error"
     elif failure == "ended":
         by_signal = "signal" if exit_code - 128 in set(signals.Signals) else "bug"
         reason, summary = RANK_CODES.get(exit_code, by_signal), f"a rank ended with exit code {exit_code}"

@@ -91,7 +91,7 @@ class Events:
         except Fenced:  # a newer start of the run writes from now on
             return
         except OSError as error:  # such as a full disk, which must not end the run or hide another error
-            self.trouble = f"{FILE} lacks a line: {error.strerror or error}"
+            self.trouble = f"cannot write a line to {FILE}: {error.strerror or error}"
 
     @contextmanager
     def enter_phase(self, name: str, **content: Any) -> Iterator[None]:

@@ -28,8 +28,8 @@ def refuse_planted(run_dir: Path) -> None:
     owner, user = run_dir.stat().st_uid, os.geteuid()
     if user != 0 and owner not in (0, user, _find_user(run_dir)):
         raise UserError(
-            f"{run_dir} belongs to {_name_of(owner)}, who can choose what a run in it reads and writes.",
-            "Copy it, look at config.yaml in the copy, and go on there:",
+            f"{run_dir} belongs to {_name_of(owner)}, who can control what a run in this directory reads and writes.",
+            "Copy the directory, check config.yaml in the copy, and continue the run there:",
             f"cp -r {shlex.quote(str(run_dir))} COPY; train resume=COPY",
         )
     folders = [run_dir]
@@ -47,8 +47,8 @@ def _refuse(entry: os.DirEntry[str], run_dir: Path, users: tuple[int, ...]) -> N
     """Raise UserError for a link out of the directory, a pipe or device, and an owner not in `users` (if not empty)."""
     if entry.is_symlink() and _leads_out(entry, run_dir):
         raise UserError(
-            f"{entry.path} is a symbolic link to {os.readlink(entry.path)}, out of the run directory.",
-            "A run would write there: by such links whoever made the directory overwrites your files.",
+            f"{entry.path} is a symbolic link to {os.readlink(entry.path)}, outside of the run directory.",
+            "A run would follow the link and could overwrite files outside of its directory.",
             f"rm {shlex.quote(entry.path)}",
         )
     status = entry.stat(follow_symlinks=False)
@@ -57,7 +57,7 @@ def _refuse(entry: os.DirEntry[str], run_dir: Path, users: tuple[int, ...]) -> N
     if users and (uid := status.st_uid) not in users:
         raise UserError(
             f"{entry.path} belongs to {_name_of(uid)}: other users can write to this run directory.",
-            "A run goes on only from files of the user who owns the directory.",
+            "A run uses only files of the user who owns the run directory.",
             f"rm -r {shlex.quote(entry.path)}; chmod -R go-w {shlex.quote(str(run_dir))}",
         )
 
@@ -92,7 +92,7 @@ def refuse_others(path: Path) -> None:
         return
     raise UserError(
         f"{path} {why}.",
-        "The user who put it there could choose where this run goes on, or which file is overwritten.",
+        "Another user could thereby choose which run is continued, or which file is overwritten.",
         f"rm -r {shlex.quote(str(path))}",
     )
 

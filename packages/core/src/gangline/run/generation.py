@@ -98,7 +98,7 @@ def hold(run_dir: str | Path, step: int = 0) -> Iterator[None]:
     with _lock(run_dir, shared=True) as handle:
         now = _recover(run_dir, os.pread(handle, 4096, 0))
         if now.generation > read_generation():
-            raise Fenced(f"generation {now.generation} of the run has begun, and this rank is of {read_generation()}")
+            raise Fenced(f"generation {now.generation} has started, and this rank is of generation {read_generation()}")
         if step > max(now.step, read_most_steps(run_dir)):
             _put_steps(run_dir, step)
         yield

@@ -83,7 +83,7 @@ class RunLock:
                     break
                 os.close(handle)
             if over and time.monotonic() > deadline:
-                raise _explain_in_use(self.path, "the last node of a job that is over")
+                raise _explain_in_use(self.path, "the last node of a finished job")
             time.sleep(0.1)
         return self._job
 
@@ -119,12 +119,12 @@ class RunLock:
             lock_handle(handle)
             yield
         except FileNotFoundError as error:
-            raise UserError(f"{self.path} was taken away: its run was refused.", "Give the command again.") from error
+            raise UserError(f"{self.path} was deleted because its run was refused.", "Repeat the command.") from error
         except OSError as error:
             raise UserError(
-                f"{self.path} lies on a file system without locks: {error.strerror or error}.",
-                "The nodes of launch=elastic meet in the run directory, and need them.",
-                "Choose another place:  train run.dir=...",
+                f"{self.path} is on a file system without locks: {error.strerror or error}.",
+                "The nodes of launch=elastic need locks in the run directory to coordinate.",
+                "Choose a directory on another file system:  train run.dir=...",
             ) from error
         finally:
             os.close(handle)
@@ -143,19 +143,19 @@ def explain_unwritable(path: Path, error: OSError) -> UserError:
     """Return the error for a directory that cannot be created or written."""
     return UserError(
         f"cannot write the run directory {path}: {error.strerror or error}.",
-        "Choose a directory that you may write to and that has room:  train run.dir=...",
+        "Choose a writable directory with free disk space:  train run.dir=...",
     )
 
 
 def _explain_in_use(path: Path, holder: str) -> UserError:
     return UserError(
-        f"{path} is in use: another train, {holder}, is running in it.",
-        "Wait for it or end it; a second run needs a directory of its own (run.dir=...).",
+        f"{path} is in use by another train: {holder}.",
+        "Wait until the other train ends, or end it; to start another run, choose another directory (run.dir=...).",
     )
 
 
 @cache
 def _say_unlocked(file_system: int) -> None:
     """Print a note, once per file system, that the file system has no locks; the run continues without a lock."""
-    note = "train: note: the file system of the run directory knows no locks; see to it that one train alone uses it."
+    note = "train: note: the run directory is on a file system without locks; run only one train in the directory."
     print(note, file=sys.stderr, flush=True)

@@ -34,8 +34,8 @@ _FORMS = [
 ]
 _IN_MAPPING = re.compile(rf"(?<![^\W_]){_NAMES}[\"']?\s*:\s*[\"']?(?P<secret>[^\s,}}\"'\0][^,}}\"']*)", re.IGNORECASE)
 _IN_LIST = (
-    "Programs and stores read their credentials from the environment: leave it out here.",
-    "A line of shell can read a file that only you can read:  . FILE   (chmod 600 FILE)",
+    "Leave out the secret here: programs and stores read their credentials from the environment.",
+    "A shell command can also read a file that only you can read:  . FILE   (chmod 600 FILE)",
 )
 
 
@@ -63,12 +63,12 @@ def refuse_secrets(content: Mapping[str, Any], prefix: str = "") -> None:
         elif _is_exposed(path, value):
             reference = f"'{path}=${{oc.env:{str(key).upper()}}}'"
             raise _explain_refusal(
-                path, "Set it in the environment and name it here; the value is then not written:", reference
+                path, "Set the secret in the environment and type a reference, which is written instead:", reference
             )
 
 
 def _explain_refusal(path: str, *fix: str) -> UserError:
-    return UserError(f"{path} holds a secret, and what is set is written to the run directory.", *fix)
+    return UserError(f"{path} contains a secret, and all options are written to the run directory.", *fix)
 
 
 def _is_exposed(path: str, value: Any) -> bool:

@@ -225,20 +225,20 @@ def _check_size(limit: int, path: str, handle: int) -> int:
     if (size := os.fstat(handle).st_size) > limit:
         os.close(handle)
         raise UserError(
-            f"{path} has {size:,} bytes, and a run writes at most {limit:,} into it.",
-            "Reading it would take the memory of this machine.",
-            f"Find out what wrote it, and move it away:  mv {shlex.quote(path)} ELSEWHERE",
+            f"{path} has {size:,} bytes; a run writes at most {limit:,} bytes to this file.",
+            "Reading the file could exhaust the memory of this machine.",
+            f"Find out what wrote the file, and move it away:  mv {shlex.quote(path)} ELSEWHERE",
         )
     return handle
 
 
 def make_special_file_error(path: str | Path, kind: int) -> UserError:
     """Return the error for a file of this kind (`st_mode`) at a path where a regular file is expected."""
-    why = "Reading it would wait for the program that writes into it."
+    why = "Reading this file would block until another program writes to it."
     if stat.S_ISDIR(kind):
-        why = "There should be a file of this name."
+        why = "A run needs a regular file at this path."
     return UserError(
         f"{path} is a {_KINDS.get(stat.S_IFMT(kind), 'special file')}, not a regular file.",
         why,
-        f"Find out who put it there, and move it away:  mv {shlex.quote(str(path))} ELSEWHERE",
+        f"Find out what created this path, and move it away:  mv {shlex.quote(str(path))} ELSEWHERE",
     )

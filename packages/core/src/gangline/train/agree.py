@@ -124,8 +124,8 @@ def check_same_data(world: Comm, device: torch.device, sources: dict[str, DataSo
             raise UserError(
                 f"the ranks do not read the same {name} data: rank {odd[0]} opened {everyone[odd[0]][name]}, "
                 f"rank 0 {everyone[0][name]}.",
-                "It changed while they started, or their machines have different copies.",
-                "Start again when it is whole everywhere.",
+                "The data changed while the ranks started, or their machines have different copies.",
+                "Start again when the data is complete and equal on all machines.",
             )
 
 

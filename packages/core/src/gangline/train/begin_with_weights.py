@@ -45,13 +45,13 @@ def begin_with_weights(s: Session) -> bool:
         continues = _continues(s, id)
         if bad := load(s, id, same_run=False, same_data=continues):
             others = ", ".join(str(other) for other in s.checkpointer.list() if other != id)
-            raise UserError(f"weights={s.run.job.weights}: {bad}.", f"Others there: {others or 'none'}.")
+            raise UserError(f"weights={s.run.job.weights}: {bad}.", f"Other checkpoints: {others or 'none'}.")
     if not continues:
         s.cursor = 0
     if s.step >= s.run.steps:
         raise UserError(
             f"weights={s.run.job.weights}: checkpoint {id} has done {s.step} steps, and run.steps={s.run.steps}.",
-            "Steps continue to count where the other run stood.",
+            "The step count continues from that checkpoint, so increase run.steps:",
             f"run.steps={2 * s.step}",
         )
     _record(s, directory, id, continues)
@@ -78,7 +78,7 @@ def _choose(s: Session, directory: RunDirectory, wanted: CheckpointId | None) ->
     id = None if name is None else CheckpointId.parse(name)
     if id is None:
         raise UserError(
-            f"weights={s.run.job.weights}: {directory.path} holds no checkpoint.",
+            f"weights={s.run.job.weights}: {directory.path} has no checkpoint.",
             "",
             f"To start with its configuration (new weights):  train from={directory.path}",
         )

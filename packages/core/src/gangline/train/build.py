@@ -87,9 +87,9 @@ def build_held_out_sources(run: Run) -> dict[str, DataSource]:
         theirs = sources[name].identify_tokenizer()
         if None not in (tokenizer, theirs) and theirs != tokenizer:
             raise UserError(
-                f"validate.sets.{name} has another tokenizer than the data that the run learns.",
-                f"It has {theirs}; the run's data has {tokenizer}: a token would mean another thing in each.",
-                "Prepare it with the tokenizer and the end of text of the run's data.",
+                f"validate.sets.{name} has another tokenizer than the training data.",
+                f"The set has {theirs}, the training data has {tokenizer}: equal token ids would mean different text.",
+                "Prepare the set with the tokenizer and the end-of-text token of the training data.",
             )
     return sources
 
@@ -120,16 +120,15 @@ def build(run: Run, directory: RunDirectory, mesh: Mesh, comms: Comms, device: t
 def check_replicas(s: Session) -> None:
     """Raise UserError if a checkpoint would mix replicas that differ (`Runtime.differs`); ValueError for other axes."""
     if unknown := set(s.runtime.differs).difference(s.mesh.axes):
-        raise ValueError(f"{type(s.runtime).__name__}.differs names {sorted(unknown)}: the axes are {s.mesh.axes}")
+        raise ValueError(f"{type(s.runtime).__name__}.differs has {sorted(unknown)}, not in the axes {s.mesh.axes}")
     for name, layout in s.registry.layouts.items() if s.runtime.differs else ():
         apart = set(s.runtime.differs).intersection(Places(s.mesh, layout).free) - set(layout.differs)
         if any(s.mesh.size(axis) > 1 for axis in apart):
             strategy = registry.installed().find_part(s.run.parallel).part.name
             raise UserError(
-                f"{name} is kept as if all ranks along {', '.join(sorted(apart))} had the same values of it.",
-                f"With parallel={strategy} they differ between synchronisations, and a checkpoint would mix them.",
-                "Choose a part whose arrays are laid out as the weights are (`Registry.add_like`), "
-                "or another strategy.",
+                f"the array {name} is registered as equal on all ranks along {', '.join(sorted(apart))}.",
+                f"With parallel={strategy} its values differ between synchronizations; a checkpoint would mix them.",
+                "Choose a part whose arrays are sharded like the weights (`Registry.add_like`), or another strategy.",
             )
 
 
@@ -162,7 +161,7 @@ def list_notices(run: Run, mesh: Mesh) -> list[str]:
     notices = [note for _, config in run.iterate_parts() for note in config.list_notices(run)]
     if not run.gradients.plain and mesh.size(*DATA_AXES, "cp") == 1:
         name = registry.installed().find_part(run.gradients).part.name
-        notices.append(f"gradients={name} changes nothing: there is one data-parallel rank")
+        notices.append(f"gradients={name} has no effect: the run has only one data-parallel rank")
     return notices
 
 

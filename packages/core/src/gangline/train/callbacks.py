@@ -50,7 +50,7 @@ def attach(s: Session) -> None:
             if not name.startswith(f"{place}/")
         ]
         if strange:
-            raise ValueError(f"{format_choice(place)} names an array {strange[0]!r}; its names begin with {place}/")
+            raise ValueError(f"{format_choice(place)} has an array {strange[0]!r}; the name must begin with {place}/")
         s.first_states[place] = deepcopy(call_member(s, place, member.state) or {})
     if s.health:
         _leave_out(s, failures)
@@ -72,7 +72,7 @@ def _leave_out_blamed(s: Session) -> None:
             del s.health[name]
             place, why = f"health/{name}", why + max(refused, key=len)
         if s.comms.rank == 0:
-            s.untold[f"{format_choice(place)} is left out until the job ends or its code changes: {why}"] = False
+            s.untold[f"{format_choice(place)} is disabled until the job ends or its code changes: {why}"] = False
 
 
 def _explain_absence(s: Session, name: str, part: Sequence[str]) -> str | None:
@@ -84,7 +84,7 @@ def _explain_absence(s: Session, name: str, part: Sequence[str]) -> str | None:
         with _mark_calls(place):
             return None if s.health[name].leave_out(part[0]) else ""
     except RAISED as error:
-        return f"; it could not leave out {part[0]} alone: {_explain_failure(s, place, error)}"
+        return f"; the check could not disable only {part[0]}: {_explain_failure(s, place, error)}"
 
 
 def find_blamed(run_dir: str | Path) -> dict[str, str]:
@@ -119,7 +119,7 @@ def _leave_out(s: Session, failed: dict[str, str]) -> None:
         for place, why in other.items():
             name = place.partition("/")[2]
             if s.health.pop(name, None) is not None:
-                s.notes.append(f"{why} (rank {rank}); it has no part in this run")
+                s.notes.append(f"{why} (rank {rank}); the check is disabled in this run")
 
 
 def call_each(s: Session, event: str, *arguments: object) -> dict[str, float | list[float]]:
@@ -217,7 +217,7 @@ def tell_of_error(s: Session, error: BaseException) -> None:
         try:
             member.on_error(error)
         except RAISED as another:
-            error.add_note(f"{format_choice(place)} failed while it was told: {type(another).__name__}: {another}")
+            error.add_note(f"on_error of {format_choice(place)} failed: {type(another).__name__}: {another}")
 
 
 def format_choice(place: str) -> str:
@@ -236,7 +236,7 @@ def iterate_lent_weights(s: Session) -> Iterator[tuple[str, AbstractContextManag
             missing = [name for name in s.runtime.names() if f"{prefix}{name}" not in (member.registry or ())]
             if missing:
                 raise ValueError(
-                    f"{format_choice(place)} lists weights {label!r}, but has no array {prefix}{missing[0]}"
+                    f"{format_choice(place)} lists weights {label!r}, but the array {prefix}{missing[0]} is missing"
                 )
             yield f"{place.partition('/')[2]}/{label}", lend_weights(s.runtime, prefix, list(member.shards()))
 

@@ -24,7 +24,7 @@ def read_metrics(choice: str, metrics: object) -> Emitted:
     if metrics is None:
         return {}
     if not isinstance(metrics, Mapping):
-        raise TypeError(f"{choice} returned {metrics!r}, where metrics are a dict of names and numbers")
+        raise TypeError(f"{choice} returned {metrics!r}; metrics must be a dict of names and numbers")
     return {str(name): _convert_number(choice, str(name), value) for name, value in metrics.items()}
 
 
@@ -32,7 +32,7 @@ def _convert_number(choice: str, name: str, value: Any) -> float | list[float]:
     if isinstance(value, list | tuple):
         return [float(_convert_number(choice, name, one)) for one in value]  # type: ignore[arg-type]
     if not isinstance(value, Real):
-        raise TypeError(f"{choice} returned {value!r} as its metric {name!r}, where a number or a list of them belongs")
+        raise TypeError(f"{choice} returned {value!r} as metric {name!r}; expected a number or a list of numbers")
     return value if isinstance(value, int) else float(value)
 
 
@@ -65,5 +65,5 @@ def refuse_unlike(s: Session, metrics: Emitted) -> None:
             kind = "callback" if member in s.callbacks else "health"
             raise ValueError(
                 f"{kind}={member} returned {values[odd]} as its metric {metric!r} on rank {odd} and {values[0]} on "
-                "rank 0, where metrics are equal on all ranks: reduce it over the ranks, or return it from none"
+                "rank 0; metrics must be equal on all ranks: reduce the metric over the ranks, or remove it"
             )

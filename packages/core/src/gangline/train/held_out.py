@@ -24,10 +24,10 @@ def check_held_out(session: Session) -> None:
             if not session.other_data:
                 path = shlex.quote(str(session.directory.path))
                 raise UserError(
-                    "what this run holds out of its data for validation is not what it was.",
+                    "the held-out validation data of this run has changed.",
                     f"fingerprint {before} at the last start, {now} now ({source.describe()})",
-                    "Restore those files: losses before and after would be of other samples.",
-                    f"To go on from its weights and optimizer state as a new run:  train from={path} weights={path}",
+                    "Restore the data files: losses before and after the change would not be comparable.",
+                    f"To start a new run from the weights and optimizer state:  train from={path} weights={path}",
                 )
             session.notes.append(describe_change("the held-out part of the data", before, now, session.step))
     for name, batches in session.validation_sets.items():
@@ -39,6 +39,6 @@ def check_held_out(session: Session) -> None:
 def describe_change(what: str, before: str, now: str, step: int) -> str:
     """Return the note on changed validation data."""
     return (
-        f"{what} is not what it was (fingerprint {before} before, {now} now): its losses up to step {step} and from "
-        "there on are of other samples"
+        f"{what} has changed (fingerprint {before} before, {now} now): losses up to step {step} and later losses are "
+        "not comparable"
     )

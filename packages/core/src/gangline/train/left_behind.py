@@ -36,7 +36,7 @@ def draw_figure(s: Session) -> str:
         return str(next(filter(None, paths), ""))
     except Exception as error:
         kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
-        print(f"train: no figure of the loss: {kind}{' '.join(str(error).split())}", file=sys.stderr, flush=True)
+        print(f"train: cannot plot the loss: {kind}{' '.join(str(error).split())}", file=sys.stderr, flush=True)
         return ""
 
 

@@ -18,7 +18,7 @@ class Ending:
     """End of the training loop. why: "done", a signal's name, "stop", "restart" or "error"; evidence: details.
 
     requeue: whether repeating the same command fixes the problem.
-    kinds: kinds of the verdicts that end the loop. first: first step whose state they distrust; None: unknown.
+    kinds: kinds of the verdicts that end the loop. first: first step whose state the verdicts distrust; None: unknown.
     """
 
     why: str
@@ -58,11 +58,11 @@ def carry_out(s: Session, order: Response, agreed: Agreed) -> Ending | None:
     if order.action is Action.ROLL_BACK:
         with s.enter_phase("recovery"):
             went = roll_back(s, order, line)
-        return None if went else replace(stop, evidence=f"{evidence}; there is no checkpoint to go back to")
+        return None if went else replace(stop, evidence=f"{evidence}; there is no checkpoint to roll back to")
     if order.action is Action.RESTART and (order.before_step is not None or order.skip):
         way = next(return_points(s, order, line), None)
         if way is None:
-            return replace(stop, evidence=f"{evidence}; there is no checkpoint to start again from")
+            return replace(stop, evidence=f"{evidence}; there is no checkpoint to restart from")
         line = way[1]
     begin(s, line)
     return replace(stop, why=line.order, requeue=set(order.kinds) == {STORE_LOST})

@@ -38,11 +38,11 @@ def find_peak_flops(device: torch.device, dtype: torch.dtype) -> tuple[float | N
         kind = get_kind(dtype)
         for gpu, rates in GPU_TFLOPS.items():
             if gpu in name:
-                return rates[KINDS.index(kind)] * 1e12, f"{name}, published dense rate of {kind}"
-        return None, f"{name}: no published rate known"
+                return rates[KINDS.index(kind)] * 1e12, f"{name}, published dense peak for {kind}"
+        return None, f"{name}: published peak unknown"
     # A CPU may emulate a dtype slowly: the peak is then the machine's float32 peak.
     dtypes = {dtype} if dtype is torch.float64 else {dtype, torch.float32}
-    return max(map(_measure, dtypes)), "measured: the best matmul of one thread, times threads"
+    return max(map(_measure, dtypes)), "measured: fastest matmul of one thread x number of threads"
 
 
 def _measure(dtype: torch.dtype, sizes: tuple[int, ...] = (256, 512), seconds: float = 0.06) -> float:

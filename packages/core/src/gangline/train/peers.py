@@ -69,7 +69,7 @@ def _unpack(held: Tensor) -> list[StoredBatch]:
     length = int(held[:_ALIGNED].view(torch.int64))
     head = json.loads(bytes(held[_ALIGNED : _ALIGNED + length].numpy()))
     if isinstance(head, dict):
-        raise PeerFailed(f"the rank that reads for this one failed: {head['error']}")
+        raise PeerFailed(f"the rank that reads the batches of this rank failed: {head['error']}")
     at, batches = _ALIGNED + length, []
     for entry in head:
         tensors = {}

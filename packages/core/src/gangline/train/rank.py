@@ -104,7 +104,7 @@ def train(s: Session) -> int:
         if s.step >= s.run.steps and s.comms.rank == 0:
             what = f"train: the run has ended: step {s.step} is done, and run.steps={s.run.steps}."
             again = f"train resume={shlex.quote(str(s.directory.path))} run.steps={2 * s.step}"
-            print(f"{what}\n  To go on:  {again}", file=sys.stderr, flush=True)
+            print(f"{what}\n  To continue:  {again}", file=sys.stderr, flush=True)
         recover(s)
         tell(s)
         try:
@@ -142,7 +142,7 @@ def report_errors(s: Session, began: float, first: int) -> Iterator[None]:
         try:
             s.reporter.end(summarise(s, ending, time.time() - began, s.step - first))
         except BaseException as another:  # must not hide the first error
-            error.add_note(f"the trackers could not be told of it: {type(another).__name__}: {another}")
+            error.add_note(f"the trackers failed to report this error: {type(another).__name__}: {another}")
         raise
 
 
@@ -163,7 +163,7 @@ def make_ending(s: Session, ending: Ending) -> RunEnding:
         exclude = s.history[-1].exclude if s.history else ()
         return decide_ending(number, ending.evidence, failure="ended", exit_code=EXIT_STOPPED, exclude=exclude)
     checkpoint = CheckpointId.parse(s.saved) if s.saved else None
-    evidence = f"{ending.why} at step {s.step}; {s.saved or 'nothing'} is saved"
+    evidence = f"{ending.why} at step {s.step}; newest checkpoint: {s.saved or 'none'}"
     return decide_ending(
         number, evidence, signal=ending.why, saved=checkpoint is not None and checkpoint.step == s.step
     )
@@ -237,7 +237,7 @@ def exit_code(s: Session, ending: Ending) -> int:
     if why := describe_unsaved(s, ending):
         raise UserError(
             f"the last checkpoint could not be saved: {why}",
-            f"The newest whole one is {s.saved}." if s.saved else "There is no earlier one.",
+            f"The newest complete checkpoint is {s.saved}." if s.saved else "There is no earlier checkpoint.",
             f"{explain_remedy(why)}: train resume={shlex.quote(str(s.directory.path))}",
         )
     if s.comms.rank == 0 and (directory_error := find_lost_directory(s)):
@@ -251,8 +251,8 @@ def exit_code(s: Session, ending: Ending) -> int:
 def explain_remedy(why: str) -> str:
     """Return the advice for a save that failed for this reason."""
     if why.startswith(NOT_FINITE):
-        return "Continue from there"
-    return "Make it writable, then go on" if any(word in why for word in NOT_WRITABLE) else "Make room, then go on"
+        return "Continue from that checkpoint"
+    return "Make the store writable, then" if any(word in why for word in NOT_WRITABLE) else "Fix the cause, then"
 
 
 def describe_unsaved(s: Session, ending: Ending) -> str:
@@ -271,6 +271,6 @@ def list_advice(s: Session, ending: Ending) -> list[str]:
     if checkpoint is None:
         return lines
     if ending.first is None or checkpoint.step < ending.first:
-        return [*lines, f"To go on from {checkpoint} as it is:  train resume={directory}"]
-    lines.append(f"{checkpoint} is not to be trusted: the fault may be as old as step {ending.first}.")
+        return [*lines, f"To continue from {checkpoint}:  train resume={directory}"]
+    lines.append(f"Do not trust {checkpoint}: the fault may have begun at step {ending.first}.")
     return [*lines, f"To start from scratch:  train from={directory}"]

@@ -83,11 +83,11 @@ class Reporter:
         accumulation = (
             share // run.batch.micro_size if run.batch.micro_size else run.parallel.count_microbatches(share, mesh)
         )
-        rate = "unknown" if peak is None else f"{peak / 1e12:.3g} TFLOP/s a device ({source})"
+        rate = "unknown" if peak is None else f"{peak / 1e12:.3g} TFLOP/s per device ({source})"
         trained_parameters = count_trained(tree, plan)
-        of = "" if trained_parameters == parameters else f", {trained_parameters / 1e6:.4g} M of them trained"
+        of = "" if trained_parameters == parameters else f", {trained_parameters / 1e6:.4g} M trained"
         describe = {
-            "model": f"{parameters / 1e6:.4g} M parameters{of}, {flops / 1e6:.4g} MFLOP a token (forward and backward)",
+            "model": f"{parameters / 1e6:.4g} M parameters{of}, {flops / 1e6:.4g} MFLOP per token (forward + backward)",
             "layout": f"{layout} on {device.type}, accumulation {accumulation}",
             "peak": rate,
         }
@@ -133,11 +133,11 @@ class Reporter:
                 if call == "record" and isinstance(error, OSError) and error.errno in FULL:
                     if name not in self.full:
                         self.full.add(name)
-                        self.note(f"track={name} has no room to write ({error.strerror}); it is asked again each step")
+                        self.note(f"track={name} cannot write ({error.strerror}); core tries again in each step")
                     continue
                 self.failed.add(name)
                 self._call_each(
-                    "note", f"track={name} failed and is left out from here on: {type(error).__name__}: {error}"
+                    "note", f"track={name} failed and is disabled from now on: {type(error).__name__}: {error}"
                 )
 
 

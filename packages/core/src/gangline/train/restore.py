@@ -79,8 +79,8 @@ def restore(session: Session) -> None:
     checkpoint = session.checkpointer.find_latest()
     if checkpoint is None and ids:
         raise UserError(
-            f"no checkpoint in {session.directory.path} led to attempt {session.attempt}, the newest one.",
-            f"There are: {', '.join(map(str, ids))}. The line of an attempt is missing or was changed.",
+            f"no checkpoint in {session.directory.path} led to attempt {session.attempt}, the newest attempt.",
+            f"Checkpoints: {', '.join(map(str, ids))}. A line of {attempts.FILE} is missing or was changed.",
             f"Restore {attempts.FILE} from a copy. {_explain_afresh(session)}",
         )
     if checkpoint is None:
@@ -93,20 +93,20 @@ def restore(session: Session) -> None:
         if bad is None:
             break
         damage.append(bad)
-        session.notes.append(f"{bad}; going back to the checkpoint before it")
+        session.notes.append(f"{bad}; falling back to the previous checkpoint")
         ids = [id for id in ids if id.step < checkpoint.step]
         checkpoint = attempts.find_latest(session.directory.path, ids)
     if checkpoint is None:
         raise UserError(
             f"no checkpoint in {session.directory.path} can be read.",
             *damage,
-            f"Start afresh (new weights):  train from={shlex.quote(str(session.directory.path))}",
+            f"To start a new run (new weights):  train from={shlex.quote(str(session.directory.path))}",
         )
     if line := attempts.find_skipped_beyond(session.history, checkpoint, session.cursor):
         raise UserError(
             f"{session.directory.path / attempts.FILE} was changed: attempt {line.attempt} skips the samples from "
             f"{line.skipped_from} to {line.skipped_from + line.skipped - 1}.",
-            f"Checkpoint {checkpoint}, which comes after it, has read up to sample {session.cursor - 1}.",
+            f"The later checkpoint {checkpoint} has read only up to sample {session.cursor - 1}.",
             f"Restore {attempts.FILE} from a copy. {_explain_afresh(session)}",
         )
     if damage:
@@ -155,7 +155,7 @@ def load(session: Session, id: CheckpointId, *, same_run: bool = True, same_data
         stored_shapes = session.checkpointer.read_shapes(id)
         shards, fresh = _select_wanted(session, id, document)
         if weights_alone:
-            session.notes.append(f"checkpoint {id} holds weights alone: the optimizer starts afresh")
+            session.notes.append(f"checkpoint {id} has only weights: the optimizer starts from scratch")
             shards = [shard for shard in shards if not shard.name.startswith(OPTIMIZER)]
     except BadCheckpoint as error:
         bad = f"checkpoint {id}: {error}"
@@ -188,7 +188,7 @@ def read_document(checkpointer: Checkpointer, id: CheckpointId) -> Document:
     try:
         document = Document.of(checkpointer.read_document(id))
         if CheckpointId(document.step, document.attempt) != id:
-            raise ValueError(f"it is of {CheckpointId(document.step, document.attempt)}")
+            raise ValueError(f"it belongs to {CheckpointId(document.step, document.attempt)}")
     except ValueError as error:
         raise BadCheckpoint("the document", None, str(id), str(error)) from error
     return document
@@ -212,20 +212,20 @@ def agree_on_damage(session: Session, id: CheckpointId, bad: str) -> str:
     """Return the damage that any rank has detected; "" on all ranks if no rank has."""
     flag = torch.tensor([float(bool(bad))], dtype=torch.float64, device=session.device)
     session.comms.world.all_reduce(flag, op="max")
-    return bad or (f"checkpoint {id} is damaged (seen by another rank)" if float(flag) else "")
+    return bad or (f"checkpoint {id} is damaged (detected by another rank)" if float(flag) else "")
 
 
 def _select_wanted(session: Session, id: CheckpointId, document: Document) -> tuple[list[Shard], set[str]]:
     """Return (shards to fill, names of optional arrays that the checkpoint lacks or has in another shape).
 
-    Sets the `local/...` arrays among the latter to zero.
+    Sets the `local/...` arrays among these optional arrays to zero.
     """
     stored_shapes, registry = session.checkpointer.read_shapes(id), session.registry
     fresh = {name for name in registry if name.startswith(OPTIONAL) and stored_shapes.get(name) != registry[name].shape}
     if any(name.startswith(LOCAL) for name in fresh):
-        session.notes.append(f"checkpoint {id} lacks arrays of this layout alone (local/...): they start from zero")
+        session.notes.append(f"checkpoint {id} lacks arrays of this layout (local/...), which start from zero")
     for place in _list_places(fresh):
-        session.notes.append(f"checkpoint {id} lacks arrays of {format_choice(place)}: they start from the weights")
+        session.notes.append(f"checkpoint {id} lacks arrays of {format_choice(place)}, which start from the weights")
     shards = []
     optimizer = session.optimizer.select_filled(document.states.get("optimizer", {}))
     for shard in (*(shard for shard in session.shards() if not shard.name.startswith(OPTIMIZER)), *optimizer):
@@ -246,9 +246,9 @@ def _check(session: Session, id: CheckpointId, document: Document) -> None:
     if document.model and document.model != compute_fingerprint(ours):
         differ = [name for name in ours if is_of_model(name) and stored_shapes.get(name) != ours[name].shape]
         differ += [name for name in stored_shapes if is_of_model(name) and name not in ours]
-        example = differ[0] if differ else "their names"
+        example = differ[0] if differ else "array names"
         shape = ours[example].shape if example in ours else "absent"
-        what = f"{stored_shapes.get(example, 'absent')} stored, {shape} here"
+        what = f"{stored_shapes.get(example, 'absent')} in the checkpoint, {shape} in this run"
         raise UserError(f"checkpoint {id} is of another model.", f"{example}: {what}", _explain_afresh(session))
 
 
@@ -267,13 +267,13 @@ def _check_leftover(session: Session, id: CheckpointId, stored: Iterable[str], w
             refused += _select_refused(theirs, theirs if leaves is None else leaves)
     if refused:
         what = ", ".join(refused[:3])
-        raise UserError(f"checkpoint {id} holds state that this run has no place for.", what, _explain_afresh(session))
+        raise UserError(f"checkpoint {id} contains state that this run does not have.", what, _explain_afresh(session))
     for place in _list_places(leftovers):
         session.notes.append(
-            f"checkpoint {id} holds arrays of {format_choice(place)} that this run does not use: left out"
+            f"checkpoint {id} contains arrays of {format_choice(place)} that this run does not use: ignored"
         )
     if own:
-        session.notes.append(f"checkpoint {id} holds optimizer arrays that this run does not use: left out")
+        session.notes.append(f"checkpoint {id} contains optimizer arrays that this run does not use: ignored")
 
 
 def _select_refused(names: Iterable[str], leaves: Collection[str]) -> list[str]:
@@ -289,15 +289,15 @@ def _check_settings(session: Session, id: CheckpointId, document: Document) -> N
     now = [override(option, new) for option, (_, new) in changes.items()]
     raise UserError(
         f"checkpoint {id} was saved with {before}.",
-        f"{session.directory.config} has {', '.join(now)}: it was edited or is damaged.",
-        "A run that is resumed keeps these settings: restore the old values there.",
+        f"{session.directory.config} has {', '.join(now)}: the file was edited or is damaged.",
+        "A resumed run cannot change these options: restore the old values in config.yaml.",
         f"A new run with the weights, the optimizer state and the new values:  "
         f"train {shlex.join([f'from={path}', f'weights={path}', *now])}",
     )
 
 
 def _explain_afresh(session: Session) -> str:
-    return f"Start a new run with these settings (new weights):  train from={shlex.quote(str(session.directory.path))}"
+    return f"To start a new run with new weights:  train from={shlex.quote(str(session.directory.path))}"
 
 
 def check_data(session: Session, id: CheckpointId, document: Document) -> None:
@@ -307,12 +307,12 @@ def check_data(session: Session, id: CheckpointId, document: Document) -> None:
         return
     if not session.source.continues(document.data, document.cursor, document.states.get("data", {})):
         raise UserError(
-            f"checkpoint {id} was trained on other data, or on the same in another order.",
-            f"fingerprint {document.data} then, {session.source.compute_fingerprint()} now "
+            f"checkpoint {id} was trained on other data, or on the same data in another order.",
+            f"fingerprint {document.data} in the checkpoint, {session.source.compute_fingerprint()} now "
             f"({session.source.describe()})",
             _explain_afresh(session),
         )
     now = session.source.compute_fingerprint()
     if now != document.data:  # `continues` may have restored the former fingerprint
         session.other_data = f"from sample {document.cursor} on: fingerprint {document.data} before, {now} now"
-        session.notes.append(f"the data is not what it was {session.other_data} ({session.source.describe()})")
+        session.notes.append(f"the data has changed {session.other_data} ({session.source.describe()})")

@@ -25,7 +25,7 @@ def roll_back(session: Session, order: Response, line: Attempt) -> bool:
         if bad is None:
             session.saved, session.newest = str(checkpoint), None
             return True
-        session.notes.append(f"{bad}; going back to the checkpoint before it")
+        session.notes.append(f"{bad}; falling back to the previous checkpoint")
         failed_attempt = start_line.attempt
     return False
 
@@ -36,7 +36,7 @@ def return_points(session: Session, order: Response, line: Attempt) -> Iterator[
     for checkpoint in list_allowed(order, attempts.branch(session.directory.path, list_common(session))):
         cursor, bad = _read_cursor(session, checkpoint)
         if why := agree_on_damage(session, checkpoint, bad):
-            session.notes.append(f"{checkpoint}: {why}; going back to the checkpoint before it")
+            session.notes.append(f"{checkpoint}: {why}; falling back to the previous checkpoint")
             continue
         passes_all = order.skip is None and order.action is Action.ROLL_BACK
         skipped = read - cursor if passes_all else order.skip or 0
@@ -57,7 +57,7 @@ def _read_cursor(session: Session, id: CheckpointId) -> tuple[int, str]:
     """Return (data cursor of a checkpoint, reason why the run cannot return to it or "")."""
     try:
         if holds_weights_alone(session, id):
-            return 0, "nothing says how the optimizer began"
+            return 0, "the initial optimizer state is unknown"
         return read_document(session.checkpointer, id).cursor, ""
     except BadCheckpoint as error:
         return 0, str(error)

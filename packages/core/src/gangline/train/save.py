@@ -40,9 +40,9 @@ def find_lost_directory(s: Session) -> UserError | None:
     if s.directory.config.exists():
         return None
     return UserError(
-        f"{s.directory.config} is gone: the run directory was deleted or moved while the run was at it.",
-        "Metrics and logs up to then are lost, and what is saved there now cannot be resumed without config.yaml.",
-        f"Put config.yaml and parts.json back from a copy, then:  train resume={s.directory.path}",
+        f"{s.directory.config} is missing: the run directory was deleted or moved during the run.",
+        "Earlier metrics and logs are lost, and new checkpoints cannot be resumed without config.yaml.",
+        f"Restore config.yaml and parts.json from a copy, then:  train resume={s.directory.path}",
     )
 
 
@@ -65,7 +65,7 @@ def save(s: Session, request: SaveRequest) -> None:
                 shards = [shard for shard in s.shards() if shard.name not in s.base.left_out]
                 s.newest = s.checkpointer.save(request, shards, s.saved_registry, capture(s).to_dict())
             if not isinstance(s.newest, SaveHandle):
-                what = f"{type(s.checkpointer).__name__}.save returns {type(s.newest).__name__}, and no SaveHandle"
+                what = f"{type(s.checkpointer).__name__}.save returned {type(s.newest).__name__}, not a SaveHandle"
                 raise TypeError(what)
         except SaveFailed as error:
             s.newest = SaveHandle(error.id).finish(error)
@@ -103,7 +103,7 @@ def settle(s: Session, every_tier: bool = False) -> None:
             break
         if time.monotonic() - began > patience:
             which = ", ".join(f"{save.id} ({save.progress:.0%} written here)" for save in saves) or "other ranks' saves"
-            s.reporter.note(f"waiting for {which} since {patience:.0f} s")
+            s.reporter.note(f"still waiting for {which} after {patience:.0f} s")
             patience *= 2
         time.sleep(pause)
         pause = min(1.2 * pause, _LONGEST_PAUSE)
@@ -163,5 +163,5 @@ def give_up(s: Session, error: SaveFailed) -> None:
     """Report a failed save, once, and continue; the end of the run looks at it again."""
     s.failed_save = error.why
     s.cut_off = s.cut_off or explain_cut_off(s)
-    goes_on = ", and training goes on" if s.step < s.run.steps else ""
-    s.reporter.note(f"{error}; what was saved before is untouched{goes_on}")
+    goes_on = ", and training continues" if s.step < s.run.steps else ""
+    s.reporter.note(f"{error}; earlier checkpoints are not affected{goes_on}")

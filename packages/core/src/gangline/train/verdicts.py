@@ -90,7 +90,7 @@ def asks_before_update(check: HealthCheck) -> bool:
 
 def cut_off(s: Session) -> Verdict:
     """Return core's verdict on a lost store: training could continue, but no later step could be saved."""
-    why = f"the job's store is lost for good ({s.cut_off}), and without it nothing can be saved"
+    why = f"the connection to the job store is lost permanently ({s.cut_off}), and saves need the store"
     newest = f"{s.saved} is the newest checkpoint" if s.saved else "there is no checkpoint"
     return Verdict(STORE_LOST, f"rank {s.comms.rank}", 1.0, f"{why}; {newest}", Action.RESTART)
 
@@ -99,11 +99,11 @@ def take_bad_weights(s: Session) -> Verdict:
     """Return core's verdict on weights that a save refused, and clear `bad_weights`: a later save checks again."""
     checkpoint = CheckpointId.parse(s.saved) if s.saved else None
     details = {"step": s.step, "first": 1 + (checkpoint.step if checkpoint else 0), "row": LASTING}
-    evidence, s.bad_weights = f"{s.bad_weights}; {s.saved or 'no checkpoint'} is the newest whole checkpoint", ""
+    evidence, s.bad_weights = f"{s.bad_weights}; newest complete checkpoint: {s.saved or 'none'}", ""
     return Verdict("not-finite", f"step {s.step}", 1.0, evidence, Action.STOP, details=details)
 
 
 def make_not_finite(record: StepRecord) -> Verdict:
     """Return core's verdict on a step that is not finite; a health check may override it, or answer with an order."""
-    evidence = f"loss {record.loss}, gradient norm {record.grad_norm}; the weights were left as they were"
+    evidence = f"loss {record.loss}, gradient norm {record.grad_norm}; the weights were not updated"
     return Verdict("not-finite", f"step {record.step}", 1.0, evidence, Action.STOP)
