@@ -1,4 +1,5 @@
 """Write the pages and the data that are made from the code: hooks, commands, options, source files, catalogue.
+
 python docs/reference.py
 """
 

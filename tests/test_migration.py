@@ -23,7 +23,9 @@ def test_migration_tables_are_read():
 
 
 @pytest.mark.parametrize(("page", "theirs", "ours"), ROWS, ids=lambda word: word)
-def test_word_of_another_framework_is_answered(page: str, theirs: str, ours: str, capsys, tmp_path, monkeypatch) -> None:
+def test_word_of_another_framework_is_answered(
+    page: str, theirs: str, ours: str, capsys, tmp_path, monkeypatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     forms = [[f"{theirs}=2"]] if not theirs.startswith("--") else [[theirs, "2"], [f"{theirs}=2"]]
     if page == "hugging-face-trainer":
