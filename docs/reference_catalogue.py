@@ -1,14 +1,18 @@
-"""catalogue.json of core: what the packages of the repository offer, for environments that lack them."""
+"""Write catalogue.json of core: what the packages of the repository offer, and options of other frameworks."""
 
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict
+from pathlib import Path
 
 from gangline.config.schema import EditConfig
 from gangline.plugin.catalogue import KnownPart
 from gangline.plugin.hooks import DISTRIBUTION
 from gangline.plugin.registry import installed
+
+MIGRATE = Path(__file__).parent / "migrate"
 
 
 def catalogue(ours: set[str]) -> str:
@@ -32,5 +36,19 @@ def catalogue(ours: set[str]) -> str:
     verbs = {verb: name for name in sorted(ours - {DISTRIBUTION}) for verb in found.list_verbs(name)}
     words = {theirs: said for offer in offers for theirs, said in offer.part.words.items()}
     synonyms = {f"{offer.group}.{option}": theirs for offer in offers for option, theirs in offer.part.synonyms.items()}
-    whole = {"parts": parts, "verbs": dict(sorted(verbs.items())), "words": words, "synonyms": synonyms}
-    return json.dumps(whole, indent=1) + "\n"
+    content = {"parts": parts, "verbs": dict(sorted(verbs.items())), "words": words, "synonyms": synonyms}
+    return json.dumps({**content, "peers": read_migration_tables()}, indent=1) + "\n"
+
+
+def read_migration_tables() -> dict[str, str]:
+    """Return option of another framework, in lower case with underscores -> second column of docs/migrate/*.md.
+
+    Raises ValueError if two tables answer one option differently.
+    """
+    answers: dict[str, str] = {}
+    for page in sorted(MIGRATE.glob("*.md")):
+        for theirs, ours in re.findall(r"^\| `-*([^`]+)` \| `([^`]+)` \|", page.read_text(), re.MULTILINE):
+            key = theirs.lower().replace("-", "_")
+            if answers.setdefault(key, ours) != ours:
+                raise ValueError(f"{page.name}: {theirs} is {ours} here and {answers[key]} on another page")
+    return answers

@@ -64,7 +64,7 @@ checkpoint=zarr checkpoint.durable_every=5""".splitlines()
 
 def advised(fix: str) -> Iterator[list[str]]:
     """The words of each way out that a message offers: `a=1 b=2; or c=3`, `Choose d among 1, 2`."""
-    for path, first, last in re.findall(r"([a-z]\w*(?:\.\w+)+) among (\d+) to (\d+)", fix):
+    for path, first, last in re.findall(r"([a-z]\w*(?:\.\w+)+) (?:among|from) (\d+) to (\d+)", fix):
         yield from ([f"{path}={value}"] for value in range(int(first), int(last) + 1))
     for path, values in re.findall(r"([a-z]\w*(?:\.\w+)+) among ([\d, ]+)(?! to)", fix):
         yield from ([f"{path}={value.strip()}"] for value in values.split(",") if value.strip())

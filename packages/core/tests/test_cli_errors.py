@@ -98,7 +98,7 @@ def refused(tmp_path: Path, *words: str, strangers=None, module: str = "gangline
         (["batch.size=8"], ["Did you mean batch.global_size or batch.micro_size?"]),
         (["--bf16"], ["there is no flag --bf16.", "Did you mean precision=bf16?"]),
         (["--model_name_or_path", "x"], ["Type  model.weights=DIR"]),
-        (["--job.config_file=x.toml"], ["Type  recipe=NAME|FILE.yaml"]),
+        (["--job.config_file=x.toml"], ["Type  recipe=FILE.yaml"]),
         (
             ["track=[console,wandb]"],
             ["track=wandb is not available here.", "track=wandb is supplied by gangline-track:"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Collection, Iterable, Mapping
 
 from gangline.plugin import catalogue
@@ -32,7 +33,7 @@ ANSWERS = {
     "gradient_accumulation_steps gradient_accumulation grad_accum accumulation accumulate_grad_batches": (
         "batch.micro_size=N  (gradient accumulation = batch.global_size / (batch.micro_size x data-parallel ranks))"
     ),
-    "config_file": "recipe=NAME|FILE.yaml",
+    "config_file": "recipe=FILE.yaml",
 }
 _ANSWER = {word: answer for words, answer in (ANSWERS | catalogue.WORDS).items() for word in words.split()}
 _OURS = {theirs: ours for ours, words in (SYNONYMS | catalogue.SYNONYMS).items() for theirs in words.split()}
@@ -57,6 +58,9 @@ def answer(word: str, value: str, words: Mapping[str, str]) -> str:
     name = _get_name(word)
     template = _ANSWER.get(name) or next((advice for theirs, advice in words.items() if name in theirs.split()), "")
     number = value if value.isdecimal() else "N"
+    template = template or catalogue.PEERS.get(word.lower().replace("-", "_"), "")
+    if re.fullmatch(r"[a-z_]+(\.[a-z_]+)+", template):
+        return f"Did you mean {template}?"
     return "Type  " + template.replace("{n}", number) if template else ""
 
 

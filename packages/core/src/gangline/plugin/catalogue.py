@@ -31,6 +31,7 @@ ENTRIES = tuple(KnownPart(**entry) for entry in _CONTENT["parts"])
 VERBS: dict[str, str] = _CONTENT["verbs"]  # verb of `gangline` -> the distribution that supplies it
 WORDS: dict[str, str] = _CONTENT["words"]  # words of other frameworks -> what to type (`Part.words`)
 SYNONYMS: dict[str, str] = _CONTENT["synonyms"]  # path of an option -> its names in other frameworks
+PEERS: dict[str, str] = _CONTENT["peers"]  # complete option of another framework -> option here, or what to type
 
 
 def get(distribution: str) -> str:
