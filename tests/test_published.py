@@ -152,7 +152,7 @@ def test_expert_parallel_size_must_divide_its_ranks():
     row = {"model": "Qwen3_235B_a22B", "gpu": "DGX-H100", "n_gpus": 256, "tp": 2, "pp": 8, "vp": 4, "ep": 32,
            "micro_batch": 1, "global_batch": 8192, "seq": 4096, "precision": "FP8", "step_time_s": 81.0}  # fmt: skip
     assert judgeable(row).explained.parameters == pytest.approx(235e9, rel=0.02)
-    with pytest.raises(Unjudged, match="ep 64 does not divide the 32 ranks of dp_shard x cp x tp"):
+    with pytest.raises(Unjudged, match="ep=64 does not divide the 32 ranks of dp_shard x cp x tp"):
         judgeable(row | {"ep": 64})
 
 
