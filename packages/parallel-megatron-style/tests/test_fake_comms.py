@@ -11,7 +11,7 @@ from gangline_parallel_megatron_style.explain.fake_comms import FakeComms
 
 
 def test_fold_not_dividing_its_axes_is_refused():
-    with pytest.raises(ValueError, match="part=3 must divide the 4 ranks along dp_shard x tp"):
+    with pytest.raises(ValueError, match="part=3 must divide the 4 ranks along its axes dp_shard x tp"):
         FakeComms(Mesh.of({"dp_shard": 2, "tp": 2})).fold(Fold("part", 3, ("dp_shard", "tp")))
 
 

@@ -109,7 +109,7 @@ def test_layout_that_splits_optimizer_block_is_refused(words: str, said: str) ->
     run = build_small_run(
         "optimizer=adamw8bit", "optimizer.min_8bit_size=1", "optimizer.block=64", "model.dim=64", *words.split()
     )
-    found = [problem for problem in find_problems(run) if "inside of one" in problem.what]
+    found = [problem for problem in find_problems(run) if "splits blocks of" in problem.what]
     assert len(found) == bool(said)
     for problem in found:
         assert said in problem.fix

@@ -70,5 +70,5 @@ def test_draw_without_recorded_spans_names_the_option(tmp_path):
 
 
 def test_spans_of_another_schedule_are_refused():
-    with pytest.raises(ValueError, match="recorded actions"):
+    with pytest.raises(ValueError, match="1 actions are recorded, but the schedule has 12"):
         make_timeline([0.0, 1.0], make_schedule("1f1b", ranks=2, microbatches=3))
