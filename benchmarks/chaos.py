@@ -149,7 +149,7 @@ SAYS: dict[str, Callable[[Line, Line], bool]] = {
     "kill-all": lambda fault, line: line.get("why") == "start",
 }
 BY_LAUNCHER = ("kill", "exception", "kill-agent", "kill-all")
-ROUTINE = ("watch", "not-compared", "probe-unknown", "chosen")
+ROUTINE = ("monitors", "not-compared", "probe-unknown", "chosen")
 
 
 def judged(run_dir: Path) -> Iterable[Found]:

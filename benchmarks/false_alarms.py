@@ -18,7 +18,7 @@ from gangline_testkit.real_runs import RealRuns
 
 EACH = 2500  # steps of a run
 SECONDS = 3600.0  # a run that takes longer has failed
-ROUTINE = ("watch", "not-compared")
+ROUTINE = ("monitors", "not-compared")
 
 
 def main() -> None:

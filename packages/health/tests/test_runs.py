@@ -172,11 +172,9 @@ class Counts(Monitor):
 def test_start_note_is_one_short_line() -> None:
     run = build_small_run("health=[monitors]")
     check = WatchCheck(cast(WatchedHealth, run.health["monitors"]), run)
-    (note,) = [verdict for verdict in check.before_run() if verdict.kind == "watch"]
+    (note,) = [verdict for verdict in check.before_run() if verdict.kind == "monitors"]
     names = "numbers, corruption, rank_losses, stragglers, saves, repeated, machine"
-    assert note.evidence.startswith(
-        f"monitors: {names}; {len(note.details['playbooks'])} playbooks (details: events.jsonl)"
-    )
+    assert note.evidence.startswith(f"{names}; {len(note.details['playbooks'])} playbooks (details: events.jsonl)")
     assert len(note.evidence) < 200
     assert list(note.details["monitors"]) == names.split(", ")
     assert "pynvml" not in note.evidence or any(Path("/dev").glob("nvidia[0-9]*"))

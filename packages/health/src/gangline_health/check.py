@@ -73,17 +73,17 @@ class WatchCheck(HealthCheck):
             descriptions = {name: monitor.describe() for name, monitor in self.monitors.items()}
             answers = {kind: list(one.actions) for kind, one in self.config.playbooks.iterate_by_kind()}
             details = {"monitors": descriptions, "playbooks": answers}
-            yield Verdict("watch", "the run", 1.0, self.describe_start(), Action.NOTE, details=details)
+            yield Verdict("monitors", "the run", 1.0, self.describe_start(), Action.NOTE, details=details)
         yield from self._ask_all(lambda monitor: monitor.before_run())
 
     def describe_start(self) -> str:
-        """Return the text of the note at the start of a run: the monitors, and what they cannot watch here."""
+        """Return the evidence of the note at the start of a run: the monitors, and what they cannot monitor here."""
         unknown = "".join(
-            f"; not watched: {text}" for monitor in self.monitors.values() if (text := monitor.explain_unknown())
+            f"; not monitored: {text}" for monitor in self.monitors.values() if (text := monitor.explain_unknown())
         )
         names = ", ".join(self.monitors) or "none"
         playbooks = len(list(self.config.playbooks.iterate_by_kind()))
-        return f"monitors: {names}; {playbooks} playbooks (details: events.jsonl){unknown}"
+        return f"{names}; {playbooks} playbooks (details: events.jsonl){unknown}"
 
     def before_step(self, step: int) -> None:
         self.step = step

@@ -56,9 +56,9 @@ class NumbersOptions:
 
 @dataclass
 class CorruptionOptions:
-    """Options of the monitor of silent data corruption: compares values that must be bitwise equal."""
+    """Options of the monitor of silent data corruption, which compares values that must be bitwise equal."""
 
-    on: bool = True  # monitor of silent data corruption (SDC): compares checksums of the weights of replicas
+    on: bool = True  # monitor of silent data corruption (SDC), by checksums of the weights of replicas
     every: PositiveInt = 100  # step interval between two comparisons of replicas
     gradients: bool = True  # comparison of the gradients of replicas in addition to their weights
     # comparison of restored weights with their checksums at the save; only for saves due by checkpoint.every
@@ -72,7 +72,7 @@ class RankLossesOptions:
     """Options of the monitor of ranks whose own loss differs from the losses of the other ranks."""
 
     on: bool = True  # monitor of ranks whose own loss differs from the losses of the other ranks
-    window: Annotated[int, Ge(32)] = 64  # window of the estimate of chance differences between ranks, in steps
+    window: Annotated[int, Ge(32)] = 64  # number of steps over which chance loss differences are estimated
     # threshold of a lasting loss difference from the median rank, in robust standard deviations
     lasting: Annotated[float, Gt(1)] = 2.0
     # threshold of the loss difference from the median rank in one step, in robust standard deviations
@@ -113,7 +113,7 @@ class Playbook:
     """Answer to one kind of verdict: actions, each taken if the run made no progress after the previous action."""
 
     actions: list[ActionWord] = field(default_factory=lambda: ["warn"])  # actions in order; the last action repeats
-    # consecutive steps with this verdict before the playbook acts; until then, the verdict's suggested action
+    # number of consecutive steps with this verdict until the playbook acts; before, the verdict's suggestion applies
     patience: PositiveInt = 1
     # minimum distance of the restored checkpoint from the first bad step, in steps, if possible
     back: NonNegativeInt = 0
@@ -171,7 +171,7 @@ class Playbooks:
 
 @dataclass
 class Budget:
-    """Limit on rollbacks and restarts without progress; only steps beyond all earlier orders renew the budget."""
+    """Limit on rollbacks and restarts without progress: training steps past the furthest one renew the budget."""
 
     orders: PositiveInt = 6  # maximum number of rollbacks and restarts without progress; the next order stops the run
     progress: PositiveInt = 200  # number of steps past the furthest rollback or restart that renew the budget

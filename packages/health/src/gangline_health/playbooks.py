@@ -22,7 +22,10 @@ RETURNS = ("roll_back", "restart")
 
 
 def count_used(lines: Iterable[Attempt], progress: int, now: int) -> int:
-    """Return the number of orders without `progress` steps of progress, up to step `now`. lines: oldest order first."""
+    """Return the number of orders, up to step `now`, since the run last made `progress` steps of progress.
+
+    lines: lines of attempts.jsonl with an order, oldest first.
+    """
     count, furthest = 0, None
     for line in lines:
         if furthest is not None and line.step - furthest >= progress:

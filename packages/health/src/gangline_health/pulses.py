@@ -131,8 +131,8 @@ class PulseReader:
 def find(run_dir: str | Path) -> list[Path]:
     """Return the pulse files of the newest start of a run on this machine, sorted by rank.
 
-    Pulses of a dead launcher are left out, and pulses of earlier starts, which a launcher leaves behind if the run now
-    has fewer ranks on this machine: a caller would wait for dead processes.
+    Pulses of a dead launcher are left out, because a caller would wait for dead processes. So are pulses of earlier
+    starts, which remain if the run now has fewer ranks on this machine.
     """
     started = {file: _read_generation(file) for file in list_pulses(run_dir)}
     newest = max(started.values(), default=0)

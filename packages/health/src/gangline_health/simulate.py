@@ -45,7 +45,7 @@ class EventSimulator(FailureSimulator):
         now, spares, fewest, faults = 0.0, job.spares, job.spares, 0
 
         def spend(kind: str, length: float) -> float:
-            """Add `length` seconds, at most the rest of the job's time, to a kind of time; return the seconds added."""
+            """Add `length` seconds to a kind of time, but not beyond the job's end; return the seconds added."""
             nonlocal now
             length = min(length, wall - now)
             seconds[kind] += length

@@ -1,4 +1,4 @@
-"""Entry point of a node: starts the elastic agent of gangline-basics with the node's name, address and network place.
+"""Entry point of a node: starts gangline-basics' elastic agent with the node's name, address and network location.
 
 python -m gangline_launch.agent RUN_DIR --nodes 4:5 --per-node 8 --processes 32
 """

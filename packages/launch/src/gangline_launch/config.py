@@ -28,7 +28,7 @@ class ClusterLaunch(ElasticLaunch, ABC):
     gpus_per_node: NonNegativeInt | None = None  # number of GPUs per node; null: as reported by Slurm (Kubernetes: 8)
     spares: NonNegativeInt = 0  # number of spare nodes beyond launch.nodes, which wait to replace lost nodes
     signal_seconds: PositiveFloat | None = 120.0  # seconds from the scheduler's stop signal to SIGKILL; null: no signal
-    join_seconds: PositiveFloat = 120.0  # rendezvous timeout: maximum wait for the minimum number of nodes, in s
+    join_seconds: PositiveFloat = 120.0  # rendezvous timeout in seconds, for the minimum number of nodes
     # container image with gangline installed; null: no container, but the submitting Python
     image: Annotated[str | None, RunsCode()] = None
     fabric: Annotated[str, OneOf(FABRICS)] = "default"  # name of a set of network settings (NCCL, EFA, ...)

@@ -21,8 +21,8 @@ from gangline_launch.job import FOLDER, SubmittedJob, require_job
 from gangline_launch.state import JobState, Scheduler, SchedulerError
 
 EXIT_FAILURE, EXIT_INTERRUPTED = 1, 130
-LOOK_SECONDS = 0.5  # polling interval of the nodes' files
-ASK_SECONDS = 2.0  # initial polling interval of the scheduler, which grows to ASK_MOST
+LOOK_SECONDS = 0.5  # interval between two reads of the nodes' output files
+ASK_SECONDS = 2.0  # initial interval between two queries of the scheduler; grows to ASK_MOST seconds
 ASK_MOST = 15.0
 LAST_LINES = 20  # number of earlier lines per file to show
 

@@ -100,7 +100,7 @@ def _wait(ready: Connection) -> None:
 
 
 def _enter(target: str, args: tuple[Any, ...], owner: int, loaded: set[str], tell: Connection) -> None:
-    """Run the target in the forked agent, in its own process group, and exit with its code. It dies with `owner`."""
+    """Run the target in the forked agent, in its own process group. Exit with its code, or when `owner` ends."""
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for signum in NOTICES:

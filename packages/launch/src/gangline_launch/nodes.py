@@ -1,4 +1,4 @@
-"""Nodes that the scheduler allocated: names, addresses, and network places, by which ranks are ordered. Torch-free."""
+"""Nodes that the scheduler allocated: names, addresses and network locations, which order the ranks. Torch-free."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class GivenNode:
 
     name     unique in the job: the scheduler's node name, or "NODE/INDEX" for a pod, since a node may hold several
     address  host name or IP address at which other nodes reach the node
-    place    position in the network, from the top level to the node
+    place    network location, from the top level to the node
     """
 
     name: str

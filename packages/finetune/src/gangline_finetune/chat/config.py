@@ -91,7 +91,7 @@ class TemplatedConfig(DataConfig, ABC):
 
     @abstractmethod
     def make_renderer(self, row: dict[str, Any], where: str) -> Callable[[ChatTemplate], list[RenderedChat]]:
-        """Return a function that renders the chats of a row, and raises TemplateRefusal.
+        """Return a function that renders the chats of a row; it raises TemplateRefusal if the template refuses a chat.
 
         Raises UserError for an invalid row.
         """

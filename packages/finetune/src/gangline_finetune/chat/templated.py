@@ -72,7 +72,7 @@ class FilledRow:
     filled: int
 
     def make_sample(self, counts: np.ndarray) -> Sample:
-        """Make a sample of the row; counts: its loss mask, (T,)."""
+        """Make a sample of the row. counts: loss mask of the sample, (T,)."""
         return {
             "tokens": self.tokens,
             "loss_mask": counts,

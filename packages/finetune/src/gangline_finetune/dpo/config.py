@@ -21,9 +21,9 @@ class PreferencesConfig(TemplatedConfig):
     """Options of `data=preferences`: pairs of a chosen and a rejected answer to one prompt, for `dpo=on`.
 
     A row of a file has the fields `prompt`, `chosen` and `rejected`: texts, or lists of messages. `chosen` and
-    `rejected` may be complete chats with a common prefix; `prompt` may then be missing. If a side has several answers,
-    all of its answers are scored, but not the user and tool messages between them. A sample is a pair: both chats in
-    one row, without attention between the chats.
+    `rejected` may be complete chats with a common prefix; `prompt` may then be missing. If `chosen` or `rejected` holds
+    several answers, all its answers are scored, but not the user and tool messages between them. A sample is a pair:
+    both chats in one row, without attention between the chats.
     """
 
     holds: ClassVar[str] = "pairs"
@@ -53,10 +53,10 @@ class PreferencesConfig(TemplatedConfig):
 class DpoConfig(EditConfig):
     """Loss of direct preference optimization (DPO), in place of cross-entropy: a mean over pairs.
 
-        -log sigmoid(beta · (log p(chosen) / q(chosen) - log p(rejected) / q(rejected)))
+        -log sigmoid(beta · (log(p(chosen) / q(chosen)) - log(p(rejected) / q(rejected))))
 
-    q is the reference model, which has the initial weights. It scores all pairs once, before the first step, so that
-    memory never holds a second model.
+    p is the trained model, q the reference model, which has the initial weights. The reference model scores all pairs
+    once, before the first step, so that memory never holds a second model.
     """
 
     beta: PositiveFloat = 0.1  # DPO beta: strength of the penalty for diverging from the reference model
@@ -78,7 +78,11 @@ class DpoConfig(EditConfig):
         ]
 
     def summarise(self, metrics: Mapping[str, float | list[float]]) -> dict[str, float | list[float]]:
-        """Return a step's dpo/accuracy (share of pairs whose chosen side gained more) and dpo/margin (mean margin)."""
+        """Return a step's dpo/accuracy and dpo/margin.
+
+        dpo/accuracy is the share of pairs whose chosen answer gained more log-likelihood than the rejected answer, and
+        dpo/margin is the mean margin of the pairs.
+        """
         pairs = metrics.get("dpo_pairs")
         if not isinstance(pairs, float | int) or not pairs:
             return {}

@@ -64,7 +64,7 @@ class PreferenceSource(TemplatedSource):
         }
 
     def begin(self, model: ReferenceModel) -> None:
-        """Score all pairs by the reference model at step 0, else read the scores. Raises UserError without them."""
+        """Score all pairs by the reference model at step 0, else read the scores. Raises UserError without scores."""
         path = Path(model.directory) / f"first-model-{self.compute_fingerprint()}.npy"
         if model.step == 0:
             self.first = self._score_pairs(model)
@@ -102,7 +102,7 @@ class PreferenceSource(TemplatedSource):
         return np.concatenate(scores)
 
     def _make_sides(self, number: int) -> Sample:
-        """Return a pair as a sample to score: the loss mask has all answers, and each side a separate loss."""
+        """Return a pair as a sample to score. All answers are in the loss mask; each side gets a separate loss."""
         row = self.fill_row(number)
         return {  # type: ignore[typeddict-unknown-key]
             **row.make_sample(row.learnt[1:] & (row.document[1:] < 2) & (row.position[1:] > 0)),

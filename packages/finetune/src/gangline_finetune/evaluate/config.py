@@ -19,7 +19,7 @@ SUFFIXES = (".yaml", ".yml")  # suffixes of files that describe a task
 
 
 def _has_only_names(tasks: Any) -> bool:
-    """Return whether all tasks are names. A YAML file can run code: lm-eval imports Python modules that it names."""
+    """Return whether all tasks are names. A YAML file can run code: lm-eval imports the modules in it."""
     return not any(str(task).endswith(SUFFIXES) for task in tasks)
 
 
@@ -38,7 +38,7 @@ class EvalConfig(CallbackConfig):
     shots: NonNegativeInt | None = None  # number of few-shot examples per question; null: the task's default
     limit: PositiveInt | None = None  # maximum number of questions per task; null: no limit
     batch: PositiveInt = 8  # evaluation batch size in texts per data-parallel rank
-    chat: bool = False  # apply the chat template of the run's data to the questions
+    chat: bool = False  # questions rendered by the chat template of the run's data
 
     def check(self, run: Run) -> list[Problem]:
         if not self.tasks and not self.files:
@@ -64,7 +64,7 @@ def check_installed(command: str = "gangline eval") -> None:
 
 
 def locate_tasks(tasks: Sequence[str]) -> tuple[list[str], list[str], bool]:
-    """Return (task names, folders of the YAML files, whether a task is given by name, as a built-in task of lm-eval).
+    """Return (task names, folders of the YAML files, whether any task is given by name, so built into lm-eval).
 
     tasks: names, and YAML files with one task each. Raises UserError for a file that cannot be read or has no task.
     """

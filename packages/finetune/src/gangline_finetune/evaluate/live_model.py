@@ -20,7 +20,7 @@ from gangline_finetune.evaluate.text_model import AskedRow, TextModel, make_lm_c
 
 
 class LiveWriter(Writer):
-    """Writer on all ranks: rank 0 makes calls, and `serve` on the other ranks computes them too, until `tell`.
+    """Writer on all ranks: in `serve`, other ranks repeat each call of rank 0, until rank 0 calls `tell`.
 
     Errors of the runtime are raised on all ranks; `broken` is then true on rank 0.
     """
@@ -40,7 +40,7 @@ class LiveWriter(Writer):
         return self.runtime.score(batches)[: len(rows)].tolist()
 
     def _batch(self, tokens: list[int], count: int) -> Batch:
-        """Make a batch of one row, padded to the run's sequence length; its last `count` tokens are the loss mask."""
+        """Make a one-row batch, padded to the run's sequence length; the loss mask selects the last `count` tokens."""
         T, stop = self.context, len(tokens) - 1
         tokens_1T, targets_1T = torch.zeros(1, T, dtype=torch.int64), torch.zeros(1, T, dtype=torch.int64)
         tokens_1T[0, :stop], targets_1T[0, :stop] = torch.tensor(tokens[:-1]), torch.tensor(tokens[1:])

@@ -1,4 +1,4 @@
-"""Model of a checkpoint of a run, complete in one process.
+"""Model of a run, loaded unsharded from a checkpoint into one process.
 
 B batch, T tokens, V vocabulary
 """
@@ -38,7 +38,7 @@ def read_context_length(run: Run) -> int:
 
 
 class RunModel(TextModel):
-    """Model of a checkpoint, by default the newest, with the context length of the exported model.
+    """Model loaded from a checkpoint, by default the newest, with the context length of the exported model.
 
     Raises UserError if there is no checkpoint.
     """

@@ -63,8 +63,8 @@ class Questions:
     def ask_model(self, model: Any) -> dict[str, Any]:
         """Evaluate a model, an instance of lm-eval's `LM`; return lm-eval's report.
 
-        Does the same as lm-eval's `simple_evaluate`, except for the description of the machine, for which
-        `simple_evaluate` runs pip and other commands for seconds, here in the middle of a run.
+        Does the same as lm-eval's `simple_evaluate`, but does not describe the machine: `simple_evaluate` runs pip and
+        other commands for that, which would delay a run by seconds.
         """
         with _isolate_random():
             random.seed(DEFAULT_RANDOM_SEED)
@@ -73,7 +73,7 @@ class Questions:
             loaded = self._manager.load(self.names)
             for task in loaded["tasks"].values():
                 own = task.get_config("num_fewshot")
-                if own is None or (own and self.shots is not None):  # a task with 0 examples keeps 0
+                if own is None or (own and self.shots is not None):  # a task with 0 few-shot examples keeps 0
                     task.set_config(key="num_fewshot", value=self.shots or 0)
                 task.set_fewshot_seed(seed=DEFAULT_OTHER_SEED)
                 task.aggregation = partial(_bound_aggregations, task.aggregation)
@@ -89,7 +89,7 @@ class Questions:
 
 
 def _bound_aggregations(aggregation: Callable[[], dict[str, Aggregate]]) -> dict[str, Aggregate]:
-    """Return a task's aggregations by metric, which return inf on overflow of a float.
+    """Return metric -> aggregation of a task; on overflow of a float, these aggregations return inf.
 
     The word perplexity of a poorly trained model overflows, and lm-eval would lose the results of all tasks.
     """

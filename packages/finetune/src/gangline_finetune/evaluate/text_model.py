@@ -19,7 +19,7 @@ class AskedRow(NamedTuple):
     """Row of tokens to score.
 
     answer_length  number of tokens to score, at the end of the row
-    greedy         true if the caller needs to know whether these tokens are the likeliest; otherwise arbitrary
+    greedy         true if the caller uses whether these tokens are the likeliest; if false, that result is arbitrary
     """
 
     tokens: list[int]

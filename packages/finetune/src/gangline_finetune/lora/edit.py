@@ -17,7 +17,7 @@ from gangline_finetune.lora.nodes import DoraNode, DroppedLoraNode, LengthsNode,
 
 
 def edit(tree: Node, plan: Plan, options: LoraConfig) -> tuple[Node, Plan, list[str]]:
-    """Wrap the target linears. Raises UserError for an unmatched target, or for options unsupported by stacks."""
+    """Wrap the target linears. Raises UserError for an unmatched target, or options unsupported by stacked matrices."""
     plan, coded = plan.extend(frozen=("*",)), list[str]()
     if options.base == "bf16":
         plan = keep_in_bf16(tree, plan)
@@ -80,8 +80,8 @@ def _check_stacks(found: Mapping[str, LinearNode], options: LoraConfig) -> None:
     settings = [f"lora.{name}" for name in ("dropout", "dora") if getattr(options, name)]
     if stack and settings:
         raise UserError(
-            f"{' and '.join(settings)} cannot be used with the stack of matrices {stack}.",
-            "A stack sorts its input rows by matrix, so dropout cannot find positions; DoRA needs a single matrix.",
+            f"{' and '.join(settings)} cannot be used with {stack}, which holds several stacked matrices.",
+            "Its input rows are sorted by matrix, so dropout cannot find positions; DoRA needs a single matrix.",
             f"Exclude {stack} from lora.targets, or disable {settings[0]}.",
         )
 

@@ -15,7 +15,7 @@ from gangline_finetune.lora.nodes import DoraNode, DroppedLoraNode, LengthsNode,
 
 
 class Lengths(nn.Module):
-    """DoRA's trained difference of each row's norm from that of the base weight, (O,)."""
+    """Trained parameter of DoRA, (O,): the norm of each row minus the norm of the base weight's row."""
 
     def __init__(self, node: LengthsNode) -> None:
         super().__init__()
@@ -23,7 +23,10 @@ class Lengths(nn.Module):
 
 
 class LowRank(Wrapper, ABC):
-    """Adapted linear: x (..., I) -> linear(x) + scale · B A x, (..., O). `where`: row bounds of a stack of linears."""
+    """Adapted linear: x (..., I) -> linear(x) + scale · B A x, (..., O).
+
+    `where`: for stacked linears, the bounds of the rows of x that belong to each linear.
+    """
 
     lora_a: Any
     lora_b: Any

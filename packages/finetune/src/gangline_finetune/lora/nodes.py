@@ -72,7 +72,7 @@ class DoraNode(DroppedLoraNode):
         return "tokenwise"
 
     def count_activation_bytes(self, sizes: LocalSizes) -> int:
-        """Return the bytes of `DroppedLoraNode`, and of the linear's output, for the gradient of the row norms."""
+        """Return the bytes of `DroppedLoraNode` plus the linear's output, saved for the gradient of the row norms."""
         return (
             super().count_activation_bytes(sizes)
             + self.lora_b.count_rows(sizes) * self.lora_b.out_features * sizes.itemsize

@@ -76,7 +76,10 @@ def find_module(plan: Plan, path: str, shape: Shape) -> str:
     """
     matrices = find_theirs(plan, f"{path}.weight", shape)
     if len(matrices) != 1 or matrices[0].index is not None or matrices[0].first is not None:
-        cut = f"Hugging Face files store this weight in {', '.join(one.name for one in matrices[:2])}, joined or split."
+        cut = (
+            "Hugging Face files split this weight, or join it with other weights: "
+            f"{', '.join(one.name for one in matrices[:2])}."
+        )
         raise UserError(
             f"peft does not support the adapter of {path}.",
             cut if matrices else "Hugging Face files of this model have no such matrix.",
@@ -88,7 +91,7 @@ def find_module(plan: Plan, path: str, shape: Shape) -> str:
 def split_unsupported_linears(shapes: Mapping[str, Shape], plan: Plan) -> tuple[list[str], list[str]]:
     """Return last names of adapted linears: (names with an adapter that peft does not support, supported names).
 
-    peft does not support linears that Hugging Face files join or split. Linears that the files lack are in no list.
+    peft does not support linears that Hugging Face files join or split. Linears that the files lack are omitted.
     """
     other, same = dict[str, None](), dict[str, None]()
     for part in shapes:

@@ -50,7 +50,7 @@ class BurnInCheck(HealthCheck):
     def before_run(self) -> Iterable[Verdict]:
         answers = gather_json(self.world, self.device, [name_of_this_node(), read_measured_nodes(self.run_dir)])
         nodes = [node for node, _ in answers]
-        if answers[0][1] == nodes:  # these nodes were measured and are good: skip it, so that a restart is fast
+        if answers[0][1] == nodes:  # these nodes were measured and are good: skip burn-in, so that a restart is fast
             return []
         rows = [RankRates.of(row) for row in gather_json(self.world, self.device, self._measure(nodes))]
         if self.rank:  # only rank 0 reports, for all ranks

@@ -116,7 +116,7 @@ def select_sent(row: RankRates, rows: Sequence[RankRates], tier: str) -> dict[in
 
 
 def build_cluster(rows: Sequence[RankRates], base: Cluster, about: str, when: str, small_size: int) -> Cluster:
-    """Return the machine as a cluster file: measured numbers, and the numbers of `base` for the rest.
+    """Return the content of a cluster file: the measured numbers, and all other numbers from `base`.
 
     small_size  number of rows of the small square matmul
     """
@@ -137,7 +137,7 @@ def build_cluster(rows: Sequence[RankRates], base: Cluster, about: str, when: st
         "matmul.efficiency": 1.0,
         "jitter.sigma": statistics.pstdev(row.matmul for row in rows) / rate if len(rows) > 1 else 0.0,
     }
-    if small < rate:  # a matmul takes (operations + half) / rate seconds
+    if small < rate:  # model: a matmul takes (operations + matmul.half) / rate seconds
         measurements["matmul.half"] = (rate / small - 1) * 2 * small_size**3
     if both := inside or beyond:
         whole = [row.all_reduce for row in rows if row.all_reduce]

@@ -59,7 +59,10 @@ def plan(faults: int, seconds: float, seed: int, kinds: list[str], at: list[str]
 
 
 class FaultsDone:
-    """Record of injected faults, a file per fault in the run directory. The first process that claims it injects it."""
+    """Record of injected faults in the run directory, with a file per fault.
+
+    The process that creates the file of a fault injects the fault.
+    """
 
     def __init__(self, run_dir: str | Path) -> None:
         self.folder = Path(run_dir, "logs", "chaos")

@@ -40,5 +40,5 @@ def learn_limits(ranks: Iterable[Seen], options: HangsOptions) -> dict[str, floa
 
 
 def get_limit(phase: str, known: dict[str, float], options: HangsOptions) -> float:
-    """Return the hang timeout of a phase in seconds: the learned one, or `unlearned_seconds`; infinite for `NEVER`."""
+    """Return the hang timeout of a phase in seconds: learned, else `unlearned_seconds`; infinite if in `NEVER`."""
     return float("inf") if phase in NEVER else known.get(phase, options.unlearned_seconds)

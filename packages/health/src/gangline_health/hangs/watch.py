@@ -28,7 +28,7 @@ from gangline_health.pulses import PulseReader, Seen, find
 
 INTERVAL = 0.2  # seconds between two reads of the pulses
 LEARN = 2.0  # seconds between two updates of the learned limits
-STARVED = 0.2  # share of a CPU core: time of a runnable rank that gets less is counted only in part
+STARVED = 0.2  # minimum share of a CPU core: with less, a runnable rank's time counts as CPU seconds / STARVED
 
 
 @dataclass
@@ -43,7 +43,7 @@ class Standing:
     cpu: float = 0.0
 
     def look(self, passed: float) -> None:
-        """Update `still` after `passed` seconds, without time in which the watcher or the rank got no CPU core."""
+        """Update `still` after `passed` seconds; time in which the watcher or the rank got no CPU is not added."""
         beat = self.reader.read_beat()
         state, cpu = processes.read_state(self.pulse.pid)
         seconds = min(passed, 2 * INTERVAL)
@@ -106,7 +106,7 @@ class Watcher:
             may = get_limit(pulse.phase, self.known, self.options)
             if one.state == "T":
                 may = min(may, self.options.floor_seconds)
-            # shorter, because a read of the pulse may be late by this much
+            # the timeout is shortened by the possible delay of a read of the pulse
             ranks.append(Watched(pulse, one.still, max(may - 2 * INTERVAL, INTERVAL), one.state, self.host))
         return sorted(ranks, key=lambda one: one.rank)
 
@@ -157,7 +157,7 @@ class Watcher:
             )
         if self.options.act == "restart":
             evidence = f"hang: {diagnosis.evidence}; the rank was killed"
-            # a stop signal or a network failure may hit any code, so the called member is not to blame
+            # a stop signal or a network failure may hit any code, so the callback or check that runs is not to blame
             member = culprits[0].pulse.member if diagnosis.why not in ("stopped", "transfer") else ""
             failure = RankFailure(diagnosis.ranks[0], "bug", 1, evidence, member=member)
             claim(self.run_dir / "logs", generation, failure)

@@ -2,9 +2,10 @@
 
 A step ends at its record's `time`, and consists of data, forward and backward, and optimizer. Its wait for other ranks
 is the mean over ranks (`rank_phases`). The part of the wait that counts as pipeline bubble is at most the bubble of
-1F1B, (p - 1) / (m + p - 1) of the passes (arXiv 2104.04473, section 2.2); the rest is exposed communication. The time
-that the first step of a start takes beyond later steps is compilation. After the last log line of a killed start, the
-duration of one step is lost work, and the rest until the failure was noticed is detection.
+1F1B, (p - 1) / (m + p - 1) of the forward and backward passes (arXiv 2104.04473, section 2.2); the remaining wait is
+exposed communication. The time that the first step of a start takes beyond later steps is compilation. After the last
+log line of a killed start, the duration of one step is lost work. The time from then until the failure was noticed is
+detection.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from itertools import pairwise
 from gangline_health.ledger.spans import Span
 from gangline_health.ledger.starts import Line, RanksStart, find_undone, parse_time
 
-BASE, STEP, PHASE = 0, 1, 2  # levels of spans: a start, a step, a phase that rank 0 logged; the highest counts
+BASE, STEP, PHASE = 0, 1, 2  # levels of a start, a step, a phase that rank 0 logged; in an overlap, the highest counts
 PHASES = {"save": "checkpoint_stall", "recovery": "recovery", "validate": "compute"}
 FAULTS = ("rank", "node", "joined", "order")  # reasons of launches that continue the same job
 Bubble = Callable[[Line, Line], float]  # (event "start", step record) -> the bubble's share of the passes
@@ -42,7 +43,7 @@ def continues_job(each: RanksStart) -> bool:
 
 
 def estimate_detection(each: RanksStart) -> float:
-    """Return when the failure before this start was noticed, in seconds since the epoch; if unknown, when it began."""
+    """Return when the failure before a start was noticed, in seconds since the epoch; if unknown, the start's begin."""
     detection = (each.launch or {}).get("found")
     return parse_time({"time": detection}) if detection else each.begin
 
@@ -72,7 +73,10 @@ def _split_restart(before: RanksStart | None, each: RanksStart) -> Iterator[Span
 
 
 def _generate_phase_spans(each: RanksStart, kind: str) -> Iterator[Span]:
-    """Yield a span for each logged phase, of `kind` if not in `PHASES`; an unfinished phase ends with the start."""
+    """Yield a span for each logged phase; an unfinished phase ends with the start.
+
+    The kind of a span is the kind of its phase in `PHASES`, or `kind` if the phase is not in `PHASES`.
+    """
     begins: dict[str, float] = {}
     for line in each.events:
         if line["event"] != "phase":

@@ -23,7 +23,9 @@ def parse_time(line: Line) -> float:
 
 
 def set_right(lines: Iterable[Line]) -> list[Line]:
-    """Return the lines in their order; lines after a clock was set back get a later time, as if it was not.
+    """Return the lines in their order, with corrected times of lines after a clock was set back.
+
+    A corrected time is the time that the clock would have shown if it had not been set back.
 
     A step record belongs to the machine that wrote the "start" event of its generation.
     """

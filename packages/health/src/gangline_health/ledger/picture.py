@@ -53,7 +53,10 @@ def draw_ledger(of: Ledger) -> Figure:
 
 
 def _lay_out(of: Ledger) -> list[tuple[float, float, str]]:
-    """Return (begin, end, kind) of each span, as shares of the run; if spans are too short, of bins by main kind."""
+    """Return (begin, end, kind) of each span; begin and end are shares of the run's duration.
+
+    If a span is too short to draw, returns bins of equal duration instead, each with the kind that fills most of it.
+    """
     wall = of.wall_seconds or 1.0
     if all((part.end - part.begin) / wall * BINS > 2 for part in of.parts):
         return [(part.begin / wall, part.end / wall, part.kind) for part in of.parts]

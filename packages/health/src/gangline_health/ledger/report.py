@@ -29,7 +29,7 @@ class Interruption:
     at                seconds from the begin of the run to the last log line before the interruption
     found             seconds from `at` until the interruption was noticed
     named             evidence of the failure, or the kinds of verdicts that led to a rollback
-    recovery_seconds  seconds from when it was noticed until the next step was done; None: no further step
+    recovery_seconds  seconds from when the interruption was noticed to the end of the next step; None: no further step
     """
 
     kind: str  # "rank" or "node": reason of the restart; "killed"; "order": a rollback
@@ -56,7 +56,10 @@ class Ledger:
 
     @property
     def ettr(self) -> float:
-        """Effective training time ratio (arXiv 2410.21680, section 5): time in steps not undone, over time not idle."""
+        """Effective training time ratio (arXiv 2410.21680, section 5).
+
+        It is the time in steps that were not undone, divided by the time that was not idle.
+        """
         busy_seconds = self.wall_seconds - self.seconds["idle"]
         return sum(self.seconds[kind] for kind in STEPS) / busy_seconds if busy_seconds else 0.0
 

@@ -34,7 +34,8 @@ SECONDS = 10.0  # timeout of one alert in seconds
 LAST_SECONDS = 7.0  # timeout of all alerts at the end of the job, in seconds: shorter than the sidecar's grace period
 SLICE = 0.2  # seconds between two checks for the end of the job while an alert is being sent
 COMMAND = "GANGLINE_ALERT"  # environment variable that passes the alert command to the shell
-SENT_BY_THEMSELVES = ("alert", "watcher")  # writers that send their own alerts; the hang watcher does before it kills
+# writers of events that send their own alerts; the hang watcher sends its alert before it kills a rank
+SENT_BY_THEMSELVES = ("alert", "watcher")
 
 Line = dict[str, Any]
 
@@ -42,8 +43,8 @@ Line = dict[str, Any]
 def send(target: str, content: Line, seconds: float = SECONDS, until: Callable[[], float] = lambda: math.inf) -> str:
     """Send `content` as JSON to a URL by POST, or to a shell command on stdin; return why that failed, or "".
 
-    Never raises, and returns after about `seconds` at the latest, or at until() on the monotonic clock if that is
-    earlier; until() may change while the alert is sent. Then the command is killed with all processes it started.
+    Never raises. Returns at the latest after about `seconds`, or when the monotonic clock reaches until(), which may
+    change while the alert is sent. A command that still runs then is killed, with all processes that it started.
     """
     body = json.dumps(content).encode()
     seconds = min(seconds, until() - time.monotonic())

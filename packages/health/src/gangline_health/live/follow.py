@@ -12,7 +12,7 @@ from gangline.storage.files import open_regular
 
 
 class Follower:
-    """Reader that returns each complete line of a file once, from `offset` on; skips lines that are no JSON objects."""
+    """Reader that returns each complete line of a file once, from `offset` on; skips lines other than JSON objects."""
 
     def __init__(self, path: Path, offset: int = 0) -> None:
         self.path, self.offset = path, offset

@@ -30,7 +30,8 @@ class MetricsServer(ThreadingHTTPServer):
 class MetricsHandler(BaseHTTPRequestHandler):
     """Handler that answers GET /metrics and / with OpenMetrics text for any `Accept` header, and other paths with 404.
 
-    It replaces the handler of prometheus_client, which answers every path and copies a version from `Accept` back.
+    It replaces the handler of prometheus_client, which answers every path, and copies the version of the `Accept`
+    header to its answer.
     """
 
     server: MetricsServer

@@ -20,7 +20,7 @@ from gangline_health.pulses import Seen, open_readers
 
 KEPT = 256  # maximum number of losses to keep, of the newest steps
 SAID = 8  # maximum number of verdicts to keep, the newest
-ROUTINE = ("watch",)
+ROUTINE = ("monitors",)  # kinds of verdicts that are not shown
 
 Line = dict[str, Any]
 

@@ -33,10 +33,10 @@ class Monitor(ABC):
 
     @abstractmethod
     def describe(self) -> str:
-        """Return in a few words what this monitor watches, for the note at the start of a run."""
+        """Return in a few words what this monitor detects, for the note at the start of a run."""
 
     def explain_unknown(self) -> str:
-        """Return in a few words what this monitor cannot watch on this machine, and why; "" if it can watch all."""
+        """Return in a few words what this monitor cannot monitor on this machine, and why; "" if it can monitor all."""
         return ""
 
     def attach(self, runtime: Runtime, comms: Comms, store: Store | None, device: torch.device) -> None:

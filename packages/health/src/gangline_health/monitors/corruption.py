@@ -1,10 +1,10 @@
-"""Monitor of silent data corruption: compares checksums of values that must be bitwise equal:
+"""Monitor of silent data corruption, which compares checksums of values that must be bitwise equal:
 
 - The weights of replicas, which are ranks that hold the same boxes of the weights, and their gradients after the sum
   over ranks. Replicas apply the same updates, so a flipped bit in one replica, in memory or in a matmul, stays in its
   weights. Replicas that differ between synchronisations (`Runtime.differs`) are not compared with each other.
   A rank outside the majority of its replicas is to blame; without a majority, all replicas that differ are reported.
-  A rank whose boxes no other rank holds exactly is not compared, which is reported.
+  A rank whose boxes no other rank holds exactly is not compared; a verdict reports such ranks.
 - The weights of a checkpoint, at the save and after they are read.
 - Two computations of the same step (`gangline_health.monitors.recompute`), which need no replica.
 """

@@ -23,12 +23,15 @@ if TYPE_CHECKING:
     from gangline.runtime import Runtime
 
 
-CLOCKS = 1000  # step interval between two comparisons of clocks
-PATIENCE = 2.0  # timeout of the first results of all probes at a start, in seconds
+CLOCKS = 1000  # number of steps between two comparisons of the ranks' clocks
+PATIENCE = 2.0  # maximum wait at the start of the ranks for the first results of all probes, in seconds
 
 
 class MachineMonitor(Monitor):
-    """Monitor that reports each defect once, and again if it returns. Local rank 0 probes memory, disk and GPUs."""
+    """Monitor that reports a defect when a probe first finds it, and again if it disappears and returns.
+
+    Only local rank 0 probes memory, disk and GPUs.
+    """
 
     name = "machine"
 

@@ -22,12 +22,14 @@ from gangline_health.robust import RECENT, compute_centre, compute_deviation, co
 if TYPE_CHECKING:
     from gangline.record import StepRecord
 
-LEAST_LOSS = 0.01  # minimum standard deviation of the loss, as a share of its median
-LEAST_LOG_NORM = 0.15  # minimum standard deviation of the log gradient norm, so that twice the usual norm is no spike
-FARTHER = 2.0  # minimum height of a spike, as a multiple of the largest rise in the window
-SURPRISE = 100.0  # loss sum of one unpredictable sentence, in nats: in a small batch, this is no spike
+LEAST_LOSS = 0.01  # lower bound on the estimated standard deviation of the loss, as a share of its recent median
+# Lower bound on the estimated standard deviation of the log gradient norm. With the default `gradient_spike` of 10, a
+# spike is therefore at least exp(10 * 0.15) = 4.5 times the recent median norm.
+LEAST_LOG_NORM = 0.15
+FARTHER = 2.0  # minimum ratio of a spike's rise above the median to the largest rise between consecutive steps
+SURPRISE = 100.0  # loss sum of one unpredictable sentence, in nats: a smaller rise of a batch's loss sum is not a spike
 SEVERAL = 4  # number of single spikes in one window after which rises of their size count as usual
-ROUTINE = 24  # maximum consecutive non-finite steps while a loss scale is searched for
+ROUTINE = 24  # number of consecutive non-finite steps not reported while the loss scale is searched for
 
 
 class NumbersMonitor(Monitor):
@@ -139,7 +141,7 @@ class NumbersMonitor(Monitor):
         )
 
     def _find_divergence(self, record: StepRecord) -> Iterable[Verdict]:
-        """Yield a verdict if the recent median loss is far above its minimum, in deviations at the minimum."""
+        """Yield a verdict if the recent median loss is far above its minimum, in units of the noise at the minimum."""
         if len(self.losses) < max(self.options.warmup, RECENT):
             return
         recent = compute_centre(self.losses)

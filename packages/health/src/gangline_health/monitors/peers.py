@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Peers:
-    """Peers of each rank. stages: pipeline stage of each rank; empty if all ranks do equal work."""
+    """Groups of ranks that do equal work. stages: pipeline stage of each rank; empty: all ranks are one group."""
 
     stages: tuple[int, ...] = ()
 
@@ -23,7 +23,7 @@ class Peers:
         return [other for other, stage in enumerate(self.stages) if stage == self.stages[rank]]
 
     def compute_peer_medians(self, values: Sequence[float]) -> list[float]:
-        """Return for each rank the median of its peers' values, (ranks,); for two peers, the minimum."""
+        """Return for each rank the median of its group's values, (ranks,); in a group of two ranks, the minimum."""
         stages = self.stages if len(self.stages) == len(values) else (0,) * len(values)
         medians = {}
         for stage in set(stages):

@@ -99,8 +99,9 @@ class RepeatedMonitor(Monitor):
     def _find_first_untrusted(self) -> int:
         """Return the first step whose checkpoints are not trusted: the step of the checkpoint that this start read.
 
-        If `checkpoint.every` does not divide that step, the checkpoint is from a tier for the newest steps, and no
-        checkpoint after the last step that `checkpoint.every` divides is trusted; that step itself is stored elsewhere.
+        If that step is not a multiple of `checkpoint.every`, its checkpoint is from a tier that holds only the newest
+        steps. Then only checkpoints up to the last multiple of `checkpoint.every` are trusted, which are stored
+        elsewhere.
         """
         lines = attempts.read(self.run_dir or ".")
         id = CheckpointId.parse(lines[-1].start or "") if lines else None

@@ -1,7 +1,7 @@
 """Detection of ranks that are always a few percent slower, which is too little for an outlier in any step.
 
-A rank that is steadily a few percent slower delays the complete job by that. Noise has both signs, so a rank is slow if
-it was slower than the median rank of its stage in each of ten consecutive stretches of steps. Torch-free.
+A rank that is steadily a few percent slower delays the job by the same percentage. Noise has both signs, so a rank is
+slow if it was slower than the median rank of its stage in each of ten consecutive windows of steps. Torch-free.
 """
 
 from __future__ import annotations
@@ -12,21 +12,22 @@ from dataclasses import dataclass, field
 
 from gangline_health.monitors.peers import Peers
 
-STRETCHES = 10  # number of stretches that `steps` are split into
+STRETCHES = 10  # number of windows that `steps` are split into
 
 
 @dataclass
 class SlowRanks:
-    """Detector of steadily slow ranks. rows: seconds by step and rank in the current stretch."""
+    """Detector of steadily slow ranks. rows: seconds by step and rank in the current window."""
 
-    slower: float  # minimum multiple of the median rank's time in each stretch
-    steps: int  # number of steps in all stretches together
+    slower: float  # minimum ratio of a rank's median step time to its stage's median, in each window
+    steps: int  # number of steps in all windows together
     peers: Peers = field(default_factory=Peers)
     rows: list[Sequence[float]] = field(default_factory=list)
-    slow: list[dict[int, float]] = field(default_factory=list)  # for each stretch: slow rank -> multiple
+    # for each window: slow rank -> ratio of its median step time to its stage's median
+    slow: list[dict[int, float]] = field(default_factory=list)
 
     def add(self, own: Sequence[float]) -> dict[int, float]:
-        """Add the seconds of each rank in a step, (ranks,); return {slow rank: multiple of its stage's median}."""
+        """Add the seconds of each rank in a step, (ranks,); return {slow rank: ratio to its stage's median}."""
         if self.rows and len(self.rows[0]) != len(own):
             self.rows, self.slow = [], []
         self.rows.append(own)

@@ -12,19 +12,22 @@ from gangline.config import PositiveInt
 
 @dataclass
 class StragglersOptions:
-    """Options of the monitor of stragglers: ranks whose own work takes longer than the work of the other ranks."""
+    """Options of the monitor of stragglers: ranks whose step time exceeds the median of their pipeline stage.
+
+    Step times in these options exclude a rank's waits for other ranks, and saves.
+    """
 
     on: bool = True  # monitor of stragglers (slow ranks)
-    # window: number of recent steps over which the median time of each rank is taken
+    # window: number of recent steps over which each rank's median step time is taken, without waits for other ranks
     window: Annotated[int, Ge(4)] = 16
-    # straggler threshold: minimum time of a rank as a multiple of the median of its pipeline stage
+    # straggler threshold: minimum ratio of a rank's median step time to its pipeline stage's median
     slower: Annotated[float, Gt(1)] = 1.3
-    # straggler threshold: minimum robust standard deviations above the median of the pipeline stage
+    # straggler threshold: minimum excess of a rank's step time over its stage's median, in robust standard deviations
     score: Annotated[float, Gt(3)] = 6.0
-    # straggler threshold: minimum seconds per step above the median of the pipeline stage
+    # straggler threshold: minimum excess of a rank's median step time over its pipeline stage's median, in seconds
     least_seconds: Annotated[float, Ge(0)] = 0.01
     again: PositiveInt = 500  # minimum number of steps between two straggler reports of the same rank
-    # slow-rank threshold: minimum multiple of the median of the pipeline stage in every tenth of steady_steps
+    # slow-rank threshold: minimum ratio of a rank's median step time to its stage's median, in each of 10 windows
     steadily: Annotated[float, Gt(1)] = 1.03
-    # number of steps in which a rank must be steadily slow for a slow-rank verdict
+    # number of steps, split into 10 windows, in which a rank must reach `steadily` for a slow-rank verdict
     steady_steps: Annotated[int, Ge(100)] = 1000

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from gangline.record import StepRecord
     from gangline.runtime import Runtime
 
-OWN = ("data", "forward", "backward", "optimizer", "other")  # own work; not saves, which depend on the disk
+# phases of a rank's own work, without saves, whose time depends on the disk
+OWN = ("data", "forward", "backward", "optimizer", "other")
 
 
 class StragglersMonitor(Monitor):
@@ -118,7 +119,7 @@ class StragglersMonitor(Monitor):
         phase = max(excess, key=lambda name: excess[name])
         next_slowest = max(seconds for other, seconds in enumerate(own) if other != rank)
         cost = max(0.0, own[rank] - next_slowest)  # seconds by which a step would be shorter without this rank
-        step = (record.rank_seconds or {}).get("max", record.step_seconds)  # equal on all ranks: equal verdicts
+        step = (record.rank_seconds or {}).get("max", record.step_seconds)  # equal on all ranks, as verdicts must be
         share = cost / step if step else 0.0
         where = " of its stage" if len(peers) < len(own) else ""
         evidence = (

@@ -33,12 +33,15 @@ class KubernetesLaunch(ClusterLaunch):
     cluster_queue: str | None = None  # ClusterQueue for which to create launch.queue; null: launch.queue exists
     priority: str | None = None  # WorkloadPriorityClass of Kueue; null: the default priority
     topology: str | None = None  # node label whose value all pods should share (cloud.provider.com/topology-rack)
-    topology_mode: Literal["required", "preferred"] = "preferred"  # topology placement; required: wait for one domain
+    # placement of all pods on nodes with one value of launch.topology; required: wait for room; preferred: if possible
+    topology_mode: Literal["required", "preferred"] = "preferred"
     levels: list[str] = field(default_factory=list)  # node labels, widest first, that order ranks by network locality
-    resources: list[str] | None = None  # pod resources besides GPUs, NAME:COUNT; []: set by the site; null: none
+    # resources that each pod requests besides GPUs, as NAME:COUNT; []: the site adds them; null: none
+    resources: list[str] | None = None
     volume: str | None = None  # required PersistentVolumeClaim for the run directory, CLAIM:/mount
     secrets: list[str] = field(default_factory=list)  # Kubernetes Secrets whose keys become environment variables
-    futile_requeues: NonNegativeInt = 10  # maximum number of consecutive exits with 75 (requeue) per pod without a step
+    # maximum number of consecutive exits of a pod with code 75 (requeue) without a new step
+    futile_requeues: NonNegativeInt = 10
     job_restarts: NonNegativeInt = 3  # maximum number of restarts of the JobSet
 
     def count_gpus_per_node(self, run: Run) -> int:
@@ -138,9 +141,10 @@ class KubernetesLaunch(ClusterLaunch):
             example, source = POD_DEVICES[self.fabric]
             problems.append(
                 Problem(
-                    f"launch.fabric={self.fabric} needs launch.resources: a pod sees only requested adapters.",
+                    f"launch.fabric={self.fabric} needs launch.resources: a pod has access only to the network "
+                    "adapters that it requests.",
                     f"The site's device plugin defines the names of these resources ({source}).",
-                    f"'launch.resources=[{example}]', as many as a node has; [] if the site adds the resources.",
+                    f"'launch.resources=[{example}]', with the count per node, or [] if the site adds the resources.",
                 )
             )
         return problems

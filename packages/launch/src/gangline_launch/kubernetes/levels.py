@@ -1,4 +1,4 @@
-"""Network places of nodes from node labels, read before the submit: pods may not read node labels. Torch-free."""
+"""Network locations of nodes, from node labels, read before the submit: pods may not read labels. Torch-free."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from gangline_launch import job as jobs
 from gangline_launch.kubernetes.scheduler import KubectlError, run_kubectl
 
 LAST = "~"  # sorts after every character that a label may begin with
-FILE = "levels.json"  # in RUN_DIR/launch: node -> network place
+FILE = "levels.json"  # in RUN_DIR/launch: node -> network location
 
 
 def write_places(run_dir: Path, levels: Sequence[str]) -> None:
-    """Write the network places of all nodes to levels.json; without levels remove the file. Raises UserError."""
+    """Write the network locations of all nodes to levels.json; without levels, remove it. Raises UserError."""
     path = jobs.make_launch_folder(run_dir) / FILE
     if not levels:
         path.unlink(missing_ok=True)  # left by an earlier submit
@@ -42,12 +42,12 @@ def write_places(run_dir: Path, levels: Sequence[str]) -> None:
 
 
 def make_place(name: str, labels: dict[str, str], levels: Sequence[str]) -> str:
-    """Return the network place of a node, "zone-a.rack7.node-3": its label values, widest first, then its name."""
+    """Return a node's network location, "zone-a.rack7.node-3": its label values, widest first, then its name."""
     return ".".join(word.replace(".", "-") for word in (*(labels.get(level, "") for level in levels), name))
 
 
 def find_place(run_dir: Path, name: str) -> str:
-    """Return the network place of a node; "" without launch.levels. A node newer than the submit is last."""
+    """Return a node's network location; "" without launch.levels. A node added after the submit sorts last."""
     if not (places := read_places(run_dir)):
         return ""
     if name not in places:
@@ -61,6 +61,6 @@ def find_place(run_dir: Path, name: str) -> str:
 
 
 def read_places(run_dir: Path) -> dict[str, str]:
-    """Return node -> network place; {} if launch.levels was not set."""
+    """Return node -> network location; {} if launch.levels was not set."""
     path = Path(run_dir, jobs.FOLDER, FILE)
     return json.loads(read_regular(path)) if path.exists() else {}
