@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from gangline import UserError
 from gangline_dataloader import commands
+from gangline_dataloader.prepare.documents import check_first_row
 from gangline_dataloader.prepare.inputs import list_inputs
 from gangline_dataloader.store.manifest import VALIDATION, read
 
@@ -73,3 +75,12 @@ def test_table_read_as_plain_text_is_reported(name, tmp_path):
     list_inputs([str(tmp_path)], say=told.append)
     (line,) = told
     assert line.startswith(f"{tmp_path}: reading {name} as plain text")
+
+
+@pytest.mark.parametrize(("row", "fields"), [("{}", "none"), ('{"body": "one", "id": 1}', "body, id")])
+def test_missing_field_error_lists_fields_of_row(row, fields, tmp_path):
+    (tmp_path / "rows.jsonl").write_text(row + "\n")
+    with pytest.raises(UserError) as error:
+        check_first_row(list_inputs([str(tmp_path)]), "text", chat=False)
+    assert error.value.what == f"{tmp_path}/rows.jsonl, line 1, has no field 'text'."
+    assert error.value.details == (f"Fields: {fields}.", "--field NAME")

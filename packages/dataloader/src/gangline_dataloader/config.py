@@ -29,10 +29,11 @@ class SequenceConfig(DataConfig, ABC):
 
     layout_options: ClassVar[tuple[str, ...]] = CACHE
 
-    # document mask: no attention across documents of a sequence, position ids restart at each document
+    # document masking: no attention and no loss across document boundaries, position ids restart at each document
     document_masking: bool = False
-    # sequence packing; concatenate: concatenate and chunk; best_fit: few documents are split, by a pack plan
-    # (gangline data prepare --pack T)
+    # sequence packing; concatenate: documents are concatenated, then split into sequences of equal length; best_fit:
+    # documents are packed by the store's pack plan, which splits only documents longer than a sequence; to write the
+    # plan for T=batch.sequence_length: gangline data prepare --out DIR --pack T
     packing: Literal["concatenate", "best_fit"] = "concatenate"
     fim_rate: Share = 0.0  # fraction of training documents rearranged for fill-in-the-middle (FIM); 0: no FIM
     # fraction of FIM documents in suffix-prefix-middle order (SPM); all other FIM documents are in
@@ -41,8 +42,8 @@ class SequenceConfig(DataConfig, ABC):
     fim_tokens: list[str] = field(  # FIM sentinel tokens, names in the store's tokenizer: [prefix, middle, suffix]
         default_factory=lambda: ["<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>"]
     )
-    # fraction of sequences held out for validation, at the end of each shard, if prepare held out no documents; 1:
-    # the complete store (only for stores of validate.sets)
+    # fraction of the sequences held out for validation, taken from the end of each shard; ignored if gangline data
+    # prepare held out documents; 1: validation on the complete store (only for stores of validate.sets)
     validation_fraction: Share = FRACTION
     cache: str = "~/.cache/gangline/data"  # directory of the shard cache, which holds shards of stores behind URLs
     cache_bytes: PositiveInt = 100_000_000_000  # maximum size of the shard cache per machine, in bytes
@@ -110,15 +111,15 @@ class TokensConfig(SequenceConfig):
 
     file_options: ClassVar[tuple[str, ...]] = ("path", "cache")
 
-    path: str | None = None  # required: token store (directory or URL), .bin, MDS, Arrow, Parquet; path or pattern
-    # token column of MDS, Arrow or Parquet; NAME:DTYPE for an MDS column of bytes; dtype of a raw .bin file: :uint16,
-    # :uint32, :int32 or :int64; null: input_ids, tokens or the only column; for .bin the dtype of the header or
-    # index, else uint16
+    path: str | None = None  # required: token store (directory or URL), or path or pattern of .bin, MDS, Arrow, Parquet
+    # token column of MDS, Arrow or Parquet files (NAME, or NAME:DTYPE for an MDS column of bytes), or token dtype of a
+    # raw .bin file (:uint16, :uint32, :int32 or :int64); null: the column input_ids, tokens or the only column, and for
+    # a .bin file the dtype that its header or index records, else uint16
     column: str | None = None
-    # shuffle window in tokens: shuffles windows, then sequences in each window; null: one window, the complete store
+    # shuffle window in tokens: windows are shuffled, then sequences in each window; null: one window, the full store
     shuffle_span: PositiveInt | None = None
-    # sample order: shuffled, or text, which reproduces the order of data=text, to compare runs of data=text and
-    # data=tokens
+    # sample order; shuffled: random order by windows of data.shuffle_span; text: the order of data=text, to compare
+    # runs of data=text and data=tokens
     order: Literal["shuffled", "text"] = "shuffled"
 
     def list_paths(self) -> list[str]:
@@ -184,7 +185,7 @@ class TokensConfig(SequenceConfig):
 
         try:
             parts = open_run_parts(self, run)
-            span = None if self.order == "text" else self.shuffle_span  # the order of data=text has no spans
+            span = None if self.order == "text" else self.shuffle_span  # data.order=text has no shuffle windows
             check_room(parts, span, self.cache_bytes, run.batch.sequence_length)
         except UserError as error:
             return [error.to_problem()]
@@ -236,12 +237,12 @@ class MixConfig(SequenceConfig):
         default_factory=dict  # {}: weights proportional to the number of sequences of each source
     )
     epochs: dict[str, Epochs] = field(  # maximum number of epochs by source name: {code: 4};
-        default_factory=dict  # a source that is not named repeats without limit
+        default_factory=dict  # a source without an entry repeats without limit
     )
     stages: list[dict[str, Any]] = field(  # changes of the mixture weights during the run:
         default_factory=list  # [{from: SAMPLE_NUMBER, weights: {...}}, ...]; []: data.weights from start to end
     )
-    # shuffle window in tokens: shuffles windows, then sequences in each window; null: one window, the complete source
+    # shuffle window in tokens: windows are shuffled, then sequences in each window; null: one window, the full source
     shuffle_span: PositiveInt | None = None
 
     def list_paths(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""`gangline data prepare INPUT... --out DIR`: prepare a token store from text, JSONL or Parquet; plan packed rows."""
+"""`gangline data prepare INPUT... --out DIR`: prepare a token store from text, JSONL or Parquet; write pack plans."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ from gangline_dataloader.store.manifest import FILE, TEMPLATE, VALIDATION, Manif
 
 ALL, NONE = "all", "none"  # option values that mean no names: ALL for --language, NONE for --clean and --replace
 MB = 1e6
-SPEED = 30 * MB  # bytes of text per second and core for byte tokens, with cleaning; a tenth of that with a tokenizer
+# assumed bytes of text per second and core, cleaning included, for byte tokens; a tokenizer reaches a tenth of it
+SPEED = 30 * MB
 
 
 def make_parser(known: Settings | None = None) -> argparse.ArgumentParser:
@@ -72,7 +73,7 @@ def make_parser(known: Settings | None = None) -> argparse.ArgumentParser:
     words.add_argument("--replace", default=",".join(default.private) or NONE, metavar="KINDS", help=kinds)
     what = "keep exact duplicates"
     words.add_argument("--keep-duplicates", action="store_true", default=not default.exact, help=what)
-    near = "near-deduplication threshold: minimum Jaccard similarity of word 5-grams, by MinHash; 0.8 is usual"
+    near = "near-deduplication threshold: minimum Jaccard similarity of word 5-grams, by MinHash; typically 0.8"
     words.add_argument("--near-duplicates", type=float, default=default.near, metavar="J", help=near)
     words.add_argument(
         "--validation",
@@ -110,7 +111,7 @@ def make_parser(known: Settings | None = None) -> argparse.ArgumentParser:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Prepare a token store, or plan packed rows of a store, and print a report. Raises UserError for wrong options."""
+    """Prepare a token store, or write pack plans of a store, and print a report. Raises UserError for wrong options."""
     arguments = make_parser().parse_args(list(argv))
     check_out(arguments.out)
     if arguments.inputs or not arguments.pack:
@@ -129,7 +130,7 @@ def run(argv: Sequence[str]) -> int:
     if wrong := [T for T in arguments.pack if not 0 < T < 1 << 24]:
         raise UserError(f"--pack {wrong[0]}: expected tokens per sequence, from 1 to {(1 << 24) - 1}.")
     if arguments.pack and not arguments.inputs:
-        read(arguments.out)  # refuses a mistyped --out: without INPUT, a store of the default input would be prepared
+        read(arguments.out)  # raises UserError for a mistyped --out: without INPUT, --pack needs an existing store
         print("\n".join(plan_all(arguments.out, arguments.pack)))
         return 0
     settings = make_settings(arguments, defaults)
@@ -159,7 +160,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def make_settings(arguments: argparse.Namespace, known: Settings) -> Settings:
-    """Return the settings from the options; `known` has the default of --confidence.
+    """Return the settings from the options; `known` supplies the default of --confidence.
 
     Raises UserError for a list with an empty name, and for --confidence without --language.
     """
@@ -244,10 +245,10 @@ def _describe_plan(folder: Path, plan: PackPlan) -> str:
 
 
 def estimate(files: Sequence[Input], settings: Settings, workers: int, out: str) -> str:
-    """Return a line with the expected duration and size of a preparation. Raises UserError if the disk is too small."""
+    """Return a line with the expected duration and store size. Raises UserError if the disk is too small."""
     size = sum(file.size * (4 if file.compression else 1) for file in files)
-    per_token = (1, 1) if settings.tokenizer == BYTES else (4, 2)  # (bytes of text, bytes stored) of a token
-    peak_bytes = 2 * size * per_token[1] // per_token[0]  # the files of the tasks, and the shards
+    per_token = (1, 1) if settings.tokenizer == BYTES else (4, 2)  # (bytes of text, bytes on disk) per token
+    peak_bytes = 2 * size * per_token[1] // per_token[0]  # files of the tasks and shards exist at once
     seconds = size / (SPEED if settings.tokenizer == BYTES else SPEED / 10) / workers
     there = os.path.abspath(os.path.expanduser(out))
     while not os.path.exists(there):
@@ -256,7 +257,7 @@ def estimate(files: Sequence[Input], settings: Settings, workers: int, out: str)
     if peak_bytes > free:
         raise UserError(
             f"--out {out}: the disk has too little free space.",
-            f"The call needs about {peak_bytes / MB:.0f} MB until its end, and {free / MB:.0f} MB are free.",
+            f"The preparation needs about {peak_bytes / MB:.0f} MB of disk space, and {free / MB:.0f} MB are free.",
             "Free space, or choose another --out.",
         )
     return (

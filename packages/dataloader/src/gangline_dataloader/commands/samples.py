@@ -4,9 +4,9 @@
      "first_sample": 32, "samples": [
        {"sample": 32, "source": "web", "epoch": 0, "row": 17, "first_token": 2176, "documents": [3, 4]}, ...]}
 
-`sample` is the sample's number in the run, the number by which a rollback skips samples; `documents` are numbers in the
-source's store. Samples that a rollback skipped are left out, as in the run: the list has the samples
-that the newest attempt reads at this step.
+`sample` is the sample's number in the run, the number by which a rollback skips samples. `documents` lists the numbers
+of the documents in the source's store. Samples that a rollback skipped are left out, as in the run: the list has the
+samples that the newest attempt reads at this step.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def summarise_corpus(store: StoreFiles) -> dict[str, Any]:
-    """Return the sizes of a store as JSON; `lengths` counts documents by their tokens, in bins of powers of two."""
+    """Return the sizes of a store as JSON; `lengths` counts documents by length in tokens, in power-of-two bins."""
     manifest, apart, held_out = store.read_manifest(), store.open_held_out(), None
     if apart is not None:
         other = apart.read_manifest()

@@ -19,7 +19,7 @@ from gangline_dataloader.prepare.inputs import Input, list_inputs
 from gangline_dataloader.prepare.rule import Dropped
 
 END_OF_TEXT = "<|endoftext|>"
-LEAST = 257  # minimum vocabulary size: one token for each byte, and the end of text
+LEAST = 257  # minimum vocabulary size: one token for each byte, and the end-of-text token
 
 
 def run(argv: Sequence[str]) -> int:
@@ -46,7 +46,7 @@ def run(argv: Sequence[str]) -> int:
     if out.exists():
         raise UserError(
             f"--out {options.out} already exists.",
-            "Stores that were prepared with this tokenizer could no longer be decoded.",
+            "If the file were overwritten, stores prepared with the old tokenizer could no longer be decoded.",
             "Choose another --out, or delete the file.",
         )
     if not out.parent.is_dir():

@@ -78,7 +78,7 @@ def list_lost_plans(store: StoreFiles) -> Iterator[str]:
 
 
 def find_plan_damage(store: StoreFiles, manifest: Manifest, sequence_length: int) -> Iterator[str]:
-    """Yield a line for each damaged file of a pack plan, and if the plan belongs to another store or is incomplete."""
+    """Yield a line for each damaged file of a pack plan, and one if the plan is incomplete or of another store."""
     try:
         plan = read_plan(store.folder, sequence_length, store.name)
     except UserError as error:

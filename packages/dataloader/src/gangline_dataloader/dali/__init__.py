@@ -1,1 +1,1 @@
-"""Batches through NVIDIA DALI: a pipeline fed in the data source's order, whose memory torch uses without a copy."""
+"""Batches through NVIDIA DALI: the pipeline is fed in sample order, and torch uses its output memory without a copy."""

@@ -1,8 +1,9 @@
-"""DALI pipeline that calls a function for chunk 0, 1, 2, ... and prefetches its rows, to a GPU if there is one.
+"""DALI pipeline that prefetches chunks 0, 1, 2, ..., which a function reads, to the GPU if there is one.
 
-A DALI batch holds a single DALI sample, all sequences of a chunk: one DALI sample per sequence would cost 1 us each,
-and a run of the pipeline costs as much as the tokens of many steps. The pipeline has no state to save, because the
-run's cursor counts the samples that `take` returned, not the samples that were prefetched.
+All sequences of a chunk make a single DALI sample, the only one of its DALI batch, because each DALI sample costs 1 us.
+Executing the pipeline once takes as long as reading the tokens of many steps, so a chunk may have several steps. The
+pipeline has no state to save, because the run's cursor counts the samples that `take` returned, not the samples that
+were prefetched.
 
 N rows (sequences) of a chunk on this rank, T tokens
 """

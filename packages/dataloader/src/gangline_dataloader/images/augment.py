@@ -23,8 +23,9 @@ class Crops:
 def draw_crops(numbers: np.ndarray, least: float, flip: bool, *key: object) -> Crops:
     """Draw random crops for samples (N,), as in Szegedy et al., arXiv 1409.4842, section 6.
 
-    A crop has `least` to 1 of the image's area, and 3/4 to 4/3 of its aspect ratio; with `least` 1 it is the complete
-    image. With `flip` half of the crops are mirrored. `key`: values that the draws depend on, with the sample number.
+    A crop is drawn with `least` to 1 of the image's area and 3/4 to 4/3 of its aspect ratio, then clipped to the image;
+    with `least` 1 it is the full image. With `flip` a crop is mirrored with probability 0.5. The draws depend on `key`
+    and the sample number.
     """
     draws = np.empty((len(numbers), 5))
     for row, number in zip(draws, np.asarray(numbers).tolist(), strict=True):

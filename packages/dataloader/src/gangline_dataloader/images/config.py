@@ -26,7 +26,9 @@ class ImagesConfig(DataConfig):
     path: str | None = None  # required: WebDataset tar file or folder of tar files: KEY.jpg (.jpeg, .png), KEY.txt
     side: PositiveInt = 224  # image size: width and height in pixels, after crop and resize
     places: PositiveInt = 16  # number of image tokens: placeholder tokens at the start of each sequence
-    least_area: Share = 0.5  # minimum area of the random crop in training, as a fraction of the image area; 1: no crop
+    # minimum area of the random crop in training, as a fraction of the image area, before the crop is clipped to the
+    # image; 1: no crop
+    least_area: Share = 0.5
     flip: bool = True  # random horizontal flip of training images, with probability 0.5; false: no flip
     validation_fraction: ShareBelowOne = 0.02  # fraction of the samples held out for validation, at the end of the data
 

@@ -17,7 +17,7 @@ _STATUS = {2: "invalid parameter", 3: "bad code stream", 4: "unsupported code st
 
 
 class ImageDecoder:
-    """CPU decoder of up to `most` images at a time to (side, side) pixels, which do not depend on other images."""
+    """CPU decoder of batches of up to `most` images; an image's (side, side) pixels do not depend on its batch."""
 
     def __init__(self, side: int, most: int) -> None:
         from nvidia.dali import Pipeline, fn, types  # an optional dependency: importing this module must not need it

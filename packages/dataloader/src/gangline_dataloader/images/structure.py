@@ -13,9 +13,9 @@ from zlib import crc32
 import numpy as np
 
 PNG, JPEG = b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff"
-ZEROS = 128  # consecutive zero bytes that count as damage: at least two blocks of 64 coefficients
+ZEROS = 128  # minimum consecutive zero bytes that count as damage: they hold at least two blocks of 64 coefficients
 _RESTART, _SCAN, _END, _INTERVAL, _TABLES = 0xD0, 0xDA, 0xD9, 0xDD, 0xC4
-_SEQUENTIAL = (0xC0, 0xC1)  # frames whose blocks are each coded in one scan, by Huffman tables
+_SEQUENTIAL = (0xC0, 0xC1)  # frame types that code each block in one scan, with Huffman tables
 _SEGMENTS = frozenset([*range(0xC0, 0xD0), *range(0xDA, 0xF0), 0xFE]) - {0xC8}  # markers followed by a length
 
 

@@ -1,4 +1,4 @@
-"""The epochs of one source: each epoch has each row once, in its own order."""
+"""The epochs of one source: each epoch has each row once, in a different order."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ class SourceEpochs:
         self.sizes = sizes or ((0, rows),)
         self._orders = [SpanPermutation(each, span, *key) for _, each in self.sizes]
         self._starts, self._rows = (np.array(column, np.int64) for column in zip(*self.sizes, strict=True))
-        self._before = np.concatenate([[0], np.cumsum(np.diff(self._starts) // self._rows[:-1])])  # epochs before
+        # number of epochs before each entry of `sizes`
+        self._before = np.concatenate([[0], np.cumsum(np.diff(self._starts) // self._rows[:-1])])
 
     def __call__(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return (epoch, row), both (N,) int64, of the source's samples `numbers` (N,) int64."""
@@ -50,7 +51,7 @@ def grow_sizes(sizes: Sequence[Sequence[int]], rows: int, samples: int) -> Sizes
     read = [(int(start), int(each)) for start, each in sizes if start <= samples]
     start, each = read[-1]
     begins = start - (start - samples) // each * each  # first sample of the next epoch
-    if begins == start:  # the source reached its last size, but no sample has been read since
+    if begins == start:  # no sample has been read with the last size
         read.pop()
     if not read or read[-1][1] != rows:
         read.append((begins, rows))

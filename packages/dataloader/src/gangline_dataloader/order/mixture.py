@@ -4,7 +4,7 @@ Samples are assigned to sources in blocks of 65,536. After b blocks source k has
 
     count_k(b) = round(b · 65536 · W_k) - round(b · 65536 · W_{k-1}),      W_k = w_1 + ... + w_k, exact fractions
 
-samples. So each count is within one sample of the exact share for a run of any length, computed without a counter.
+samples. So each count is within one sample of the exact share after any number of blocks, and needs no counter.
 Inside a block the samples are shuffled by a hash of (key, phase, block, position in the block). The n-th sample of a
 source is row n of its endless sequence of epochs, so that each epoch has each row once, whatever the weights.
 
@@ -27,7 +27,7 @@ from gangline_dataloader.order.epochs import Sizes, SourceEpochs, grow_sizes
 from gangline_dataloader.order.permutation import U64, derive_round_keys, mix
 
 BLOCK = 1 << 16
-LEAST = Fraction(1, BLOCK)  # smallest share: one sample of each block
+LEAST = Fraction(1, BLOCK)  # smallest share: one sample per block
 
 
 @dataclass(frozen=True)
@@ -158,9 +158,9 @@ class MixtureOrder:
         return self._count_used(self.phases, phase, number)
 
     def resume_after(self, sizes: Mapping[str, Sequence[Sequence[int]]], cursor: int) -> MixtureOrder:
-        """Return the order, with the stages of this order, of a run whose sources had `sizes` up to sample `cursor`.
+        """Return this order for a run that resumes at sample `cursor`, and whose sources had `sizes` up to there.
 
-        From its next epoch on, each source has its rows of this order.
+        The stages stay unchanged. From its next epoch on, each source has the number of rows that it has in this order.
         """
         before = self._replace_sources(sizes, {})
         now = [
@@ -172,7 +172,7 @@ class MixtureOrder:
     def gives_same_samples(
         self, sizes: Mapping[str, Sequence[Sequence[int]]], epochs: Mapping[str, int | None], cursor: int
     ) -> bool:
-        """Return whether the samples up to `cursor` are the same with `epochs` as the sources' maximum epochs."""
+        """Return whether the samples up to `cursor` stay the same if `epochs` replaces the maximum epochs."""
         one, other = self._replace_sources(sizes, {}), self._replace_sources(sizes, epochs)
         return [p for p in one.phases if p.start < cursor] == [p for p in other.phases if p.start < cursor]
 
@@ -198,7 +198,7 @@ class MixtureOrder:
         quota = phase.count_per_source(block + 1) - before
         salt = derive_round_keys(*self.key, "deal", phase.start, block)[0]
         hashed = mix(np.arange(BLOCK, dtype=U64) + salt)
-        # The slot number in the low bits makes all values differ, so that every sort algorithm gives one order.
+        # The slot number in the low bits makes all values differ, so that every sort algorithm gives the same order.
         hashed = np.sort((hashed & U64(~(BLOCK - 1) & (1 << 64) - 1)) | np.arange(BLOCK, dtype=U64))
         sources = np.empty(BLOCK, np.uint16 if len(quota) < BLOCK else np.int64)
         sources[(hashed & U64(BLOCK - 1)).astype(np.int64)] = np.repeat(np.arange(len(quota)), quota)
@@ -230,7 +230,7 @@ class MixtureOrder:
             spent_flags = [most is not None and n >= most for most, n in zip(self._most, counts, strict=True)]
             rest = sum(part for part, gone in zip(parts, spent_flags, strict=True) if not gone)
             if not rest:
-                return phases, start  # also if a later stage has weights for other sources
+                return phases, start  # the data ends here, also if a later stage gives weight to other sources
             parts = tuple(Fraction(0) if gone else part / rest for part, gone in zip(parts, spent_flags, strict=True))
             phase = _Phase(start, parts, tuple(int(n) for n in counts))
             phases.append(phase)

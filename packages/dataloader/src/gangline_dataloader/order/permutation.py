@@ -1,10 +1,11 @@
 """A keyed permutation of range(n) for shuffling, computed for any index in O(1): no table, no start-up pass, no state.
 
-A Feistel network (Luby and Rackoff, SIAM J. Comput. 17(2), 1988, section 3) permutes the smallest power of two that
-holds n. A result outside range(n) is sent through again until it is inside (cycle walking: Black and Rogaway, CT-RSA
-2002, section 3), which takes at most two passes on average. Each half is mixed by the finaliser of SplitMix64 (Steele
-et al., OOPSLA 2014, figure 16), whose high and low bits both depend on all bits of the input: a round function without
-that property leaves the low bits of neighbours correlated.
+A Feistel network (Luby and Rackoff, SIAM J. Comput. 17(2), 1988, section 3) permutes range(2**bits), where 2**bits is
+the smallest power of two that is at least n and at least 64. A result outside range(n) is sent through the network
+again until it is inside (cycle walking: Black and Rogaway, CT-RSA 2002, section 3). For n >= 32 this takes at most two
+passes on average. Each half is mixed by the finaliser of SplitMix64 (Steele et al., OOPSLA 2014, figure 16), whose high
+and low bits both depend on all bits of the input. A round function without that property would leave the low bits of
+neighbouring indices correlated.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from hashlib import blake2b
 import numpy as np
 
 ROUNDS = 6  # four rounds barely pass the tests of randomness, six pass clearly
-_LEAST_BITS = 6  # halves of three bits: with fewer bits a round has too little to mix
+_LEAST_BITS = 6  # two halves of three bits: a round mixes smaller halves poorly
 
 U64 = np.uint64
 
@@ -36,7 +37,7 @@ def derive_round_keys(*key: object) -> np.ndarray:
 
 
 class KeyedPermutation:
-    """A permutation of range(n) for each tweak (an epoch, a part of the corpus): `permutation(index, tweak)`.
+    """A permutation of range(n) for each tweak (an epoch, a span of rows): `permutation(index, tweak)`.
 
     n      number of items, from 1 to 2**62; raises ValueError otherwise
     key    values that the permutation depends on, next to n and the tweak
@@ -78,10 +79,10 @@ class KeyedPermutation:
 
 
 class SpanPermutation:
-    """A permutation of the spans of `span` rows, and then of the rows inside each span; None: one span of all rows.
+    """A permutation of the spans of `span` rows, and of the rows inside each span; `span` None: one span of all rows.
 
-    A reader that streams a corpus from a remote store needs only the current span and the next one. A last span that is
-    not full stays last.
+    A reader that streams a corpus from a remote store needs only the current span and the next one. If the last span
+    has fewer rows, it stays last.
     """
 
     def __init__(self, n: int, span: int | None, *key: object) -> None:

@@ -32,7 +32,7 @@ class SingleOrder:
         return RowPlace(np.zeros_like(epoch), epoch, row)
 
     def resume_after(self, sizes: Sequence[Sequence[int]], cursor: int) -> SingleOrder:
-        """Return the order of a run whose source had `sizes` up to sample `cursor`; the next epoch has the new rows."""
+        """Return this order for a run resumed at `cursor`, with `sizes` up to there; the next epoch has all rows."""
         return SingleOrder(replace(self.source, sizes=grow_sizes(sizes, self.source.rows, cursor)), *self.key)
 
 

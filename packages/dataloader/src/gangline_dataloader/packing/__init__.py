@@ -1,1 +1,1 @@
-"""Sequence packing: documents packed into rows so that few are truncated, and pack plans stored next to a store."""
+"""Sequence packing: documents packed into rows with few documents split, and pack plans stored next to a store."""

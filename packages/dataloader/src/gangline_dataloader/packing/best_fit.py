@@ -61,7 +61,7 @@ def pack_best_fit(lengths: np.ndarray, capacity: int) -> np.ndarray:
 def pack_documents(ends: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
     """Pack documents that end at `ends` (D,) into rows: (pieces (P, 2) uint32, rows (R,) uint32).
 
-    Pieces are (start, length), row after row; rows[r] is the number of pieces up to the end of row r. Rows are sorted
+    Pieces are (start, length), row after row; rows[r] is the number of pieces in rows 0 to r. Rows are sorted
     by their first token, and the pieces of a row by their start.
     """
     starts, lengths = split_documents(ends, capacity)

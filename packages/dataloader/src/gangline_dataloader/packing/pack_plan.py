@@ -5,7 +5,7 @@
                                       "shards": {"pieces": [...], "rows": [...], "xxh3": [...], "rows_xxh3": [...]},
                                       "checksum": "5d..."}
     shard-00000.pack-2048.npy        uint32, start and length of each piece, in tokens of the shard, row after row
-    shard-00000.pack-2048.rows.npy   uint32, number of pieces up to the end of each row
+    shard-00000.pack-2048.rows.npy   uint32, cumulative number of pieces at the end of each row
 
 A row has up to T + 1 tokens, all from one shard, so that reading a row needs only that shard. Torch-free.
 """
@@ -38,8 +38,8 @@ class PackedShards:
 
     pieces: list[int] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
-    xxh3: list[str] = field(default_factory=list)  # XXH3-128 of each file of pieces; `rows_xxh3`: of each file of rows
-    rows_xxh3: list[str] = field(default_factory=list)
+    xxh3: list[str] = field(default_factory=list)  # XXH3-128 of each file of `name_pack_file`
+    rows_xxh3: list[str] = field(default_factory=list)  # XXH3-128 of each file of `name_pack_rows_file`
 
 
 @dataclass(frozen=True)
@@ -63,23 +63,24 @@ class PackPlan:
 
 
 def name_plan_file(sequence_length: int) -> str:
-    """Name the JSON file of the plan for a sequence length."""
+    """Return the name of the JSON file of the plan for a sequence length."""
     return f"pack-{sequence_length}.json"
 
 
 def name_pack_file(shard: int, sequence_length: int) -> str:
-    """Name the file with the pieces of a shard's rows."""
+    """Return the name of the file with the pieces of a shard's rows."""
     return f"shard-{shard:05d}.pack-{sequence_length}.npy"
 
 
 def name_pack_rows_file(shard: int, sequence_length: int) -> str:
-    """Name the file with the number of pieces up to the end of each row of a shard."""
+    """Return the name of the file with the cumulative number of pieces at the end of each row of a shard."""
     return f"shard-{shard:05d}.pack-{sequence_length}.rows.npy"
 
 
 def make(folder: Path, manifest: Manifest, sequence_length: int) -> PackPlan:
-    """Plan the rows of a store and write the plan, unless it exists. If the store only grew, old rows are kept.
+    """Plan the rows of a store and write the plan, unless it exists.
 
+    If shards were only appended to the store, the rows of its old shards are kept.
     The plan's JSON file is written last. Only one shard's document ends and rows are in memory at a time.
     """
     identity = manifest.compute_identity()
@@ -211,7 +212,7 @@ class PackedRows:
 
     @property
     def up_to(self) -> np.ndarray:
-        """Number of rows up to the end of each shard, (S,) int64."""
+        """Cumulative number of rows at the end of each shard, (S,) int64."""
         return self._rows[1:]
 
     def locate_rows(self, rows: np.ndarray) -> RowPieces:

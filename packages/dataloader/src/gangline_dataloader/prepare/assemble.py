@@ -32,7 +32,7 @@ from gangline_dataloader.store.manifest import (
 from gangline_dataloader.store.npy import HEADER
 from gangline_dataloader.store.write import ShardWriter
 
-SHARDS = "shards"  # below the working folder of the plan
+SHARDS = "shards"  # folder of the new shards, in the plan's working folder
 _NUMBER = re.compile(r"shard-(\d+)\.")
 
 
@@ -56,7 +56,7 @@ def write_shard(plan: PreparePlan, number: int) -> None:
 def _iterate_runs(
     plan: PreparePlan, chosen: choice.KeptDocuments, first: int, last: int, held_out: bool
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray | None]]:
-    """Yield (tokens, document lengths, loss mask or None) for each run of adjacent kept documents of a split."""
+    """Yield (tokens, document lengths, loss mask or None) for each range of adjacent kept documents of a split."""
     kept_mask = np.memmap(plan.work / choice.KEPT, np.uint8, "r", HEADER)
     dtype = np.dtype(choose_dtype(plan.settings.open_codec().vocab_size))
     task = int(np.searchsorted(chosen.starts, first, side="right")) - 1
@@ -81,7 +81,7 @@ def _iterate_runs(
 
 
 def publish(plan: PreparePlan) -> None:
-    """Move the new shards into the store, the validation part first, and write the manifests, the store's last.
+    """Move the new shards into the store and write the manifests: first the validation part's, then the store's own.
 
     A call after a killed call continues its work. An existing store is unchanged until its manifest is replaced, and
     keeps all its old shards as its first shards. The manifest has the identity of the validation part, so both grow

@@ -1,4 +1,4 @@
-"""Deduplication and sharding: the only stage over all tasks at once chooses the kept documents and plans the shards.
+"""Deduplication and sharding: the stage that chooses the kept documents and plans the shards, over all tasks at once.
 
 The stage reads 37 bytes per document, with near-deduplication 512 bytes more, but no tokens.
 """
@@ -25,7 +25,7 @@ KEPT, CHOICE = "kept.npy", "choice.json"
 class KeptDocuments:
     """The choice of documents and their shards; documents are numbered over all tasks.
 
-    starts  number of the first document of each task, then the number of all documents
+    starts  number of the first document of each task, then the total number of documents
     shards  folder below the store -> [first, end) document of each new shard
     counts  source -> `task.Count` of the documents of the source, as a dict
     """

@@ -1,4 +1,4 @@
-"""Cleaning rules, applied to a document before it is tokenised: a rule returns the cleaned text, or why it drops it.
+"""Cleaning rules, applied to a document before it is tokenised: a rule returns the cleaned text, or why it is dropped.
 
 The default rules normalise Unicode and drop documents without text; quality filters (`prepare.quality`) are opt-in.
 """
@@ -21,7 +21,7 @@ _BLANKS = re.compile(r"\n{4,}")
 def normalise_unicode(text: str) -> str | Dropped:
     """Normalise a text: NFC, line feeds as newlines, no control characters, at most two consecutive blank lines."""
     text = text.replace("\r\n", "\n").replace("\r", "\n")
-    if text.isascii():  # an equal result, ten times as fast
+    if text.isascii():  # gives the same result as below, ten times as fast
         text = text.encode().translate(None, _ASCII_CONTROL).decode()
     else:
         text = unicodedata.normalize("NFC", _CONTROL.sub("", text))
@@ -45,7 +45,7 @@ DEFAULT = ("unicode", "length")
 
 
 def clean_text(text: str, rules: Sequence[str]) -> str | Dropped:
-    """Clean a text with every rule, in order; return the text, or why a rule drops it."""
+    """Clean a text with every rule, in order; return the cleaned text, or why it is dropped."""
     for name in rules:
         outcome = RULES[name](text)
         if isinstance(outcome, Dropped):

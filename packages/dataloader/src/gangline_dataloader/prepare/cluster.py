@@ -27,7 +27,7 @@ LOGS = ".datatrove"  # folder below the store with datatrove's logs
 
 @dataclass
 class StageShare:
-    """A datatrove pipeline step: one task's share of a stage, on the plan of `store` with this `identity`."""
+    """A datatrove pipeline step: one task's share of the work items of a stage, by the plan `identity` of `store`."""
 
     store: str
     identity: str
@@ -97,10 +97,10 @@ def submit(plan: PreparePlan, tasks: int, options: Mapping[str, str]) -> list[st
         except (OSError, subprocess.CalledProcessError) as error:
             job_ids = [*jobs, *([str(one.job_id)] if one.job_id else [])]
             raise _explain_refusal(str(error), job_ids) from error
-        finally:  # records the jobs that Slurm took, also if it refuses a later one
+        finally:  # records the accepted jobs, also if Slurm rejects a later job
             if one.job_id:
                 jobs.append(str(one.job_id))
-            if jobs and plan.work.exists():  # without the folder the jobs have ended
+            if jobs and plan.work.exists():  # the last job removes the folder
                 replace_json(plan.work / SUBMITTED, {"jobs": jobs})
     return jobs
 
@@ -117,7 +117,7 @@ def _explain_refusal(why: str, taken: list[str]) -> UserError:
 
 
 def refuse_if_submitted(work: Path) -> None:
-    """Raise UserError if submitted jobs of an earlier call wait or run, or if Slurm cannot say whether they do."""
+    """Raise UserError if jobs of an earlier call are pending or running, or if squeue fails."""
     try:
         jobs = [str(job) for job in json.loads((work / SUBMITTED).read_bytes())["jobs"]]
     except (FileNotFoundError, ValueError, KeyError, TypeError):

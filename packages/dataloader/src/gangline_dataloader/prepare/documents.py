@@ -110,7 +110,7 @@ def _read_parquet(file: Input, stream: BinaryIO, field: str, chat: bool) -> Iter
 
 
 def _decode_rows(batch: Any, where: str, before: int) -> list[Any]:
-    """Decode the rows of a batch, preceded by `before` rows. Raises UserError with the row if it is not UTF-8."""
+    """Decode the rows of a batch, preceded by `before` rows. Raises UserError for a row that is not UTF-8."""
     try:
         return cast(list[Any], batch.to_pylist())
     except UnicodeDecodeError as error:
@@ -146,4 +146,5 @@ def _get_text(row: object, field: str, where: str) -> str | None:
 
 
 def _explain_missing_field(where: str, field: str, known: list[str]) -> UserError:
-    return UserError(f"{where} has no field {field!r}.", f"Fields: {', '.join(map(str, known))}.", "--field NAME")
+    names = ", ".join(map(str, known)) or "none"
+    return UserError(f"{where} has no field {field!r}.", f"Fields: {names}.", "--field NAME")

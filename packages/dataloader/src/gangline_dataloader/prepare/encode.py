@@ -18,7 +18,7 @@ from gangline_dataloader.prepare.private import replace_private
 from gangline_dataloader.prepare.rule import Dropped
 from gangline_dataloader.prepare.settings import TOKENIZERS, Settings
 
-NOT_UTF8 = "bytes that are not UTF-8"  # name in the report, with the number of U+FFFD that replace the bytes
+NOT_UTF8 = "bytes that are not UTF-8"  # name in the report of the number of U+FFFD that replace such bytes
 
 
 @dataclass(frozen=True)
@@ -66,10 +66,10 @@ class DocumentEncoder:
             content = text.encode()
             tokens = np.concatenate([self._begin, self.codec.encode_file(content, document.name), self._end])
             return EncodedDocument(text, content, tokens, None, counts) if len(tokens) else Dropped("empty")
-        if any(has_half_character(message["content"]) for message in document.messages):  # --clean would remove it
+        if any(has_half_character(message["content"]) for message in document.messages):  # before --clean removes it
             return Dropped(f"chat: {HALF_CHARACTER}")
         messages = []
-        for message in document.messages:  # a message may have no words: a tool call, a system turn
+        for message in document.messages:  # a message may be empty: a tool call, a system turn
             words = message["content"]
             outcome = filter_text(words, self._of_message) if words.strip() else words
             if isinstance(outcome, Dropped):
@@ -85,7 +85,7 @@ class DocumentEncoder:
         return outcome if isinstance(outcome, Dropped) else str(self._replace_private(outcome, counts))
 
     def _replace_private(self, value: Any, counts: dict[str, int]) -> Any:
-        """Replace personal data in a text, or in all texts of lists and objects, as a template may render any field."""
+        """Replace personal data in a text, or in all texts of lists and objects: a template may render any field."""
         if isinstance(value, list):
             return [self._replace_private(one, counts) for one in value]
         if isinstance(value, dict):

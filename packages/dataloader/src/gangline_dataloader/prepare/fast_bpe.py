@@ -1,9 +1,9 @@
 """Fast byte-level BPE: tiktoken encodes by the vocabulary of a tokenizer.json, to equal tokens, several times faster.
 
-tiktoken merges by the rank of the merged token, tokenizers by the rank of the pair. If every token of a vocabulary is
-made by one pair, and is encoded to itself, both libraries agree if training was greedy, as in every known trainer. This
-is not proven, so one document in `SAMPLED` is encoded by both libraries, and a difference ends the preparation. Any
-other vocabulary is encoded by tokenizers.
+tiktoken merges by the rank of the merged token, tokenizers by the rank of the pair. Both libraries give equal tokens if
+exactly one pair merges to each token, the text of each token is encoded to that token, and training was greedy, as in
+every known trainer. The code checks the first two conditions, and encodes other vocabularies by tokenizers. The third
+is not proven, so one document in `SAMPLED` is encoded by both libraries, and a difference ends the preparation.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class FastBpe(TextCodec):
             tokens, self.slow.encode_file(content, name)
         ):
             raise UserError(
-                f"tiktoken and tokenizers encode {name} to different tokens by {self.slow.path}.",
+                f"tiktoken and tokenizers encode {name} to different tokens with {self.slow.path}.",
                 "tiktoken does not reproduce this tokenizer exactly.",
                 "--tokenise-with tokenizers",
             )
@@ -132,7 +132,8 @@ def rank_tokens(model: dict[str, Any]) -> dict[bytes, int] | None:
 def is_mergeable(model: dict[str, Any], tokens: list[bytes], added: list[str]) -> bool:
     """Return whether merging encodes each token's text to the token itself, as tiktoken's look-up does.
 
-    With `ignore_merges` tokenizers look up texts in the vocabulary: all of it except `added` must then be in `tokens`.
+    With `ignore_merges` the library tokenizers first looks up a text in the vocabulary. Then every vocabulary entry
+    except `added` must be in `tokens`.
     """
     from tokenizers import Tokenizer
     from tokenizers.models import BPE

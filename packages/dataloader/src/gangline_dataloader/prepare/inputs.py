@@ -47,7 +47,7 @@ def list_inputs(
     out    directory of the store; files below it are left out, because a store may be made inside a folder of texts
     say    reports files that are left out or read as plain text
 
-    Raises UserError for an argument without files, a missing or unreadable path, or a file named twice.
+    Raises UserError for an argument without files, a missing or unreadable path, or a file that is matched twice.
     """
     inputs = [] if words else _list_built_in()
     out_path = None if out is None else os.path.abspath(os.path.expanduser(out))
@@ -78,10 +78,11 @@ def list_inputs(
 
 
 def select_splits(word: str, files: Sequence[Input], say: Callable[[str], None]) -> list[Input]:
-    """Select the files of a data set with splits, as on the Hugging Face Hub: train and, as held out, validation files.
+    """Select the train and validation files of a data set with splits, as on the Hugging Face Hub.
 
-    Such a folder has rows in files or folders named after a train split and another split. Its test split, caches
-    and plain texts are left out. Any other folder is returned unchanged.
+    Such a data set has JSONL or Parquet files in a train split and in a validation or test split, by the names of files
+    or folders. The validation files are held out; the test split, caches and plain texts are left out. The files of any
+    other folder are returned unchanged.
     """
     kinds: dict[str, list[Input]] = {}
     for file in files:
@@ -169,7 +170,7 @@ def _describe_input(path: str, name: str, source: str, size: int, modified: floa
 
 
 def plan_tasks(files: Sequence[Input], nbytes: int) -> list[list[Input]]:
-    """Plan tasks as runs of adjacent files of about `nbytes` each; a function of the files alone."""
+    """Plan tasks as groups of adjacent files of about `nbytes` per group, which depend only on the files."""
     tasks: list[list[Input]] = []
     size = nbytes
     for file in files:

@@ -1,6 +1,6 @@
-"""Language identification of documents, by a classifier whose model comes with its package (py3langid).
+"""Language identification of documents by py3langid, whose model is part of the package: no file is downloaded.
 
-A naive Bayes classifier over byte n-grams (Lui and Baldwin, "langid.py", ACL 2012). No file is downloaded.
+py3langid is a naive Bayes classifier over byte n-grams (Lui and Baldwin, "langid.py", ACL 2012).
 """
 
 from __future__ import annotations

@@ -7,11 +7,12 @@ containment of documents", 1997). For each of 128 hash functions the signature h
 extra `[near]`). The fraction of values in which two signatures agree estimates the similarity s with a standard
 deviation of sqrt(s (1 - s) / 128), 0.035 at s = 0.8.
 
-Signatures are split into b bands of r values. Documents that agree in a complete band are compared, each pair with
-probability 1 - (1 - s^r)^b (Lee et al., arXiv 2107.06499, section 4.2 and appendix A). A document is dropped if its
+Signatures are split into b bands of r values. Two documents are compared if they agree in all values of a band, which
+has probability 1 - (1 - s^r)^b (Lee et al., arXiv 2107.06499, section 4.2 and appendix A). A document is dropped if its
 signature agrees with the signature of an earlier kept document in at least the fraction `threshold` of the values. So
-the first document of each cluster is kept, and a chain of small changes is not followed beyond the threshold. r is the
-largest power of two at which a pair right at the threshold is compared with a probability of at least 0.9:
+the first document of each cluster is kept, and no document is dropped for its similarity to a dropped document. r is
+the largest power of two (at most 16) for which a pair with s = `threshold` is compared with a probability of at least
+0.9, or 1:
 
     threshold        r    b
     under 0.188      1  128
@@ -35,7 +36,7 @@ from gangline_dataloader.order.permutation import U64, mix
 PERMUTATIONS = 128
 WORDS = 5  # words of a shingle
 SEED = 42  # seed of the hash functions
-FOUND = 0.9  # minimum fraction of the pairs right at the threshold that are compared
+FOUND = 0.9  # minimum probability of comparing a pair whose similarity is the threshold
 _WORD = re.compile(r"\w+")
 _SPACED = bytes(byte if _WORD.match(chr(byte)) else 32 for byte in range(128)).ljust(256)  # as _WORD, twice as fast
 _EMPTY = np.iinfo(np.uint32).max  # all values of the signature of a document without words
@@ -110,7 +111,7 @@ def mark_near_unique(
 
 
 def _compute_band_keys(signatures: np.ndarray, threshold: float) -> np.ndarray:
-    """Compute the band keys of signatures, (n, 128) uint32 -> (n, bands) uint64: hashes of a band and its number."""
+    """Compute the band keys of signatures, (n, 128) uint32 -> (n, bands) uint64: a hash of each band's values."""
     bands, places = choose_bands(threshold)
     cut = np.asarray(signatures).reshape(-1, bands, places)
     keys = np.broadcast_to(np.arange(bands, dtype=U64), cut.shape[:2]).copy()

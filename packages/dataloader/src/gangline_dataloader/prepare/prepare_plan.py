@@ -1,4 +1,4 @@
-"""The plan of a `prepare` call, in a file below the store, so that any process on any machine can do part of the work.
+"""The plan of a `prepare` call, in a file below the store, so that any process on any machine can do a work item.
 
     OUT/.prepare/plan.json             inputs, options, shards that the store had before, and the identity of the folder
                                        `validation` once this call makes it
@@ -31,12 +31,12 @@ from gangline_dataloader.store.durable import replace_json
 from gangline_dataloader.store.manifest import FILE, VALIDATION, Manifest
 
 WORK = ".prepare"  # working folder below the store
-SPLITS = ("", VALIDATION)  # folders below the store, each a store of its own
+SPLITS = ("", VALIDATION)  # folders of the train and validation split, relative to the store; each is a store
 PLAN = "plan.json"
-SUBMITTED = "submitted.json"  # ids of the cluster jobs that carry the plan out
+SUBMITTED = "submitted.json"  # ids of the Slurm jobs that execute the plan
 FILES_OF_TOKENIZER = ("tokenizer.json", *BESIDE)
-_FILE_OF_PART = re.compile(r"shard-\d+(\.ends|\.loss)?\.npy|\..*\.part")  # files of a part without a manifest
-MADE = "validation"  # in PLAN: identity of the folder `validation` that the call makes; null before its first write
+_FILE_OF_PART = re.compile(r"shard-\d+(\.ends|\.loss)?\.npy|\..*\.part")  # files of a part that has no manifest
+MADE = "validation"  # key in PLAN: identity of the folder `validation` that the call makes, or null
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class PreparePlan:
 def begin_plan(
     store: Path, identity: str, settings: Settings, engine: str, files: Sequence[Input], append: bool
 ) -> PreparePlan:
-    """Begin a call: write its plan and return it, with the recorded base if an equal call was interrupted.
+    """Write the plan of a call and return it. If an equal call was interrupted, the plan has the base of that call.
 
     Raises UserError if the store lacks its validation part, or has a folder `validation` that is not its own.
     """

@@ -2,7 +2,7 @@
 
 gopher             Rae et al., arXiv 2112.11446, table A1, quality
 gopher_repetition  table A1 of the Gopher paper, repetition
-c4                 Raffel et al., arXiv 1910.10683, section 2.2, without its list of words
+c4                 Raffel et al., arXiv 1910.10683, section 2.2, without its list of bad words
 fineweb            Penedo et al., arXiv 2406.17557, section 3.6
 """
 
@@ -71,7 +71,7 @@ def apply_gopher_repetition(text: str) -> str | Dropped:
 
 
 def apply_c4(text: str) -> str | Dropped:
-    """Keep the lines that are sentences: five words or more, a final mark, no "javascript"; or drop the text.
+    """Keep the lines that are sentences: five words or more, final punctuation, no "javascript"; or drop the text.
 
     A text is dropped for a curly bracket, "lorem ipsum", or fewer than three sentences in its kept lines.
     """
@@ -105,7 +105,7 @@ def apply_fineweb(text: str) -> str | Dropped:
 
 
 def _count_duplicates(parts: Sequence[str]) -> tuple[int, int]:
-    """Count the parts that repeat an earlier part, and their characters."""
+    """Count the lines or paragraphs that repeat an earlier one, and their characters."""
     again = Counter(parts)
     return len(parts) - len(again), sum((count - 1) * len(part) for part, count in again.items())
 
@@ -119,7 +119,7 @@ def _count_top_ngram(words: Sequence[str], n: int) -> int:
 def _count_repeated(words: Sequence[str], n: int) -> int:
     """Count the characters of words in n-grams that repeat an earlier n-gram, each word once."""
     grams: set[tuple[str, ...]] = set()
-    characters, covered = 0, 0  # covered: end of the words that are counted
+    characters, covered = 0, 0  # covered: end of the words counted so far
     for start in range(len(words) - n + 1):
         gram = tuple(words[start : start + n])
         if gram in grams:

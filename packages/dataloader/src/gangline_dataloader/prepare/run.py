@@ -6,8 +6,7 @@
     store   move shards into the store, write the manifest      one
 
 Each stage writes its result below the store, so another process on another machine may run the next stage
-(`prepare.cluster`). No work item is repeated, and the bytes do not depend on the process that did the
-work.
+(`prepare.cluster`). No finished work item is repeated, and the bytes do not depend on the process that did the work.
 """
 
 from __future__ import annotations
@@ -61,10 +60,10 @@ def prepare(
 
 @dataclass(frozen=True)
 class OlderIdentity:
-    """The identity of a call in stores that were prepared before names and sources were part of the identity.
+    """The identity of a call in stores that were prepared before the identity covered file names and sources.
 
     hash     result of `Settings.compute_older_identity`
-    sources  arguments of the command line; with the paths of the files they give the names
+    sources  command-line arguments of the files; with the paths of the files they determine the names
     """
 
     hash: str
@@ -111,9 +110,9 @@ def remove_unused(folder: Path, made: Sequence[Path]) -> None:
     """Remove the plan of a call that failed before it wrote anything else, and the directories `made` for it."""
     work = folder / WORK
     parts = any(path.name != PLAN for path in work.rglob("*"))
-    if (folder / FILE).exists():  # the plan identifies the validation part of a killed call
+    if (folder / FILE).exists():  # keep a plan that identifies the validation part of a killed call
         marks = (folder / VALIDATION).exists() and not read(folder).held_out
-    else:  # next to other files, the plan marks the folder as a folder of prepare
+    else:  # keep the plan next to other files: it shows that prepare made the folder
         marks = any(path != work for path in folder.iterdir())
     if not parts and not marks:
         shutil.rmtree(work, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Settings that determine the bytes of a prepared store; other options, such as the number of workers, must not."""
+"""Settings that determine the bytes of a prepared store; other options, such as --workers, must not affect them."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ from gangline_dataloader.store.write import SHARD_TOKENS
 
 BYTES = "bytes"
 BESIDE = ("tokenizer_config.json", "special_tokens_map.json", TEMPLATE)  # files next to a tokenizer.json
-# Version of --clean, --language and --replace, raised when a rule changes its result. Plans and stores record it: with
-# another version a killed call restarts and --append is refused. 1: not recorded. 2: characters are composed last.
+# Version of the rules of --clean, --language and --replace, incremented when the result of a rule changes. Plans and
+# stores record it; with another version, a killed call restarts from scratch and --append is refused.
+# 1: not recorded. 2: Unicode characters are composed (NFC) after control characters are removed.
 RULES_VERSION = 2
 CODEC_OPTIONS = ("--tokenizer ", "--end-of-text ")  # names of the codec's options in messages
 TIKTOKEN, TOKENIZERS = ENGINES = ("tiktoken", "tokenizers")
@@ -137,7 +138,7 @@ class Settings:
         if self.near is not None and not 0 < self.near <= 1:
             raise UserError(
                 f"--near-duplicates {self.near} must be greater than 0 and at most 1.",
-                "--near-duplicates is the minimum Jaccard similarity of two near-duplicates; 0.8 is usual.",
+                "--near-duplicates is the minimum Jaccard similarity of two near-duplicates, typically 0.8.",
             )
         if self.near is not None and not self.exact:
             raise UserError(

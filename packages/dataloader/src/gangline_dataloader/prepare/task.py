@@ -45,7 +45,7 @@ class Count:
     tokens: int = 0
     nbytes: int = 0  # bytes of kept text, after cleaning
     dropped: dict[str, int] = field(default_factory=dict)  # reason -> number of documents
-    replaced: dict[str, int] = field(default_factory=dict)  # kind (`prepare.private`) -> count before deduplication
+    replaced: dict[str, int] = field(default_factory=dict)  # kind of replaced text -> replacements before deduplication
 
     def add(self, other: Count) -> None:
         for name in ("files", "documents", "kept", "tokens", "nbytes"):
@@ -68,7 +68,7 @@ class Finished:
 
     tokens: Path
     rows: Path
-    signatures: Path  # exists with near-deduplication
+    signatures: Path  # written only with near-deduplication
     counts: dict[str, Count]
 
 

@@ -29,7 +29,7 @@ class GrowingSource(WindowSource, ABC):
 
 
 class GrowingWindowSource(GrowingSource):
-    """A growing store in windows of T tokens, split at any token."""
+    """A growing store in windows of T tokens, regardless of document boundaries."""
 
 
 class GrowingPackedSource(PackedSource, GrowingSource):
@@ -39,7 +39,7 @@ class GrowingPackedSource(PackedSource, GrowingSource):
 class MixedSource(WindowSource, ABC):
     """A mixture of stores whose weights may change from the next sample on.
 
-    Sources without a weight so far may be added, and each store may grow, as with GrowingSource.
+    A source may be added if the samples read so far gave it no weight. Each store may grow, as with GrowingSource.
     """
 
     def continues(self, fingerprint: str, cursor: int, state: dict[str, Any]) -> bool:
@@ -69,7 +69,7 @@ class MixedSource(WindowSource, ABC):
 
 
 class MixedWindowSource(MixedSource):
-    """A mixture in windows of T tokens, split at any token."""
+    """A mixture in windows of T tokens, regardless of document boundaries."""
 
 
 class MixedPackedSource(PackedSource, MixedSource):

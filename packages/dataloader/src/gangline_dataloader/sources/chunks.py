@@ -1,6 +1,6 @@
 """Chunks of steps that are read together: the samples of a chunk, and its split into microbatches.
 
-To wake a thread, or to run a DALI pipeline, for every single step would cost as much as to read the step's tokens.
+Waking a thread or executing a DALI pipeline for every step would cost as much as reading the step's tokens.
 
 B sequences of a microbatch, T tokens, N rows of a chunk
 """
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 CHUNK = 1 << 22  # maximum tokens of a chunk, unless a single step has more; three chunks are in memory
 GROUP = 4  # number of chunks that are located in one call, which costs as much as a call for one chunk
-PATIENCE = 5.0  # seconds; a chunk that fails later ran into a fetch timeout, and its steps are not retried singly
+# maximum seconds until a failure after which the steps of a chunk are read one by one; a later failure is probably a
+# fetch timeout
+PATIENCE = 5.0
 
 
 class StepChunks:
@@ -53,7 +55,7 @@ class StepChunks:
         """Read the next chunk into `memory(number of rows)`.
 
         If a step cannot be read, returns the steps before that step, and the next call raises the error. Raises the
-        error at once for the first step, and for a chunk that failed after `PATIENCE` seconds.
+        error at once if the first step cannot be read, or if the chunk failed after more than `PATIENCE` seconds.
         """
         if self._failed is not None:
             raise self._failed
@@ -77,7 +79,7 @@ class StepChunks:
         return self.source.fill(numbers[:good], memory(good))
 
     def _locate_samples(self, chunk: int, numbers: np.ndarray) -> RowPlace | None:
-        """Return source, epoch and row of a chunk's samples (N,), for `GROUP` chunks at once; None: left to `fill`."""
+        """Locate a chunk's samples (N,), for `GROUP` chunks at once; None: `WindowSource.fill` locates them."""
         if self.source.distant or chunk < self._grown or self.source.order.end is not None:
             return None
         if chunk not in self._places:

@@ -2,8 +2,8 @@
 
 Bavarian et al., arXiv 2207.14255, section 3: a document is split at two random offsets into prefix, middle and suffix,
 and becomes PRE prefix SUF suffix MID middle (PSM), or, for a fraction of the documents, PRE SUF suffix MID prefix
-middle (SPM). The three marks (sentinel tokens) replace the last three tokens of the document, which keeps its
-length. All tokens of the document contribute to the loss.
+middle (SPM). The three sentinel tokens replace the last three tokens of the document, so that its length stays the
+same. All tokens of the document contribute to the loss.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Infill:
 
     rate         fraction of the documents that are rearranged
     spm_rate     fraction of the rearranged documents in the order SPM
-    marks        tokens PRE, MID and SUF
+    marks        sentinel tokens PRE, MID and SUF
     end_of_text  token after each document; None: no token
     key          seed and split
     """
@@ -77,7 +77,7 @@ class Infill:
         return mix(hashed + self._keys[2 + which])
 
     def _rearrange(self, tokens: np.ndarray, first: int, second: int, suffix_first: bool) -> None:
-        """Rearrange a document (n,) in place, split at `first` and `second`; marks replace the last three tokens."""
+        """Rearrange a document (n,) in place, split at `first` and `second`; its last three tokens are lost."""
         text = tokens[:-MARKS].copy()
         suffix = len(text) - second
         if suffix_first:
@@ -97,7 +97,7 @@ def _scale_to_fraction(draws: np.ndarray) -> np.ndarray:
 
 
 def get_mark_tokens(names: Sequence[str], store: str, ids: Sequence[int | None]) -> list[int]:
-    """Return the tokens of the three marks. Raises UserError if a mark is missing or two marks are equal."""
+    """Return the ids of the three sentinel tokens. Raises UserError if one is missing or two are equal."""
     tokens = [one for one in ids if one is not None]
     if len(names) != MARKS or len(tokens) != MARKS or len(set(tokens)) != MARKS:
         missing = [name for name, one in zip(names, ids, strict=False) if one is None]
@@ -113,7 +113,8 @@ def get_mark_tokens(names: Sequence[str], store: str, ids: Sequence[int | None])
 def build_infill(config: SequenceConfig, stores: Sequence[Tokens], seed: int, split: Split) -> Infill | None:
     """Build fill-in-the-middle for stores that share a tokenizer; None if it is off, or for the validation split.
 
-    Raises UserError if the tokenizer lacks the marks, or a store has a loss mask, which would not match moved tokens.
+    Raises UserError if the tokenizer lacks the sentinel tokens, or a store has a loss mask: it would not match the
+    rearranged tokens.
     """
     if not config.fim_rate or split != "train":
         return None

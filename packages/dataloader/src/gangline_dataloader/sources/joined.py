@@ -1,4 +1,8 @@
-"""The order of sources with several parts: a complete store as validation set also has its validation part."""
+"""Sample order of sources with several parts.
+
+With data.validation_fraction=1, the validation set of a store with a validation part has two parts: the store's own
+rows and the rows of its validation part.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ from gangline_dataloader.sources.windows import SampleOrder
 
 
 class JoinedOrder:
-    """An order over the parts of sources: the rows of a source are numbered through its parts, one after another."""
+    """An order of sources with several parts: a source's rows are the rows of its first part, then of the next part."""
 
     end: int | None = None
 
@@ -38,5 +42,5 @@ class JoinedOrder:
 
 
 def join_groups(order: SampleOrder, groups: Sequence[Sequence[SplitRows]]) -> SampleOrder:
-    """Return the order of the parts in `groups`; `order` is the order of the groups, each as one source."""
+    """Return an order over the parts of all `groups`, made from `order`, in which each group is one source."""
     return order if all(len(parts) == 1 for parts in groups) else JoinedOrder(order, groups)

@@ -1,7 +1,7 @@
 """The parts and the sample order of `data=mix`, built from its options, with the checks of these options.
 
-A run trains on the weighted mixture. It validates on the validation splits of the stores, with the first weights, each
-sequence once: when one store is used up, the other stores share its weight, until all stores are used up.
+A run trains on the weighted mixture. It validates on the validation splits of the stores, with the weights of the first
+stage, and reads each sequence once. When a store is used up, the other stores share its weight, until all are used up.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class TrainOrder:
         return self.mixture(numbers)
 
     def resume_after(self, sizes: Mapping[str, Sequence[Sequence[int]]], cursor: int) -> TrainOrder:
-        """Return the order of a run whose sources had `sizes` up to sample `cursor`."""
+        """Return this order for a run that resumes at `cursor`, and whose sources had `sizes` up to there."""
         return TrainOrder(self.mixture.resume_after(sizes, cursor))
 
 
@@ -136,7 +136,7 @@ def _get_manifest(part: SplitRows) -> Manifest:
 
 
 def make_stages(config: MixConfig, rows: Mapping[str, int]) -> list[WeightStage]:
-    """Make the stages of weights from data.weights and data.stages; `rows`: rows by source, the default weights.
+    """Make the stages of weights from data.weights and data.stages; `rows`: number of rows by source.
 
     Raises UserError for invalid weights or stages.
     """

@@ -70,7 +70,7 @@ def find_first_sample(lines: Iterable[Attempt], step: int, batch: BatchSection) 
         return attempts.find_next_cursor(lines, cursor, batch.get_size)
     size = batch.global_size
     for first, end in sorted((line.skipped_from, line.skipped_from + line.skipped) for line in lines if line.skipped):
-        whole = max(0, (first - cursor) // size)  # batches before the skipped samples
+        whole = max(0, (first - cursor) // size)  # number of full batches before the skipped samples
         if steps_left < whole:
             break
         if cursor < end:

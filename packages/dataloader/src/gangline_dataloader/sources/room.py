@@ -1,4 +1,4 @@
-"""Check that the shards a shuffle needs at once fit into the cache of remote stores."""
+"""Check that the shards of remote stores that a shuffle needs at once fit into the shard cache."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ def count_needed_bytes(
 
 
 def compute_max_bytes(ends: np.ndarray, nbytes: np.ndarray, stretch: int) -> int:
-    """Compute the maximum bytes of the shards that hold any `stretch` adjacent items.
+    """Compute the maximum total bytes of the shards that hold `stretch` adjacent items, over all first items.
 
     ends    (S,) int64, ascending: shard k ends before item number ends[k]
     nbytes  (S,) int64: bytes of each shard
     """
     up_to = np.concatenate([[0], np.cumsum(nbytes)])
-    stop = np.minimum(ends - 1 + stretch, ends[-1])  # end of the stretch from the last item of each shard on
+    stop = np.minimum(ends - 1 + stretch, ends[-1])  # end of a stretch from each shard's last item on
     return int((up_to[np.searchsorted(ends, stop) + 1] - up_to[:-1]).max())

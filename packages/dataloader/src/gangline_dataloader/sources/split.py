@@ -59,7 +59,7 @@ class SplitRows:
         )
 
     def get_identity(self) -> list[str | float]:
-        """Return the JSON value that determines the rows: [name, share, store identity, any plan identity]."""
+        """Return the JSON value that determines the rows: [name, share, store identity, plan identity if any]."""
         plan = [] if self.plan is None else [self.plan.plan.compute_identity()]
         return [self.name, self.share or 0, self.store.identity, *plan]
 
@@ -90,7 +90,7 @@ class SplitRows:
 
 
 def count_held_out(up_to: np.ndarray, share: float) -> np.ndarray:
-    """Count the rows held out at the end of each shard, (S,); `up_to` (S,): rows up to the end of each shard.
+    """Count the rows held out at the end of each shard, (S,); `up_to` (S,): cumulative rows at the end of each shard.
 
     The count of a shard depends only on the shards up to it, so that no row changes its split when shards are appended.
     """

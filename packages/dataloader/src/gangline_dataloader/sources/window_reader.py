@@ -1,4 +1,4 @@
-"""Batch reader that prefetches many steps at once in a thread, with the bytes and order of `WindowSource.sample`."""
+"""Batch reader that prefetches many steps at once in a thread, with bytes and order as in `WindowSource.sample`."""
 
 from __future__ import annotations
 

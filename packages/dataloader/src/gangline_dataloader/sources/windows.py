@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from gangline_dataloader.store.tokens import Tokens
 
 AHEAD = 1024  # samples that are located in one call: a call for one sample costs as much as a call for hundreds
-MANY = 256  # minimum number of samples for which locating them directly costs less than by cached blocks
+MANY = 256  # minimum number of samples for which locating them directly is faster than by cached blocks
 
 
 MakeReader = Callable[["WindowSource", ReadPlace], BatchReader]
@@ -175,7 +175,7 @@ class WindowSource(DataSource, ABC):
         name = self.stores[int(place.source[row])].name
         raise UserError(
             f"{name} contains token {tokens[row].max()}, outside its vocabulary of {store.vocab_size} tokens.",
-            f"The token is in row {place.row[row]}, in rows of {self.sequence_length} tokens: a file is damaged.",
+            f"The token is in row {place.row[row]} of {self.sequence_length}-token rows. A file is damaged.",
             f"gangline data verify {name}",
         )
 
@@ -242,7 +242,7 @@ class WindowSource(DataSource, ABC):
         at: np.ndarray,
         learnt: bool = False,
     ) -> None:
-        """Copy tokens [start, stop) of stores `source` (n,), or if `learnt` loss masks, to `out` (M,) at `at` (n,)."""
+        """Copy tokens [start, stop) of stores `source` (n,), if `learnt` the loss mask, to `out` (M,) at `at` (n,)."""
         for store, here in self._group_by_store(source):
             copy = store.copy_learnt if learnt else store.copy
             copy(starts[here], stops[here], out, at[here])

@@ -18,7 +18,7 @@ CLOSED = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 @contextmanager
 def explain_write_errors(folder: Path) -> Iterator[None]:
-    """Raise UserError in place of an OSError in the block, if the disk of `folder` is full or it cannot be written."""
+    """Raise UserError in place of an OSError in the block, if the disk of `folder` is full or not writable."""
     try:
         yield
     except OSError as error:

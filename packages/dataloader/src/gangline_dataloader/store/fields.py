@@ -1,4 +1,4 @@
-"""Checked reading of untrusted JSON, field by field, with errors that name the wrong field. Torch-free."""
+"""Checked reading of untrusted JSON, field by field, with errors that name the invalid field. Torch-free."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ class RemoteFiles(StoreFiles):
 
 @contextmanager
 def open_store_files(place: str) -> Iterator[StoreFiles]:
-    """Open the files of a store in a directory or behind a URL, of which one shard file at a time is copied locally.
+    """Open the files of a store in a directory or behind a URL; from a URL one shard file at a time is copied locally.
 
     Raises UserError if there is no store behind the URL.
     """

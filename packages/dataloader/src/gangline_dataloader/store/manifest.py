@@ -1,4 +1,4 @@
-"""manifest.json, the index of a token store. It is written last, so that a folder with one is complete. Torch-free.
+"""manifest.json, the index of a token store, written last: a folder with a manifest is complete. Torch-free.
 
     {"format": "gangline-tokens", "version": 1, "dtype": "<u2", "vocab_size": 32000,
      "tokenizer": {"kind": "tokenizer.json", "identity": "9f...", "file": "tokenizer.json", "end_of_text": 0,
@@ -8,8 +8,9 @@
      "sources": {...}, "report": {...}, "learnt_rule": null, "held_out": true, "validation": "b1...",
      "checksum": "5d..."}
 
-Shard number 3 is shard-00003.npy, with shard-00003.ends.npy next to it. The lists are columns, because a store of 10^12
-tokens has 15,000 shards and is opened before every run.
+Shard number 3 is shard-00003.npy, with shard-00003.ends.npy next to it. Each list of `shards` has an entry for each
+shard. Lists are faster to read than an object for each shard: a store of 10^12 tokens has 15,000 shards and is opened
+before every run.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Shards:
     xxh3: list[str] = field(default_factory=list)
     ends_xxh3: list[str] = field(default_factory=list)
     loss_xxh3: list[str] = field(default_factory=list)  # empty in a store without conversations
-    pieces_xxh3: list[str] = field(default_factory=list)  # empty if the first shards of the store have none
+    pieces_xxh3: list[str] = field(default_factory=list)  # empty if the store's first shard has none
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -73,17 +74,17 @@ class Shards:
 
 
 def name_tokens_file(number: int) -> str:
-    """Name the file of a shard's tokens."""
+    """Return the name of the file with a shard's tokens."""
     return f"shard-{number:05d}.npy"
 
 
 def name_ends_file(number: int) -> str:
-    """Name the file of a shard's document ends."""
+    """Return the name of the file with a shard's document ends, as exclusive token offsets in the shard."""
     return f"shard-{number:05d}.ends.npy"
 
 
 def name_loss_file(number: int) -> str:
-    """Name the file of a shard's loss mask, uint8, in stores of conversations."""
+    """Return the name of the file with a shard's loss mask, uint8, in stores of conversations."""
     return f"shard-{number:05d}.loss.npy"
 
 
@@ -131,7 +132,7 @@ class Manifest:
         return replace(self, shards=Shards(**columns))
 
     def match_prefix(self, identity: str) -> int | None:
-        """Return the number of first shards that make the store with that identity; None: no prefix does."""
+        """Return how many of the first shards make a store with that identity; None: no number does."""
         digest = self._make_digest("")
         for number, line in enumerate(self._format_lines()):
             digest.update(line.encode())

@@ -70,7 +70,7 @@ def compute_sampled_checksum(path: Path) -> str:
 def map_vector(
     path: Path, dtype: str, length: int, xxh3: str | None = None, pieces_xxh3: str | None = None
 ) -> np.ndarray:
-    """Map the vector (length,) in a file into memory, read-only. Raises UserError like `map_file`, or for other bytes.
+    """Map the vector (length,) in a file into memory, read-only. Raises UserError like `map_file`, or for damage.
 
     xxh3         checksum of all bytes; None: not verified
     pieces_xxh3  sampled checksum, verified instead if the file has more than WHOLE bytes; None: unknown

@@ -51,10 +51,10 @@ class StoreTokens(Sharded, ABC):
 
     @abstractmethod
     def find_file_sizes(self, names: Sequence[str]) -> dict[str, int | None]:
-        """Find the actual bytes of files of the store; None for a missing file. Files of unknown size are left out."""
+        """Find the actual sizes of files in bytes; None for a missing file. Files of unknown size are left out."""
 
     def get_expected_sizes(self) -> dict[str, int]:
-        """Return the bytes of each file of the shards by name, as the manifest says."""
+        """Return the size in bytes of each shard file by name, as the manifest says."""
         sizes, shards = {}, self.manifest.shards
         for number, (tokens, documents) in enumerate(zip(shards.tokens, shards.documents, strict=True)):
             sizes[name_tokens_file(number)] = compute_file_size(self.dtype, tokens)

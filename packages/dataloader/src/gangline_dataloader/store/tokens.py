@@ -1,4 +1,4 @@
-"""A corpus as one long vector of tokens over its shards: copies of windows, and document ends.
+"""A corpus as one vector of tokens across its shards, with methods that copy windows and find document ends.
 
 N rows (windows), T tokens of a sequence. Independent of seeds, epochs and ranks.
 """
@@ -51,13 +51,13 @@ class Tokens(ABC):
 
     @abstractmethod
     def find_borders(self, starts: np.ndarray, length: int, at: np.ndarray) -> np.ndarray:
-        """Find document ends in windows (start, start + length] (N,): at + (end - start), ascending (n,) int64."""
+        """Find document ends in windows (start, start + length] (N,); return at + end - start, ascending (n,) int64."""
 
     def announce(self, starts: np.ndarray) -> None:
         """Announce the starts of windows that will be read soon, so that a remote store prefetches their shards."""
 
     def look_again(self) -> None:
-        """Look again, from time to time, whether files have changed since they were opened. Raises UserError if so."""
+        """Check from time to time whether files have changed since they were opened. Raises UserError if so."""
 
     def find_document(self, token: int) -> int | None:
         """Find the number of the document that a token is in, counted from 0; None if it is unknown."""
@@ -69,7 +69,10 @@ class Tokens(ABC):
         return [] if first is None or last is None else list(range(first, last + 1))
 
     def compute_ends(self) -> np.ndarray:
-        """Return the tokens up to the end of each shard, (S,) int64; a corpus that cannot grow counts as one shard."""
+        """Return the cumulative number of tokens at the end of each shard, (S,) int64.
+
+        A corpus that cannot grow counts as one shard.
+        """
         return np.array([self.total], np.int64)
 
     def count_rows(self, length: int) -> int:
@@ -80,7 +83,7 @@ class Tokens(ABC):
 class Sharded(Tokens):
     """Tokens in consecutive shards; a method of the subclass opens a shard when the shard is first read.
 
-    lengths  tokens of each shard
+    lengths  number of tokens of each shard
     keep     maximum number of shards that are open at a time; None: all, for mapped files
     """
 
@@ -202,7 +205,10 @@ class Sharded(Tokens):
 
 
 def _count_before(ends: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """Count the ascending `ends` up to each of `places`, cast to the dtype of `ends`, or numpy would copy `ends`."""
+    """Return the number of the ascending `ends` that are at most each of `places`.
+
+    `places` is cast to the dtype of `ends`, because numpy would otherwise copy `ends`.
+    """
     return np.searchsorted(ends, places.astype(ends.dtype), side="right")
 
 
@@ -217,7 +223,7 @@ def copy_pieces(data: np.ndarray, starts: np.ndarray, lengths: np.ndarray, out: 
 
 
 def copy_rows(data: np.ndarray, starts: np.ndarray, length: int, out: np.ndarray, rows: np.ndarray) -> None:
-    """Copy data[start:start + length] to row `rows[i]` of `length` in `out`, for each of n windows.
+    """Copy data[start:start + length] to row `rows[i]` of `out` (rows of `length` tokens), for each of n windows.
 
     A window is viewed as one item of many bytes, which fancy indexing copies fastest. Indexing has no `out` argument,
     so windows are copied in batches that fit the CPU cache. (np.take has `out`, but first copies all of `data`.)

@@ -12,11 +12,11 @@ from gangline_dataloader.store.npy import compute_checksum, format_verify_comman
 
 EVERY = 60.0  # maximum seconds between two checks; a check makes a file system call for each file
 OFTEN = 1.0  # minimum seconds between two checks
-COST = 0.01  # maximum fraction of the time for checks, unless they are EVERY seconds apart
+COST = 0.01  # maximum fraction of the time spent on checks, except at the maximum interval EVERY
 
 
 class WatchedFiles:
-    """Watcher of files: compares sizes and times of change every second, or at least every minute if checks are slow.
+    """Watcher of files: compares sizes, mtimes and ctimes every second, or at least every minute if checks are slow.
 
     A changed size is an error. If mtime or ctime has changed, the checksum is verified; without a checksum, a changed
     mtime is an error and ctime is ignored. A mapped file that is truncated between a check and a read ends the process
@@ -49,7 +49,7 @@ class WatchedFiles:
             self._look_at(path)
 
     def look(self) -> None:
-        """Check all files if the interval has passed. Raises UserError if a file has changed, and at later calls."""
+        """Check all files if the interval has passed. Raises UserError if a file has changed, also later."""
         if self._changed is not None:
             raise self._changed
         if (now := time.monotonic()) < self._next:

@@ -30,7 +30,7 @@ def open_tokens(path: str | Path, vocab_size: int, column: str | None = None) ->
     """Open the tokens in a file or folder; reading a token outside the vocabulary raises UserError.
 
     column  MDS, Arrow and Parquet: name of the column, NAME:DTYPE for raw bytes; raw .bin: :DTYPE (uint16, uint32,
-            int32, int64); None: the usual column or dtype
+            int32, int64); None: the default column or dtype
     Raises UserError if the file or its index is damaged, or the column is missing.
     """
     from gangline_dataloader.store.foreign import arrow, mds, megatron, plain

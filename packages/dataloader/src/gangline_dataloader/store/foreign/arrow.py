@@ -23,7 +23,7 @@ from gangline_dataloader.store.foreign.vector import ForeignTokens, sample
 from gangline_dataloader.store.watch import WatchedFiles
 
 KEPT = 32  # maximum number of decoded Parquet row groups in memory
-PROBED = 1 << 22  # maximum number of mask values to check; of more, only three parts of each column are checked
+PROBED = 1 << 22  # maximum number of mask values to check; if there are more, three parts of each column
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,10 @@ def open_tokens(path: Path, vocab_size: int, column: str | None) -> ArrowTokens:
 
 
 def _select_probes(masks: list[_Mask]) -> list[_Mask]:
-    """Select the masks to check: all if cheap, else masks with statistics, and three other parts of each column."""
+    """Select the masks to check: all, or if they have more than `PROBED` values without statistics, a sample.
+
+    The sample has all masks with statistics, and the first, middle and last of the other masks of each column.
+    """
     known_masks, unknown = [one for one in masks if not one.values], [one for one in masks if one.values]
     if sum(one.values for one in unknown) > PROBED:
         by_name = [[one for one in unknown if one.name == name] for name in UNTRAINED]

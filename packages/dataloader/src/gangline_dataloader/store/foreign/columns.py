@@ -12,7 +12,7 @@ UNTRAINED = {"attention_mask": 0, "loss_mask": 0, "completion_mask": 0, "assista
 
 
 def choose_column(name: str, columns: Sequence[str], option: str | None) -> str:
-    """Choose the column `option`, else the usual or only column. Raises UserError if there is no such column."""
+    """Choose the column `option`, else the default or only column. Raises UserError if there is no such column."""
     if option is None:
         candidates = [one for one in USUAL if one in columns] or (list(columns) if len(set(columns)) == 1 else [])
         if candidates:

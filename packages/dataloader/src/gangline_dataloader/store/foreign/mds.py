@@ -1,7 +1,7 @@
 """MosaicML's MDS (streaming): a folder with index.json and shards. Layout of a shard (little-endian):
 
-uint32 number of samples n, uint32 (n + 1,) start of each sample and size of the file, JSON, then the samples. A sample
-is uint32 size of each column without a fixed size, then the columns, in the order of the index.
+uint32 number of samples n, uint32 (n + 1,) byte offset of each sample, then of the end of the file, JSON, samples. A
+sample is the uint32 size of each column without a fixed size, then the columns, in the order of the index.
 
 A column of tokens is `ndarray:DTYPE:T`, `ndarray:DTYPE`, `ndarray`, or `bytes`, whose dtype comes from
 data.column=NAME:DTYPE. Each sample is a document. If the index has a hash of a shard, the hash is verified when
@@ -46,7 +46,7 @@ class _ShardLayout:
 
 
 class MdsTokens(ForeignTokens):
-    """The tokens of all MDS samples, one after another. A shard's tokens are joined in memory when it is read."""
+    """The tokens of all MDS samples, one after another. Reading a shard joins its tokens in memory."""
 
     def __init__(
         self, folder: Path, layouts: list[_ShardLayout], dtype: np.dtype, vocab_size: int, watched: WatchedFiles

@@ -1,8 +1,8 @@
 """Megatron-LM's indexed dataset: tokens in NAME.bin, and an index in NAME.idx (little-endian, without padding):
 
 9 bytes magic, uint64 version (1), uint8 dtype, uint64 sequences S, uint64 document boundaries D,
-int32 (S,) tokens of each sequence, int64 (S,) its first byte in the .bin, int64 (D,) first sequence of each
-document, the last entry is S; int8 (S,) modes if there are several
+int32 (S,) tokens of each sequence, int64 (S,) byte offset of each sequence in the .bin, int64 (D,) first sequence of
+each document, with S as last entry; int8 (S,) modes if there are several
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ def open_tokens(file: Path, vocab_size: int, column: str | None) -> Vector:
         raise UserError(f"data.column={column} contradicts the header of {file}, which records {np.dtype(dtype)}.")
     expected_size = HEADER + tokens * np.dtype(dtype).itemsize
     if size != expected_size:
-        raise UserError(f"{file} has {size} bytes, and its header records {tokens} tokens, {expected_size} bytes.")
+        raise UserError(f"{file} has {size} bytes, and its header records {tokens} tokens in {expected_size} bytes.")
     return Vector(file, dtype, HEADER, tokens, vocab_size, None)
 
 

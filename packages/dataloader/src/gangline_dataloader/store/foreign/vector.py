@@ -67,13 +67,13 @@ class ForeignTokens(Sharded, ABC):
         return [number for number in map(self.find_document, places) if number is not None]
 
     def get_all_ends(self, shard: int) -> np.ndarray:
-        """Return the ends of all documents of a shard, empty documents included; formats that have some override it."""
+        """Return the ends of all documents of a shard, empty documents included; overridden by some formats."""
         ends = self.shard_ends(shard)
         return np.empty(0, np.int64) if ends is None else ends
 
 
 class Vector(ForeignTokens):
-    """Tokens of a mapped file from byte `offset` on; `ends`: document ends, also of empty ones; None: unknown."""
+    """Tokens of a mapped file from byte `offset` on; `ends`: document ends, also of empty documents; None: unknown."""
 
     def __init__(
         self, file: Path, dtype: str, offset: int, length: int, vocab_size: int, ends: np.ndarray | None

@@ -29,7 +29,7 @@ _NAME = re.compile(r"[0-9a-f]{32}-shard-\d{5,}[\w.-]*\.npy")  # only files with 
 _FETCHED = re.compile(rf"\.{_NAME.pattern}\.\d+")
 
 log = logging.getLogger(__name__)
-_checked: set[tuple[int, int, int, int]] = set()  # device, inode, size, modification time of verified files
+_checked: set[tuple[int, int, int, int]] = set()  # verified files: device, inode, size, modification time
 
 
 class FileCache:
@@ -113,7 +113,7 @@ class FileCache:
         return sorted(files, key=lambda one: (one[0].st_atime, one[1]))
 
     def _make_room(self, size: int) -> None:
-        """Make room for `size` bytes: evict files, and count the files that other processes are fetching."""
+        """Make room for `size` bytes by eviction; files that other processes are fetching count as used space."""
         files = self._list_files(_NAME)
         total_bytes = sum(about.st_size for about, _ in files)
         for about, path in self._list_files(_FETCHED):

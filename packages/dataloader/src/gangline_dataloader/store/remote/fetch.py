@@ -30,7 +30,7 @@ class Remote:
     """Files below a URL. `retries` counts the repeated requests.
 
     deadline  maximum seconds to wait for a file
-    Raises UserError if the URL has no file system.
+    Raises UserError if no file system supports the URL.
     """
 
     def __init__(self, url: str, deadline: float) -> None:
@@ -71,7 +71,7 @@ class Remote:
     def find_file_sizes(self, names: Sequence[str]) -> dict[str, int | None]:
         """Find the sizes of files in bytes; None: missing. Files of unknown size after `LOOK` seconds are left out."""
         listing = self._list()
-        if any(listing.values()):  # a listing without sizes (http) has every link of a page
+        if any(listing.values()):  # a listing without sizes (http) has all links of a page
             return {name: listing.get(name) for name in names}
         sizes: dict[str, int | None] = {}
         until = time.monotonic() + LOOK
@@ -120,7 +120,7 @@ class Remote:
 
         with path.open("wb") as file:
             os.ftruncate(file.fileno(), size)
-            # Each thread has its own descriptor: a late thread must not write to a number that another file has got.
+            # Each thread has its own descriptor: a late thread must not write to a number that another file reuses.
             own = [os.fdopen(os.dup(file.fileno()), "wb") for _ in range(min(AT_ONCE, len(starts)))]
         threads = [threading.Thread(target=work, args=(one,), daemon=True) for one in own]
         for thread in threads:

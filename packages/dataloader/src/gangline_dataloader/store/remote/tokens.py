@@ -89,7 +89,7 @@ class RemoteTokens(StoreTokens):
         return self.cache.open(name, nbytes, xxh3, lambda path: self.remote.fetch(name, nbytes, path))
 
     def announce(self, starts: np.ndarray) -> None:
-        """Prefetch the shards with the tokens `starts`, by threads."""
+        """Prefetch the shards that hold the tokens `starts`, in threads."""
         for shard in np.unique(np.searchsorted(self._starts, starts, side="right") - 1).tolist():
             self._wanted.put(shard)
         with self._changing:
