@@ -162,7 +162,7 @@ def test_checkpoint_is_found_by_relative_path(run, monkeypatch):
     ("words", "said"),
     [
         (["nowhere"], "nowhere does not exist"),
-        (["step-00000003"], "the run of checkpoint step-00000003 is not named"),
+        (["step-00000003"], "no run directory is given for checkpoint step-00000003"),
         (["{run}", "step-00000003"], "no checkpoint step-00000003 found in"),
         (["{run}/checkpoints/step-00000016.2"], "is not a complete checkpoint"),
         (["{run}", "{run}"], "expected one checkpoint"),

@@ -18,16 +18,18 @@ import torch.distributed as dist
 if TYPE_CHECKING:
     from gangline.comm.base import Store
 
-# A wait polls the store. The pause between two polls is a tenth of the time waited so far, so a wait ends at most a
-# tenth late. The pause grows until all ranks together send at most _ASKED requests per second. A poll sends two
-# requests: in a long wait, up to 1,250 ranks poll every quarter of a second, 16,384 ranks every 3.3 s. A store that ran
-# on two cores, together with two clients that only sent requests, answered 30,000 requests per second.
+# A wait polls the store. The pause between two polls is a tenth of the time waited so far, so a wait takes at most a
+# tenth longer than necessary. The pause grows until all ranks together send at most _ASKED requests per second. A poll
+# sends two requests: in a long wait, up to 1,250 ranks poll every quarter of a second, 16,384 ranks every 3.3 s. For
+# comparison, a store that shared two cores with two clients, which only sent requests, answered 30,000 per second.
 _FIRST, _LONGEST = 0.001, 0.25  # first and longest pause between two polls, in seconds
 _SHARE = 0.1
 _ASKED = 10_000  # maximum store requests per second in a long wait, summed over all ranks
-_OTHERS = 1.2  # time-out of the other ranks as a multiple of rank 0's, so that rank 0 names the silent ranks first
+# Time-out of ranks other than 0, as a multiple of the time-out of rank 0. Rank 0 times out first, because only rank 0
+# names the ranks that have not answered.
+_OTHERS = 1.2
 _HEARTBEAT = 0.1  # interval between two heartbeats of a rank, as a fraction of its time-out
-_NAMED = 8  # maximum number of silent ranks that an error message names
+_NAMED = 8  # maximum number of ranks that an error message about missing answers names
 _UNREACHED = 5.0  # maximum seconds for which requests to an unreachable store are retried
 
 T = TypeVar("T")
@@ -102,7 +104,7 @@ class Agreement:
         self.patience = patience and patience * (_OTHERS if rank else 1)
         self._newest = newest
         self._mine: dict[str, Any] = {}
-        self._seen = 0  # number of heartbeats of all ranks at the last check
+        self._seen = 0  # number of heartbeats sent by all ranks together, as read at the last check
         self._next = 0.0  # time of this rank's next heartbeat
 
     def publish(self, key: str, value: Any) -> None:

@@ -167,7 +167,7 @@ class ZarrCheckpointer(Checkpointer):
             try:
                 ids.update(tier.list_ids())
             except OSError as error:
-                starts = not self._number  # a resume must not use an older checkpoint instead
+                starts = not self._number  # no save or load yet: a resume must not fall back to an older checkpoint
                 if starts or not ids:
                     raise make_unreadable_error(tier.store.url, describe_error(error)) from error
                 self._notes.add(f"{tier.store.url} cannot be read: {describe_error(error)}; using the other tiers")
@@ -247,7 +247,8 @@ def _rank_in(registry: Registry) -> int:
 
 def build(config: ZarrCheckpoint, run: Run, store: Store | None) -> ZarrCheckpointer:
     """Build the checkpointer of a run."""
-    if store is not None:  # a new prefix, equal on all ranks: an earlier checkpointer may have left values
+    if store is not None:
+        # An earlier checkpointer of this job may have left keys, so use a new prefix, equal on all ranks.
         number = store.add(f"ckpt/made by {_rank()}", 1)
         store = PrefixedStore(store, f"ckpt/{number}")
     tiers: list[Tier] = [*build_tiers(config, run.job.dir or "")]

@@ -11,7 +11,7 @@ from gangline.config import CheckpointConfig, NonNegativeInt, PositiveFloat, Pos
 if TYPE_CHECKING:
     from gangline.config import Run
 
-SUCCESSOR_SECONDS = 120.0  # seconds for which the keeper of a node whose agent was killed waits for the next agent
+SUCCESSOR_SECONDS = 120.0  # seconds for which a keeper waits for the next agent of its node after the agent was killed
 
 
 @dataclass
@@ -21,17 +21,26 @@ class ZarrCheckpoint(CheckpointConfig):
     file_options: ClassVar[tuple[str, ...]] = ("path", "durable")
 
     path: str | None = None  # directory or URL (s3://...) of the run's checkpoints; null: RUN_DIR/checkpoints
-    keep_last: PositiveInt | None = None  # number of newest checkpoints to keep (1: no fallback if damaged); null: all
-    keep_every: PositiveInt | None = None  # steps between older checkpoints to keep besides the newest ones; null: none
+    # number of newest checkpoints to keep; null: all. With 1, a damaged checkpoint has no older one to fall back to
+    keep_last: PositiveInt | None = None
+    # interval in steps at which older checkpoints are kept, besides the newest keep_last; null: none
+    keep_every: PositiveInt | None = None
     verify: bool = True  # verification of the checksum of every chunk that a load reads
-    memory_every: PositiveInt | None = None  # steps between saves to the memory tier (outlives workers); null: no tier
-    memory_copies: NonNegativeInt = 0  # number of copies of a node's memory tier on other nodes, to survive lost nodes
-    durable: str | None = None  # directory or URL of the durable tier, filled from `path` in the background; null: none
-    durable_every: PositiveInt | None = None  # steps between durable saves, a multiple of `every`; null: every save
+    # steps between saves to the memory tier, which survives killed workers; null: no memory tier
+    memory_every: PositiveInt | None = None
+    # number of other nodes that store a copy of a node's memory tier, to survive lost nodes
+    memory_copies: NonNegativeInt = 0
+    # directory or URL of the durable tier, to which checkpoints are copied in the background; null: no durable tier
+    durable: str | None = None
+    # steps between saves to the durable tier, a multiple of checkpoint.every; null: every save
+    durable_every: PositiveInt | None = None
     durable_keep_last: PositiveInt | None = None  # number of newest checkpoints to keep in the durable tier; null: all
-    durable_keep_every: PositiveInt | None = None  # steps between older durable checkpoints to keep; null: none
-    mtbf_hours: PositiveFloat | None = None  # mean hours between failures, for every=auto; null: measured, 24 at first
-    deadline_seconds: PositiveFloat = 600.0  # maximum seconds for retries of a request to a failing or silent store
+    # interval in steps at which the durable tier keeps older checkpoints, besides durable_keep_last; null: none
+    durable_keep_every: PositiveInt | None = None
+    # mean time between failures (MTBF) in hours, for checkpoint.every=auto; null: estimated from the run, 24 at first
+    mtbf_hours: PositiveFloat | None = None
+    # maximum seconds for which a request is retried if the store fails or does not answer
+    deadline_seconds: PositiveFloat = 600.0
 
     def list_sidecars(self, run: Run) -> list[Sidecar]:
         """Return the sidecar that keeps the memory tier and outlives the workers; [] without a memory tier."""

@@ -29,9 +29,9 @@ ONE = "parallel=single"
 LAYOUTS = {"data parallel": (2, "parallel=ddp"), "sharded by rows": (2, "parallel=rows")}
 HALF, STEPS = 2, 4
 FEW = "batch.global_size=4"
-ROUNDING = 1e-9  # relative, in float64
+ROUNDING = 1e-9  # relative tolerance for results in float64
 
-_straight: dict[str, list[Lived]] = {}  # cached run of one process, by part and settings
+_straight: dict[str, list[Lived]] = {}  # cached results of runs in one process, by part and settings
 
 
 @dataclass

@@ -39,7 +39,7 @@ def _format_names(meshes: object) -> str:
 class CheckpointerSuite(PartSuite):
     """Conformance suite for checkpointers; subclass it with ``choice = "checkpoint=mine"``.
 
-    kills    number of a rank's file changes before which a save is killed; None: before each change
+    kills    number of saves to kill per rank, each before a different file change of the rank; None: one per change
     moments  number of asynchronous saves that are killed, each at a random time
     """
 
@@ -341,7 +341,7 @@ def _renew_token(job: CheckpointerJob) -> CheckpointerJob:
 
 
 def _spread(count: int, at_most: int | None) -> list[int]:
-    """Return `at_most` (None: all) of 0 to count - 1: the last two, around the commit, and others spread evenly."""
+    """Return `at_most` of 0 to count - 1 (None: all): the last two, near the commit, and others evenly spaced."""
     if at_most is None or count <= at_most:
         return list(range(count))
     return sorted(

@@ -44,8 +44,8 @@ class CheckpointerJob:
 def build_registry(mesh: Mesh, large: int = 0) -> Registry:
     """Return a registry of sharded and replicated arrays.
 
-    Matrices sharded by rows, or by rows and columns; a stack of matrices; replicated arrays; a scalar; an array of the
-    last pipeline stage.
+    Matrices sharded by rows, or by rows and columns; stacked matrices (a 3-D array); replicated arrays; a scalar; an
+    array that only the last pipeline stage holds.
     """
     rows = mesh.size("dp_shard")
 
@@ -151,7 +151,7 @@ def save_with(checkpointer: Checkpointer, job: CheckpointerJob, step: int, salt:
     shards = make_shards(registry, salt)
     handle = checkpointer.save(SaveRequest(step), shards, registry, make_document(step, attempt, salt))
     for shard in shards:
-        shard.local.fill_(-2)  # as the next step does; the save must contain the values before
+        shard.local.fill_(-2)  # as the next step would; the save must contain the earlier values
     settled_early = handle.state is SaveState.SETTLED and not handle.visible.done()
     assert not settled_early, "`handle.state` is SETTLED before `handle.visible` is done"
     listed = handle.state not in (SaveState.VISIBLE, SaveState.SETTLED) or handle.id in checkpointer.list()

@@ -11,7 +11,7 @@ from torch import Tensor
 from gangline.runtime import MatrixId
 
 Held = tuple[str, tuple[int, ...], Tensor]  # shard of an array: name, offset, values
-Clipped = tuple[float, list[Held], list[Held]]  # norm by `clip`, gradients before and after it
+Clipped = tuple[float, list[Held], list[Held]]  # norm that `clip` returned, gradients before and after `clip`
 
 
 def assemble(per_rank: Sequence[Iterable[Held]], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
@@ -94,7 +94,7 @@ def compare_clipped(
 def check_mapped_once(
     answers: Sequence[tuple[list[Held], list[MatrixId], dict[MatrixId, int]]], want: Mapping[str, Tensor]
 ) -> None:
-    """Assert that each matrix was mapped once, on its owner, and that all its shards match one process to the bit.
+    """Assert that each matrix was mapped once, on its owner, and that the result is bit-identical to one process.
 
     answers: results of `strategy_ranks.map_matrices` on each rank; want: result of `expect_mapped`.
     """

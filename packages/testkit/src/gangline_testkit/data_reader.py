@@ -44,7 +44,10 @@ class BatchReaderSuite(PartSuite):
     def assert_samples(
         self, source: DataSource, batches: Sequence[StoredBatch], numbers: Sequence[int], counted: int | None = None
     ) -> None:
-        """Assert that the batches contain these samples as `sample` returns them. counted: rows before padding."""
+        """Assert that the batches contain these samples as `sample` returns them.
+
+        counted: number of rows before the padding rows.
+        """
         read = [int(number) for batch in batches for number in batch.sample]
         assert read == list(numbers), f"the reader returned samples {read}, expected {list(numbers)}"
         for batch in batches:

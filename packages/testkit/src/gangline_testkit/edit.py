@@ -52,8 +52,8 @@ class ModelEditSuite(PartSuite):
     """Conformance suite for model edits; subclass it with ``choice = "GROUP=mine"``. GROUP: a group of model edits.
 
     model    settings of the edited model; empty: a small decoder
-    layouts  numbers of data ranks to test on
-    axes     axes of two ranks along which the model is sharded
+    layouts  numbers of data-parallel ranks to test on
+    axes     mesh axes to test, each alone with two ranks
     """
 
     model: ClassVar[tuple[str, ...]] = ()
@@ -140,7 +140,7 @@ class ModelEditSuite(PartSuite):
         assert get_parameter_shapes(tree) == shapes
 
     def test_plan_and_nodes_state_equal_blocks_of_codes(self) -> None:
-        """Check that plan (for initial 8-bit codes) and node (for the matmul) state equal block sizes of codes."""
+        """Check that plan (for initial codes) and node (for the matmul) state equal block sizes of 8-bit codes."""
         tree, plan, _ = self.compose_after()
         blocks = {f"{path}.weight": node.block for path, node in iterate_nodes(tree) if isinstance(node, EightBitNode)}
         for name in get_parameter_shapes(tree):
@@ -212,7 +212,7 @@ class ModelEditSuite(PartSuite):
                 )
 
     def test_every_parameter_gets_a_gradient(self) -> None:
-        """Check that each parameter gets a nonzero gradient in some step: a factor of 0 (LoRA) may delay others."""
+        """Check that each parameter gets a nonzero gradient in some step: B = 0 (LoRA) delays the gradient of A."""
         steps = get_pool(1).run(ranks.expect, self.make_job(1), 1)[0][1]
         still = [name for name in steps[0].gradients if not any(bool(step.gradients[name].any()) for step in steps)]
         assert not still, f"parameters with zero gradients in all steps: {', '.join(still)}"
@@ -237,7 +237,7 @@ class ModelEditSuite(PartSuite):
 
     @mark_capability(LAYOUT)
     def test_tp_cp_and_pp_match_one_rank(self, axis: str) -> None:
-        """Check that two ranks of tp (heads, features), cp (tokens) or pp (blocks) match one; folds have one rank."""
+        """Check that two ranks of tp (heads, features), cp (tokens) or pp (blocks) match one; folds have size 1."""
         job = self.make_job(1)
         plan = replace(job.plan, folds=tuple(replace(fold, out_of=("dp_shard",)) for fold in job.plan.folds))
         self.compare(replace(job, plan=plan, mesh=Mesh.of({axis: 2})), FLOAT64)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SVG = "{http://www.w3.org/2000/svg}"
-SMALLEST = 8  # points
+SMALLEST = 8  # minimum size of text in points
 Box = tuple[float, float, float, float]  # left, bottom, right, top
 
 

@@ -22,9 +22,10 @@ def runs(tmp_path: Path) -> Iterator[RealRuns]:
 
 @pytest.fixture
 def random_batch():
-    """Function (B, T, vocab_size, documents=1, seed=0) -> Batch of random tokens with a loss mask that omits a tenth.
+    """Function (B, T, vocab_size, documents=1, seed=0) -> Batch of random tokens.
 
-    documents: number of documents per sequence, of different lengths, each with positions from 0.
+    The loss mask omits about a tenth of the tokens. documents: number of documents per sequence, of different
+    lengths, each with positions from 0.
     """
     import torch
 

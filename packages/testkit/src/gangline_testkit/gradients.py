@@ -19,7 +19,7 @@ from gangline_testkit.suite import PartSuite
 
 ROUNDS = 40  # repeated sums of one gradient, whose mean is compared with the exact sum
 HALF = 3  # number of steps before and after a resume
-SLACK = 1.1  # tolerance of `count_sent` and `count_kept`, for padding
+SLACK = 1.1  # maximum ratio of measured values to `count_sent` and `count_kept`, because of padding
 EXACT = 1e-6  # tolerance of a lossless sum in float32
 
 
@@ -27,8 +27,8 @@ class GradientsSuite(PartSuite):
     """Conformance suite for gradient reductions; subclass it with ``choice = "gradients=mine"``.
 
     settings   options of all tests; set `gradients.start_step=0`, or the tests see only the warm-up
-    tolerance  maximum distance of the mean of 40 sums of equal gradients from the exact sum, relative to its norm.
-               Error feedback makes the mean converge to the exact sum. Default 1e-6: a lossless sum
+    tolerance  maximum distance of the mean of 40 sums of equal gradients from the exact sum, relative to the norm of
+               the exact sum. Error feedback makes the mean converge to the exact sum. Default 1e-6: a lossless sum
     layouts    settings of the runs on two ranks that are stopped and resumed; default ("parallel=ddp",)
     """
 

@@ -49,7 +49,7 @@ class Sums:
     steps     number of sums of each bucket
     scatters  sum by `reduce_scatter`, else by `reduce`
     constant  whether a rank has equal gradients in all steps
-    late      whether all buckets of a step start before the first wait
+    late      whether the sums of all buckets of a step start before the first wait
     handover  step before which the reduction is rebuilt from its kept arrays; 0: no rebuild
 
     `spoilt`: value of the last gradient of each bucket on rank 0, inf or nan; None: unchanged.

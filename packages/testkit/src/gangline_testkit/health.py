@@ -94,9 +94,9 @@ FAULTS: dict[str, Callable[[Records], Records]] = {
 
 
 class HealthCheckSuite(PartSuite):
-    """Conformance suite for health checks; subclass it with ``choice = "health=mine"``. can: faults that are reported.
+    """Conformance suite for health checks; subclass it with ``choice = "health=mine"``.
 
-    To test another fault, a subclass adds the fault to `faults` and to `CLAIMS`.
+    can: names of the faults that the check reports. To test another fault, a subclass adds it to `faults` and `CLAIMS`.
     """
 
     CLAIMS: ClassVar[dict[str, str]] = {
@@ -180,7 +180,7 @@ class HealthCheckSuite(PartSuite):
                 attempts.append(line)
 
     def test_check_works_in_a_resumed_run(self, tmp_path: Path) -> None:
-        """Check that no call of the check fails and no order is given in a run on two ranks that is resumed."""
+        """Check that in a resumed run on two ranks no call of the check fails and no verdict leads to an order."""
         for steps in (LIVED, 2 * LIVED):
             words = (
                 *self.chosen,

@@ -27,7 +27,7 @@ from gangline_testkit.toys.plugin import Lanes, edit_lanes
 
 STEPS = 4
 RATE = 3e-3
-STACK = Lanes(lanes=3, width=1)  # three one-row matrices: one of four ranks holds no part of them
+STACK = Lanes(lanes=3, width=1)  # three stacked one-row matrices: of four ranks, one holds no row
 
 
 @dataclass
@@ -113,7 +113,8 @@ def describe_shards(job: StrategyJob) -> tuple[Registry, list[tuple[str, tuple[i
 class OptimizerSuite(PartSuite):
     """Conformance suite for optimizers; subclass it with ``choice = "optimizer=mine"``.
 
-    The model has vectors, matrices and stacks of matrices. One stack is so small that some ranks hold no part of it.
+    The model has vectors, matrices and 3-D parameters of stacked matrices. One 3-D parameter is so small that some
+    ranks hold no part of it.
 
     worlds  numbers of ranks to test on
     """
@@ -219,7 +220,7 @@ def list_leftover(job: StrategyJob, state: str) -> list[str]:
 
 
 def step_known_gradients(job: StrategyJob, count: int) -> list[Held]:
-    """Return weights after steps with gradients that depend only on step, name and position: ranks sum nothing."""
+    """Return weights after steps with gradients that depend only on step, name and position, not summed over ranks."""
     runtime, optimizer = start(job)
     for step in range(count):
         with torch.no_grad():

@@ -43,7 +43,7 @@ PRELOAD = [
     "gangline_basics.model.decoder",
     "gangline_testkit.rank",
 ]
-GRACE_SECONDS = 2.0  # time for the other ranks to report after the first failure
+GRACE_SECONDS = 2.0  # seconds for the other ranks to report after the first failure
 
 _pools: dict[int, Pool] = {}
 _server: int | None = None  # process id of the fork server that has loaded PRELOAD

@@ -67,7 +67,7 @@ def train_job(build: str, job: StrategyJob) -> tuple[list[float], list[dict[str,
 class PrecisionSuite(PartSuite):
     """Conformance suite for precisions; subclass it with ``choice = "precision=mine"``.
 
-    tolerance  maximum distance of a matmul from float64, relative to its norm, without the claim "faithful"
+    tolerance  maximum error of a matmul, relative to the norm of the float64 result, without the claim "faithful"
     """
 
     tolerance: ClassVar[float] = 0.06

@@ -75,9 +75,9 @@ class RealRuns:
 
     settings: first overrides of each new run; the overrides of a test follow and win. seconds: timeout of a command.
     warm: whether `train` and `fork` fork the command from a process with torch loaded (`gangline_testkit.warm`);
-    `start` always starts cold. loaded: further modules that this process loads, if every run imports them; they are
-    imported with the value of `environment` at the first run. `environment`: variables for every command, in addition
-    to `copy_environment()`; tests may add variables.
+    `start` always starts cold. loaded: further modules for that process to load, which every run should import; they
+    are imported with the value of `environment` at the first run. `environment`: variables for every command, in
+    addition to `copy_environment()`; tests may add variables.
     """
 
     def __init__(

@@ -42,7 +42,7 @@ class Scenario:
     steps: int = 3
 
 
-PLAIN = Scenario()  # other scenarios have fewer steps: the second step depends on the first update
+PLAIN = Scenario()  # other scenarios need fewer steps, because the second step already depends on an update
 TIED = Scenario(("model.tied=true",), steps=2)
 DOCUMENTS = Scenario(batches="documents", steps=1)
 ACCUMULATED = Scenario(("batch.global_size=16", "batch.micro_size=2"), steps=2)

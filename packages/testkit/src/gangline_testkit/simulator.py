@@ -12,7 +12,7 @@ from typing import ClassVar
 from gangline.explain.reliability import FailureSimulator, SimulatedJob, SimulatedTime
 from gangline_testkit.suite import PartSuite, check_success
 
-COURSES = 20  # simulations with different seeds, for averages
+COURSES = 20  # number of simulations per average, each with another seed
 JOBS = {
     "rare faults": SimulatedJob(nodes=128, days=300, save_seconds=60, restart_seconds=600, spares=99),
     "many faults": SimulatedJob(nodes=2048, days=54, save_seconds=5, restart_seconds=180, spares=999),

@@ -125,7 +125,7 @@ class StrategySuite(StrategyRuns):
 
     @mark_capability(LAYOUT)
     def test_each_full_matrix_is_mapped_once(self, layout: RunLayout) -> None:
-        """Check that `map_matrices` maps each full matrix once, including matrices of a stack, in any sharding."""
+        """Check that `map_matrices` maps each full matrix once, including each of stacked matrices, in any sharding."""
         for scenario in (PLAIN, LANES):
             job = self.make_job(layout, scenario)
             want = get_pool(1).run(ranks.expect_mapped, replace(job, mesh=Mesh.of({})))[0]
@@ -148,7 +148,7 @@ class StrategySuite(StrategyRuns):
 
     @mark_capability(LAYOUT)
     def test_own_losses_add_up_to_the_loss_of_the_share(self, layout: RunLayout) -> None:
-        """Check that own losses and tokens of all ranks of a data coordinate sum to those of its share of the batch."""
+        """Check that `own_loss_sum` and `own_tokens` of the ranks of a data coordinate add up to those of its share."""
         job = self.make_job(layout, PLAIN)
         got = self.train_job(job)
         width = got[0].coordinate[1]
@@ -345,7 +345,7 @@ class StrategySuite(StrategyRuns):
 
     @mark_capability(LAYOUT)
     def test_emitted_losses_add_to_the_gradients(self, layout: RunLayout) -> None:
-        """Check that gradients are of (loss + emitted losses) / tokens, and the reported loss has no emitted losses."""
+        """Check that gradients, but not the reported loss, include emitted losses: (loss + emitted losses) / tokens."""
         job = self.make_job(layout, LANES)
         got = self.train_job(job)
         want = self.train_reference(job, got[0].coordinate[1])[1][0]

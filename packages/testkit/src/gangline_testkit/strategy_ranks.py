@@ -342,7 +342,7 @@ def expect_written(job: StrategyJob, factor: float) -> tuple[float, int]:
 
 
 def step_bad_sample(job: StrategyJob, value: float) -> list[RankStep]:
-    """Run a step in which only sample 0 reads an embedding row of `value`, then again with a row of zeros."""
+    """Run two steps in which only sample 0 reads one embedding row: filled with `value`, then with zeros."""
     runtime = start(job)
     index, width = runtime.data_coordinate
     batches = job.share(0, index, width)

@@ -26,7 +26,7 @@ from gangline_testkit.runs import build_small_run
 
 GUARD = "test_no_standard_test_is_overridden_or_deleted"
 IMPORT_SECONDS = 0.5  # maximum CPU seconds to import an entry module, without the import of gangline
-LONGEST_SUMMARY = 120  # characters
+LONGEST_SUMMARY = 120  # maximum characters of `Part.summary`
 
 _IMPORT = """
 import json, os, sys, time
@@ -93,7 +93,7 @@ class PartSuite:
         return (*(f"{group}=[{','.join(names)}]" for group, names in lists.items()), *single)
 
     def keep_chosen(self, *settings: str) -> tuple[str, ...]:
-        """Return these settings without those of groups in which the author or the part has made a choice."""
+        """Return these settings without the settings of groups that the suite or the part has already chosen."""
         theirs = {word.partition("=")[0] for word in (*self.chosen, *self.settings)}
         return tuple(word for word in settings if word.partition("=")[0] not in theirs)
 

@@ -30,7 +30,7 @@ class CountingComm(Wrapped):
         self.sent = sent
 
     def _count(self, nbytes: int, ranges: int) -> None:
-        """Count `ranges` of `self.size` equal ranges of `nbytes` bytes as sent."""
+        """Count the fraction `ranges` / `self.size` of `nbytes` bytes as sent."""
         self.sent[get_purpose()] += nbytes * ranges // self.size
 
     def _all_reduce(self, x: Tensor, op: Reduction, background: bool) -> Pending[Tensor]:

@@ -29,8 +29,8 @@ def save_under_fire(
 ) -> list[str]:
     """Load the newest checkpoint, then save three times, with the kill during the second save; return all outcomes.
 
-    salts: salt of each checkpoint that may exist. The first save also starts every process of the checkpointer. The
-    third save runs only if the kill ended no rank.
+    salts: salt of each checkpoint that may exist, by id. The first save also starts every process of the checkpointer.
+    The third save runs only if the kill ended no rank.
     """
     checkpointer, came = ranks.open_checkpointer(job), []
     registry = ranks.build_registry(job.mesh, job.large)

@@ -64,7 +64,7 @@ RANK = (  # modules that each rank imports when it builds the model
     "numpy.random",
     "torch.utils._device",
 )
-MANY = 4096  # above every open file descriptor
+MANY = 4096  # greater than every open file descriptor
 CLIENT = str(Path(__file__).with_name("warm_client.py"))
 # Modules that import torch. If a forked command starts `python -m MODULE`, this server forks that process too.
 STARTED = ("gangline.cli.train", "gangline_basics.launch.node")

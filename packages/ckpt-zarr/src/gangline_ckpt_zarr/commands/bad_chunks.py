@@ -1,4 +1,4 @@
-"""Bad chunks of a rank's file."""
+"""Check of one rank's file: finds its bad and missing chunks, and merges them by chunk run for reports."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gangline_ckpt_zarr.load.scan import Window
 
 @dataclass(frozen=True)
 class BadChunks:
-    """A bad chunk and why it is bad; if `number` is None, all chunks of the run."""
+    """A bad chunk of a chunk run, and the reason. If `number` is None, all chunks of the run are bad."""
 
     run: ChunkRun
     number: int | None
@@ -28,7 +28,10 @@ class BadChunks:
 
 
 class FileScanner:
-    """Checker of the chunks in the first `there` bytes of a checkpoint's file, which is fed windows in order."""
+    """Checker of the chunks in the first `there` bytes of a rank's file.
+
+    `feed` must be called with every window of the file, in order.
+    """
 
     def __init__(self, file: RankFile, meta: Meta, there: int) -> None:
         every = [run for run in file.runs if run.count]
@@ -44,19 +47,22 @@ class FileScanner:
             yield BadChunks(self._runs[run], number, why)
 
     def find_missing(self, why: str) -> Iterator[BadChunks]:
-        """Yield each run's first missing chunk, or the run if all are missing: zarr.json may claim endless chunks."""
+        """Yield the first missing chunk of each chunk run, or the run if all its chunks are missing.
+
+        A run has one entry at most, because a damaged zarr.json may claim any number of chunks.
+        """
         for run, whole in self._whole.items():
             if whole < run.count:
                 yield BadChunks(run, whole or None if run.count > 1 else 0, why)
 
 
 def _count_complete(run: ChunkRun, trailer: int, there: int) -> int:
-    """Return the number of chunks of a run that end within the first `there` bytes."""
+    """Return the number of chunks of a chunk run that end within the first `there` bytes of the file."""
     return max(0, min(run.count, (there - run.base - run.nbytes - trailer) // run.stride + 1))
 
 
 def merge_runs(found: list[BadChunks]) -> Iterator[BadChunks]:
-    """Yield the bad chunks; a run whose chunks are all bad for the same reason has one entry."""
+    """Yield the bad chunks, but one entry for a chunk run whose chunks are all bad for the same reason."""
     first = 0
     while first < len(found):
         run, why = found[first].run, found[first].why

@@ -76,13 +76,17 @@ def _refuse(source: Copy, url: str) -> None:
     if CheckpointId.parse(name) not in (id, None):
         raise UserError(
             f"a copy of checkpoint {id} cannot have the name {name}.",
-            "A directory that is named as a checkpoint must contain that checkpoint.",
+            "A directory with a checkpoint id as its name must contain the checkpoint of this id.",
             f"gangline ckpt copy ... {there.rpartition('/')[0]}/",
         )
 
 
 def _choose_target(word: str, name: str) -> str:
-    """Return the URL of the copy: `word` itself, or `name` inside it, or in a run's disk tier if `word` is a run."""
+    """Return the URL of the copy of checkpoint `name`, for the destination `word` of the command line.
+
+    If `word` is a run directory, the copy is `name` in the run's disk tier. If `word` ends with "/" or is a directory
+    that is not a checkpoint, the copy is `name` in `word`. Otherwise the copy is `word` itself.
+    """
     path = word.rstrip("/")
     if os.path.exists(f"{path}/config.yaml"):
         return f"{next(tier for tier in open_tiers(path) if tier.name == 'disk').store.url}/{name}"

@@ -20,7 +20,8 @@ from gangline_ckpt_zarr.load.read_plan import Target
 from gangline_ckpt_zarr.load.reader import read_target
 
 BLOCK = 8 << 20  # maximum bytes of an array (in float64) that are compared at once
-# Document fields on how a run was executed, not on its state. Differences in them are printed but count as equal.
+# Fields of the metadata document that describe how a run was executed, not its training state. Differences in these
+# fields are printed, but the checkpoints count as equal.
 CARRIED = ("attempt", "mesh", "config", "parts", "version")
 
 
@@ -77,7 +78,10 @@ def _shorten(value: Any) -> str:
 
 @dataclass
 class Difference:
-    """Difference of two arrays: largest absolute difference (nan if one value of two is nan), count of differences."""
+    """Largest absolute difference of two arrays, and number of elements that differ.
+
+    The largest difference is nan if an element is nan in only one of the arrays.
+    """
 
     largest: float = 0.0
     count: int = 0

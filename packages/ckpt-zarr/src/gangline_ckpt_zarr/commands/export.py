@@ -52,7 +52,7 @@ def _run(copy: Copy) -> Run:
 
 
 def _read_arrays(copy: Copy, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield (name, full array) for each array, in memory that the next array reuses. Raises BadCheckpoint."""
+    """Yield (name, full array) for each array. The next array overwrites its memory. Raises BadCheckpoint."""
     import torch
 
     sizes = {name: prod(shape) * _get_dtype(copy, name).itemsize for name, shape in shapes.items()}

@@ -46,7 +46,7 @@ def _write(store: ObjectStore, directory: Path, trained: Run) -> None:
     from gangline_models.hugging_face.read import load_pretrained
 
     tree, plan = compose_model(trained)
-    arrays = list_shards(construct(tree), plan)  # without memory for the weights
+    arrays = list_shards(construct(tree), plan)  # allocates no memory for the weights
     shapes = {shard.name: (shard.global_shape, name_dtype(shard.dtype)) for shard in arrays}
     write_weights(
         store,

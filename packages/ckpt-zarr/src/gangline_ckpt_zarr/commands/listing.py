@@ -35,12 +35,12 @@ class ListedCheckpoint:
         return sum(self.sizes.values())
 
     def state(self, tier: Tier) -> str:
-        """Return "complete" if zarr.json is good and all files have their size; "unfinished"; or "damaged: why"."""
+        """Return "complete" if zarr.json is good and all files have the right size, "unfinished", or "damaged: why"."""
         if NAME not in self.sizes:
             return "unfinished"
         try:
             meta = tier.read_meta(self.id)
-            # Each of several machines has a part in its memory, and this machine sees only its own part.
+            # The memory of this machine may have only the files of its own ranks: missing files are not damage.
             why = "" if tier.name == "memory" else find_file_error(meta, self.sizes)
         except BadCheckpoint as bad:
             why = bad.why
@@ -99,7 +99,7 @@ def _list_remote(url: str) -> Iterator[ListedCheckpoint]:
 
 
 def _find_modified_time(facts: dict) -> float | None:
-    """Return a file's modification time (seconds since 1970), whose key differs by store; None if unknown."""
+    """Return a file's modification time in seconds since 1970; None if unknown. Its key in `facts` differs by store."""
     for key in ("LastModified", "mtime", "updated", "last_modified", "created"):
         value = facts.get(key)
         if isinstance(value, datetime):

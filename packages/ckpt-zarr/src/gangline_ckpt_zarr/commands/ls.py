@@ -16,7 +16,7 @@ from gangline_ckpt_zarr.commands.listing import ListedCheckpoint, list_checkpoin
 from gangline_ckpt_zarr.commands.where import Place, find_place, make_parser
 from gangline_ckpt_zarr.tiers.keeper import find_abandoned, run_of
 
-NOTED_BYTES = 1e9  # minimum memory of a killed run, in bytes, for a note in the listing of another run
+NOTED_BYTES = 1e9  # minimum size in bytes of a killed run's memory tier that the listing of another run reports
 
 Copies = dict[str, tuple[ListedCheckpoint, str]]  # tier -> (checkpoint, its state)
 
@@ -53,11 +53,11 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _note_abandoned(run_dir: str | None) -> None:
-    """Print on stderr how much memory the tiers of killed runs occupy on this machine, and how to free it."""
+    """Print on stderr the size of the memory tiers of killed runs on this machine, and how to free the memory."""
     note = make_notes("gangline ckpt ls")
     for path in find_abandoned(run_dir):
         nbytes = 0
-        with contextlib.suppress(OSError):  # another command has just freed it
+        with contextlib.suppress(OSError):  # another process has just removed the memory tier
             nbytes = sum(file.lstat().st_size for file in path.rglob("*") if file.is_file())
         if nbytes < NOTED_BYTES:
             continue

@@ -43,7 +43,8 @@ def run(argv: Sequence[str]) -> int:
             f"{options.place} is not a run directory.",
             "Only a run directory records which checkpoints a rollback abandoned (attempts.jsonl).",
         )
-    tiers = [tier for tier in place.tiers if tier.name != "memory"]  # a job manages its two buffers in memory
+    # The memory tier is not pruned: it has two buffers per rank, which the job itself reuses.
+    tiers = [tier for tier in place.tiers if tier.name != "memory"]
     for tier in tiers:
         tier.keep_last = options.keep_last or tier.keep_last
         tier.keep_every = options.keep_every or tier.keep_every

@@ -21,7 +21,7 @@ HEAD = ("array", "shape", "dtype", "chunk", "chunks", "stored", "sharding")
 
 
 def run(argv: Sequence[str]) -> int:
-    """Print the main fields of the document, and the tree of arrays."""
+    """Print the main fields of the metadata document, and the tree of arrays."""
     words = make_parser("show", "Show the arrays and the main metadata of a checkpoint.")
     words.add_argument("place", metavar="CHECKPOINT", nargs="+", help=PLACES)
     words.add_argument(
@@ -82,7 +82,7 @@ def _count_chunks(layout: Layout, chunk: tuple[int, ...]) -> int:
 
 
 def _count_stored_bytes(layout: Layout, chunk: tuple[int, ...], trailer: int) -> int:
-    """Return the bytes of an array's chunks as stored in the files, `trailer` bytes after each included."""
+    """Return the stored bytes of an array's chunks, including the `trailer` bytes after each chunk."""
     return _count_chunks(layout, chunk) * (prod(chunk) * count_itemsize(layout.dtype) + trailer)
 
 

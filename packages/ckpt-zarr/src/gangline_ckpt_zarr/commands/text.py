@@ -65,7 +65,7 @@ def format_shape(sizes: Sequence[int]) -> str:
 
 @contextmanager
 def show_progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Yield a function to call with the number of further bytes that are done; shows a bar if stderr is a terminal."""
+    """Yield a function that advances the progress bar by some bytes; without a terminal, no bar is shown."""
     if not sys.stderr.isatty():
         yield lambda nbytes: None
         return

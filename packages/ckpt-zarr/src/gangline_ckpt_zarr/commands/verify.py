@@ -77,7 +77,7 @@ def check_copy(copy: Copy) -> tuple[list[BadCheckpoint], int, int]:
     missing_ranks: list[int] = []
     for rank in meta.iterate_writers():
         (there if meta.get_file_path(rank) in sizes else missing_ranks).append(rank)
-        if len(missing_ranks) == MOST_LOST:  # a damaged zarr.json may claim any number
+        if len(missing_ranks) == MOST_LOST:  # a damaged zarr.json may claim any number of ranks
             break
     chunks = sum(run.count for rank in there + missing_ranks for run in meta.files.get_rank_file(rank).runs)
     total = sum(meta.files.get_rank_file(rank).size for rank in there)

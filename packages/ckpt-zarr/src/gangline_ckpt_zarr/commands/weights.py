@@ -1,4 +1,7 @@
-"""Checkpoint with only weights, from which a run starts: step 0, saved as by one process, chunk by chunk."""
+"""Writer of a checkpoint that contains only weights, from which a run starts.
+
+The checkpoint has step 0 and the layout of one process. It is written chunk by chunk.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +27,10 @@ FIRST = CheckpointId(0)
 
 
 def place_for(out: str) -> ObjectStore:
-    """Return the store of the new checkpoint step-00000000: in RUN_DIR/checkpoints of a new run, or below a URL.
+    """Return the store of the new checkpoint step-00000000.
 
-    Raises UserError if a run or a complete checkpoint exists there.
+    It is in `out`/checkpoints if `out` is a new run directory, and in `out` itself if `out` is a URL. Raises UserError
+    if a run or a complete checkpoint exists there.
     """
     if "://" not in out and os.path.exists(f"{out}/config.yaml"):
         raise UserError(f"{out} already contains a run.", "Name a directory that does not exist.")
@@ -45,11 +49,11 @@ def write_weights(
     base: Mapping[str, Any] | None = None,
     model: str | None = None,
 ) -> None:
-    """Write a checkpoint of arrays with these names, shapes and dtypes. If that raises an error, no data is left.
+    """Write a checkpoint of arrays with these names, shapes and dtypes. After an error, its files are deleted.
 
     `fill` takes the chunks of all arrays, one after another, and writes values into the memory of each chunk.
-    `trained`: the run that the weights belong to; `config`: that run as data. `base`: record of the arrays that the
-    checkpoint omits; `model`: fingerprint of the full model, if arrays are omitted.
+    `trained`: the run that the weights belong to; `config`: the configuration of this run as plain data. `base`: record
+    of the arrays that the checkpoint omits; `model`: fingerprint of the full model, if arrays are omitted.
     """
     import torch
 

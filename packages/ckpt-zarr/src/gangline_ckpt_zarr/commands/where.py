@@ -36,7 +36,7 @@ class Copy:
 
     @cached_property
     def content(self) -> bytes:
-        """Content of zarr.json, as bytes. Raises UserError if there is none, BadCheckpoint."""
+        """Content of zarr.json, as bytes. Raises UserError if zarr.json is missing, BadCheckpoint."""
         try:
             return zarr_json.read_content(self.store)
         except FileNotFoundError:
@@ -46,7 +46,7 @@ class Copy:
 
     @cached_property
     def meta(self) -> Meta:
-        """Metadata in zarr.json, which must have the checkpoint id in `name`, if any. Raises BadCheckpoint."""
+        """Metadata in zarr.json. Raises BadCheckpoint, also if `name` is another checkpoint id than in zarr.json."""
         return zarr_json.read(self.content, f"{self.store.url}/{NAME}", CheckpointId.parse(self.name))
 
     def check_sizes(self) -> Meta:
@@ -67,7 +67,7 @@ class Place:
     alone: ObjectStore | None = None  # store of a single checkpoint, named by its directory or URL
 
     def select_tier(self, name: str | None) -> Place:
-        """Return this place with only the tier `name`; None: with all tiers. Raises UserError if there is none."""
+        """Return this place with only the tier `name`; None: with all tiers. Raises UserError if it is missing."""
         if name is None:
             return self
         tiers = tuple(tier for tier in self.tiers if tier.name == name)
@@ -110,7 +110,9 @@ def find_places(words: Sequence[str]) -> list[Place]:
         if id is None or os.path.isdir(word):
             places.append(_place(word))
         elif not places:
-            raise UserError(f"the run of checkpoint {word} is not named.", f"Name the run first:  RUN_DIR {word}")
+            raise UserError(
+                f"no run directory is given for checkpoint {word}.", f"Type the run directory first:  RUN_DIR {word}"
+            )
         elif places[-1].id is None and places[-1].alone is None:
             places[-1] = replace(places[-1], id=id)
         else:
@@ -146,7 +148,8 @@ def _place(word: str) -> Place:
     store = open_store(path)
     if id is not None or store.exists(NAME):
         return Place(word, alone=store)
-    if os.path.isdir(f"{path}/checkpoints") and not any(map(CheckpointId.parse, os.listdir(path))):  # of a future run
+    # A directory that import or average has written, in which no run has started yet.
+    if os.path.isdir(f"{path}/checkpoints") and not any(map(CheckpointId.parse, os.listdir(path))):
         return _place(f"{path}/checkpoints")
     above = str(Path(path).absolute().parent)
     return Place(word, (StoreTier("disk", store),), run_dir=above if os.path.exists(f"{above}/config.yaml") else None)
@@ -170,7 +173,7 @@ def open_tiers(run_dir: str) -> tuple[StoreTier, ...]:
         )
     options: dict[str, Any] = dict(content.get("checkpoint") or {})
     if any("${" in value for value in options.values() if isinstance(value, str)):
-        options = vars(directory.run().checkpoint)  # with values from the environment
+        options = vars(directory.run().checkpoint)  # resolves ${...}, such as environment variables
     tiers = [StoreTier("disk", open_store(options.get("path") or str(directory.checkpoints)), None)]
     tiers[0].keep_last, tiers[0].keep_every = options.get("keep_last"), options.get("keep_every")
     if options.get("durable"):

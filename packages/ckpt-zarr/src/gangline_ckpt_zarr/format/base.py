@@ -18,7 +18,10 @@ from gangline_ckpt_zarr.format.owners import get_box_owners
 
 @dataclass(frozen=True)
 class Meta(ABC):
-    """Metadata: document, layouts of arrays, file and offset of each chunk. `write_id`: 8 hex digits, new per save."""
+    """Metadata of a checkpoint: JSON document of the run, layouts of arrays, file and offset of each chunk.
+
+    `write_id`: 8 hex digits, different for each save.
+    """
 
     document: dict[str, Any]
     registry: Registry
@@ -36,11 +39,11 @@ class Meta(ABC):
 
     @abstractmethod
     def compute_seal_start(self, run: ChunkRun) -> int | None:
-        """Return the start value of the seals of a run's chunks; None if the chunks have no seals."""
+        """Return the start value of the seals of a chunk run; None if its chunks have no seals."""
 
     @abstractmethod
     def find_chunk_error(self, run: ChunkRun, number: int, checksum: int, trailer: bytes | memoryview) -> str:
-        """Return why chunk `number` of a run is bad, "" if it is good. `checksum`: computed from the chunk's bytes."""
+        """Return why a chunk of a chunk run is bad, "" if it is good. `checksum`: computed from the chunk's bytes."""
 
     @abstractmethod
     def build_nodes(self) -> dict[str, dict[str, Any]]:

@@ -17,9 +17,9 @@ from gangline.config import find_divisors
 from gangline.shard import Box, Division, Layout
 from gangline_ckpt_zarr.format.dtypes import count_itemsize
 
-# Maximum bytes of a chunk, if the sharding leaves a choice. A check needs the complete chunk, and a rank's boxes are
-# often no larger than 8 MiB: such chunks cost a load into twice as many ranks a third of its speed. Below 1 MiB, Python
-# takes a noticeable time per chunk.
+# Maximum bytes of a chunk, if the sharding leaves a choice. Checking a chunk needs all its bytes, even if a rank needs
+# only a part of the chunk. With chunks of 8 MiB, often as large as a rank's box, a load into twice as many ranks lost a
+# third of its speed. With chunks below 1 MiB, the time that Python needs per chunk is noticeable.
 CHUNK_BYTES = 1 << 20
 SMALL = CHUNK_BYTES >> 3  # bytes: a chunk below this size may be replaced by a chunk above CHUNK_BYTES
 LARGE = CHUNK_BYTES << 3  # maximum bytes of a chunk above CHUNK_BYTES
@@ -44,7 +44,10 @@ def _chunk_shape(shape: tuple[int, ...], divisions: tuple[Division, ...], left: 
 
 
 def _choose_divisor(step: int, left: int) -> int:
-    """Return the largest divisor of `step` up to `left`; if below `SMALL`, the next divisor, if at most `LARGE`."""
+    """Return the length of a chunk along a dim: the largest divisor of `step` up to `left`.
+
+    If chunks would be smaller than `SMALL`, return the next larger divisor, unless chunks would exceed `LARGE`.
+    """
     sides = find_divisors(step)
     fitting = max((d for d in sides if d <= left), default=1)
     if fitting * CHUNK_BYTES < left * SMALL:

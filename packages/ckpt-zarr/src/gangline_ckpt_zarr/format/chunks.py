@@ -1,8 +1,9 @@
 """Offset of each chunk: a file stores the boxes of one rank, and every offset in the file follows from the boxes.
 
-A box of the registry is stored as a run of equal-sized chunks in C order: the chunks of the array's grid in the box. A
-chunk is `nbytes` bytes of raw little-endian elements, then their checksum (4 bytes), as zarr's codecs store them. Chunk
-k starts at `base + k * stride`. Chunks of 1 MiB or more are page-aligned, so that O_DIRECT can write and read them.
+A box of the registry is stored as a chunk run: all chunks of the array's chunk grid inside the box, equal in size and
+in C order. A chunk is `nbytes` bytes of raw little-endian elements, then their checksum (4 bytes), as zarr's codecs
+store them. Chunk k starts at `base + k * stride`. Chunks of 1 MiB or more are page-aligned, so that O_DIRECT can write
+and read them.
 
 In a packed file a seal (4 bytes) follows the checksum: see `checksum`.
 """
@@ -53,7 +54,7 @@ class ChunkRun:
         return self.base + self.count * self.stride
 
     def split(self, limit: int) -> Iterator[ChunkRun]:
-        """Yield runs of neighbouring chunks, each of at most `limit` bytes or one chunk, that together are this run."""
+        """Yield the parts of this chunk run, themselves chunk runs, each of at most `limit` bytes or of one chunk."""
         depth, inner = len(self.grid), 1
         while depth and inner * self.grid[depth - 1] * self.stride <= limit:
             depth -= 1

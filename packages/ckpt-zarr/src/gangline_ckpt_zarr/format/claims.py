@@ -16,7 +16,7 @@ from gangline.shard import Division, Layout
 
 DEEPEST = 64  # maximum nesting depth of dicts and lists in a document
 MOST_DIMS = 32
-MOST_PARTS = 1 << 20  # maximum number of different parts of an array
+MOST_PARTS = 1 << 20  # maximum number of parts into which an array is sharded
 MOST_BOUNDS = 1 << 22  # maximum number of bounds in all distinct layouts together
 MOST_RANKS = 1 << 40
 LARGEST = 1 << 60  # maximum length of a dim, and maximum number of elements of an array
@@ -83,7 +83,10 @@ def parse_shape(value: Any, of: str) -> tuple[int, ...]:
 
 
 def chunk(value: Any, layout: Layout, of: str) -> tuple[int, ...]:
-    """Return a chunk shape. Raises ValueError if chunks exceed the array, or a simple division splits a chunk."""
+    """Return a chunk shape. Raises ValueError if chunks exceed the array, or if a shard boundary is inside a chunk.
+
+    The boundaries of a division over rows are checked only in a matrix with no other division.
+    """
     shape = parse_numbers(value, f"the chunk shape of {of}", 1)
     if len(shape) != len(layout.shape) or any(c > max(1, n) for c, n in zip(shape, layout.shape, strict=True)):
         raise ValueError(f"the chunks of {of} have shape {shape}, which does not fit the array's shape {layout.shape}")
@@ -112,7 +115,9 @@ def check_layout(layout: Layout, mesh: Mesh, of: str) -> None:
         axes = division.axes
         others = {axis for other_axes in digits if other_axes != axes for axis in other_axes} | {*fixed}
         if len({*axes}) != len(axes) or not {*axes} <= {*mesh.axes} - others:
-            raise ValueError(f"{of} cannot be sharded along {', '.join(axes)}: unknown, repeated or used axis")
+            raise ValueError(
+                f"{of} cannot be sharded along {', '.join(axes)}: an axis is unknown, repeated or already used"
+            )
         digits.setdefault(axes, []).append((division.every, division.parts))
         _check_division_bounds(layout, division, earlier, of)
         earlier *= division.parts
@@ -124,7 +129,7 @@ def check_layout(layout: Layout, mesh: Mesh, of: str) -> None:
                 raise ValueError(f"the divisions of {of} along {', '.join(axes)} are inconsistent")
             base = every * parts
         if size % base:
-            raise ValueError(f"the parts of {of} do not divide the {size} ranks along {', '.join(axes)}")
+            raise ValueError(f"the number of parts of {of} does not divide the {size} ranks along {', '.join(axes)}")
 
 
 def _check_division_bounds(layout: Layout, division: Division, earlier: int, of: str) -> None:

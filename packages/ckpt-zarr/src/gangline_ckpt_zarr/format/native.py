@@ -4,8 +4,8 @@ Each chunk is a file of its own, or all chunks of an array are in one zarr shard
 
 Readers are fastest with a file for each chunk (zarr-python reads an array of chunk files up to four times as fast as a
 shard of equal chunks), so an array is a shard only if it would have many files. Chunks and their checksums equal the
-source checkpoint's byte for byte. The copy is still a checkpoint: each file counts as the file of a rank of a mesh,
-whose `pp` coordinate is the number of the array and whose `tp` coordinate is the number of the chunk.
+source checkpoint's byte for byte. The copy is still a checkpoint: each file counts as the file of one rank of a
+mesh. The `pp` coordinate of the rank is the number of the array, and its `tp` coordinate is the number of the chunk.
 
 zarr's own files have no space for seals. To detect an intact chunk of another checkpoint or position, the root's
 zarr.json contains the checksum of every chunk.
@@ -102,7 +102,7 @@ def compute_grid(layout: Layout, chunk: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def place(run: ChunkRun, number: int, layout: Layout) -> int:
-    """Return the position of chunk `number` of a run among all chunks of its array, in C order."""
+    """Return the position of chunk `number` of a chunk run among all chunks of the array, in C order."""
     position = 0
     for at, chunks in zip(run.index(number), compute_grid(layout, run.chunk), strict=True):
         position = position * chunks + at
@@ -130,7 +130,7 @@ def as_native(meta: Meta) -> NativeMeta:
 
 
 def _make_divisions(layout: Layout, chunk: tuple[int, ...], padded: tuple[int, ...]) -> Iterator[Division]:
-    """Yield a division per dim into single chunks, by the dim's own digit of the `tp` coordinate; none for a shard."""
+    """Yield one division per dim, so that each chunk has its own `tp` coordinate; none if the array is a shard."""
     if prod(padded) > MOST_FILES:
         return
     for dim, (length, side, parts) in enumerate(zip(layout.shape, chunk, padded, strict=True)):

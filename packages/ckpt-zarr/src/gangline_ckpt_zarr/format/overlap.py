@@ -35,7 +35,7 @@ def iterate_writers(owners: BoxOwners, turn: int) -> Iterator[int]:
 
 
 def _find_overlaps(layout: Layout, wanted: Box) -> Iterator[tuple[tuple[int, ...], list[Box]]]:
-    """Yield (parts, boxes that overlap `wanted`) of every holder that has such boxes."""
+    """Yield (parts, boxes that overlap `wanted`) for each combination of parts with such boxes."""
     for parts in _iterate_parts(layout, wanted):
         boxes = [box for box in layout.list_boxes(parts) if not box.shape or box.intersect(wanted) is not None]
         if boxes:
@@ -59,7 +59,7 @@ def _find_parts(outer: Layout, division: Division, parts: tuple[int, ...], wante
         return _find_touched(division.bounds[0], start, start + wanted.shape[division.dim])
     boxes = outer.list_boxes(parts)
     bounds = division.bounds[_compute_joint_index(outer, parts)] if len(division.bounds) > 1 else division.bounds[0]
-    if len(boxes) != 1:  # split over rows twice: rare, and always few parts
+    if len(boxes) != 1:  # split over rows twice: rare, with few parts, so return all
         return list(range(division.parts))
     common = boxes[0].intersect(wanted)
     if common is None:

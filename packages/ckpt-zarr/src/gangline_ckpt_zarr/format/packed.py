@@ -54,7 +54,7 @@ class PackedMeta(Meta):
         return sums.compute_seal_start(self.write_id, run.name, run.box.offset)
 
     def find_chunk_error(self, run: ChunkRun, number: int, checksum: int, trailer: bytes | memoryview) -> str:
-        last = getattr(_seen, "last", None)  # seal start of the run that this thread checked last
+        last = getattr(_seen, "last", None)  # the chunk run that this thread checked last, and its seal start
         if last is None or last[0] is not run or last[1] is not self:
             _seen.last = last = run, self, self.compute_seal_start(run)
         return sums.find_trailer_error(last[2], number, checksum, trailer)

@@ -100,10 +100,10 @@ def read_target(meta: Meta, store: ObjectStore, target: Target) -> None:
 
 
 class WantedRows:
-    """Rows that a target wants of a run whose chunks split its box along dim 0 only; computed once for all chunks.
+    """Rows that a target needs from a chunk run whose chunks split the run's box along dim 0 only.
 
-    `memory`: memory of the target for rows `first` to `last` of the run's box; None if the memory is not contiguous, if
-    only parts of the rows are wanted, or if the target has another dtype.
+    Computed once for all chunks of the run. `memory`: memory of the target for rows `first` to `last` of the run's box;
+    None if the memory is not contiguous, if only parts of the rows are needed, or if the target has another dtype.
     """
 
     def __init__(self, run: ChunkRun, target: Target, dtype: np.dtype) -> None:

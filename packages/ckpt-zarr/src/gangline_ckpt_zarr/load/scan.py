@@ -20,7 +20,7 @@ LOCAL, REMOTE = 8 << 20, 64 << 20  # bytes per read: fits in the CPU cache; enou
 
 
 class BadChunk(NamedTuple):
-    """A chunk that differs from what was written: the number of its run, its number in the run, and the reason."""
+    """A chunk that differs from what was written: the number of its chunk run, its number in the run, and why."""
 
     run: int
     number: int
@@ -71,10 +71,10 @@ def read_windows(store: ObjectStore, path: str, size: int) -> Iterator[Window]:
 
 
 class ChunkScanner:
-    """Checker of the chunks of a file, which is fed the file's windows in order.
+    """Checker of the chunks of a file. `feed` must be called with every window of the file, in order.
 
-    `judge`: (number of the run, number of the chunk in the run, checksum of the chunk, trailer of the chunk) -> why the
-    chunk is bad, "" if it is good; None: check the checksum and seal in the trailer.
+    `judge`: (number of the chunk run, number of the chunk in the run, checksum of the chunk, trailer of the chunk) ->
+    why the chunk is bad, "" if it is good; None: check the checksum and seal in the trailer.
     """
 
     def __init__(self, runs: Sequence[ChunkSpan], judge: Judge | None = None) -> None:
@@ -109,7 +109,7 @@ class ChunkScanner:
             self._run, self._number = self._run + 1, 0
 
     def find_unread(self, window: Window) -> BadChunk:
-        """Return, as bad, the next or partly read chunk at a window without content; call it after `feed`."""
+        """Return the first chunk that a window without content leaves unchecked, as bad. Call it after `feed`."""
         return BadChunk(min(self._run, len(self._runs) - 1), self._number, window.why)
 
     def _check_seal(self, run: int, number: int, checksum: int, trailer: bytes | memoryview) -> str:

@@ -1,4 +1,4 @@
-"""Shared load: of the ranks that hold equal boxes, each reads slices from a remote store for all and sends them.
+"""Shared load: ranks that hold equal boxes each read some slices from a remote store, and send them to the others.
 
 Replicas need equal bytes, and without sharing a remote store would send the bytes to every replica. All ranks compute
 from the registry which rank reads which rows, so no gather is needed. At most `TOGETHER` ranks share a box, so the
@@ -25,7 +25,7 @@ from gangline_ckpt_zarr.load.read_plan import Target
 
 TOGETHER = 8  # maximum number of ranks that share a box
 SLICE = 32 << 20  # target size of a slice, in bytes: smaller slices balance better but are fetched more slowly
-STEP = 256 << 20  # bytes of all arrays per exchange: limits the memory for copies that are sent
+STEP = 256 << 20  # bytes of full arrays per exchange: limits the memory of send and receive buffers
 
 
 @dataclass(frozen=True)

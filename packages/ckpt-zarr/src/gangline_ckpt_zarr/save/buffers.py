@@ -76,7 +76,7 @@ class Buffers:
 
     def _prepare(self, registry: Registry, rank: int) -> None:
         self._files = PackedFiles(registry)
-        with contextlib.suppress(OSError):  # the first save reports it
+        with contextlib.suppress(OSError):  # the first save reports the error
             staging = self._find(rank)
             staging.prepare(self._files.get_rank_file(rank))
             self._prepared = staging

@@ -39,7 +39,7 @@ class Delivery(ABC):
     def __init__(self, task: SaveTask, agreement: Agreement) -> None:
         self.task, self.id, self.agreement = task, task.id, agreement
         self.done: Future[None] = Future()  # raises SaveFailed if the delivery failed
-        self.progress = 0.0  # share of this rank's bytes that is written, all tiers together
+        self.progress = 0.0  # fraction of this rank's bytes that is written, over all tiers
         self._tiers: Sequence[Tier] = ()
         self._thread = threading.Thread(target=self._run, name=f"save {task.id}", daemon=True)
 
@@ -62,7 +62,7 @@ class Delivery(ABC):
         """Return other checkpoints that retention may not delete now."""
 
     def leaves_out(self, tier: Tier) -> bool:
-        """Return whether to leave the tier out, as a rank could not write its file. Called once all have tried."""
+        """Return whether to skip the tier because a rank could not write its file. Called once all ranks have tried."""
         return False
 
     def finish_delivery(self, plan: DeliveryPlan) -> None:
@@ -71,7 +71,7 @@ class Delivery(ABC):
     # --- execution ---------------------------------------------------------------------------------------------------
 
     def start(self, failed: str = "") -> None:
-        """Start the delivery; `failed`: why this rank has no bytes, which makes the delivery fail on every rank."""
+        """Start the delivery. If `failed`, the reason why this rank has no bytes, the delivery fails on every rank."""
         if failed:
             self.agreement.fail(failed)
         self._thread.start()
@@ -138,10 +138,11 @@ class Delivery(ABC):
             self.task.notes.add(f"an old checkpoint in tier {tier.name} could not be deleted: {describe_error(error)}")
 
     def _delete_own_files(self, write_id: str) -> None:
-        """Delete this rank's files of a failed save, so that a full disk gets space. Tiers with the checkpoint keep it.
+        """Delete this rank's files of a failed save, to free space, except in tiers that have the complete checkpoint.
 
         Not called if a wait timed out or the job's store was lost: another rank may be about to commit the files that
-        all ranks have written, and a checkpoint that looks complete must be complete. Then the next save deletes them.
+        all ranks have written, and a checkpoint that looks complete must be complete. In this case the next save
+        deletes the files.
         """
         for tier in self._tiers:
             try:

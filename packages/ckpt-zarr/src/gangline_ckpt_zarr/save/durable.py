@@ -27,13 +27,13 @@ class DurableCopy(Delivery):
 
     def __init__(self, task: SaveTask, agreement: Agreement, copier: WriterClient, copies: DurableCopies) -> None:
         super().__init__(task, agreement)
-        self.write_id = ""  # id of the save; set once the near tiers have it, if a copy is wanted
+        self.write_id = ""  # write id of the save; set once the near tiers have the checkpoint, if a copy follows
         self._copier, self._copies = copier, copies
 
     def plan(self) -> DeliveryPlan:
-        """Return the plan of the copy: the durable tier, or no tier if a last save finds the checkpoint in it already.
+        """Return the plan of the copy: to the durable tier, or to no tier if that has the checkpoint already.
 
-        Raises FileExistsError, OSError.
+        Raises FileExistsError if the durable tier has the checkpoint and this is not the last save, OSError.
         """
         durable = self.task.durable
         assert durable is not None, "a durable copy needs a durable tier"
@@ -65,7 +65,7 @@ class DurableCopy(Delivery):
         return self._copies.list_sources()
 
     def end(self, why: str = "") -> None:
-        """Resolve `done`. The error of a copy names the durable store; an error before any copy stays as it is."""
+        """Resolve `done`. An error of the copy gets the URL of the durable store; an earlier error is unchanged."""
         durable = self.task.durable
         super().end(f"the copy to {durable.store.url} failed: {why}" if why and self.write_id and durable else why)
 

@@ -7,8 +7,8 @@ The sum is smallest if the interval between saves is T seconds:
     T = sqrt(2 d M) (1 + sqrt(d / 2M) / 3 + (d / 2M) / 9) - d,  d < 2M     Daly, FGCS 22(3), 2006, eq. 37
 
 d is measured: the time for which a save blocks the step, plus the slowdown of steps while the save is written. M is
-`checkpoint.mtbf_hours`, or estimated from the run's starts, each of which after the first counts as a failure: with a
-prior of one failure per day, M = (24 h + time) / (1 + failures).
+`checkpoint.mtbf_hours`, or estimated from the run: each start after the first and each rollback counts as a failure.
+With a prior of one failure per day, M = (24 h + time since the first start) / (1 + failures).
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ def compute_best_interval(cost: float, mtbf: float) -> float:
 
 
 def measure_mtbf(run_dir: str | Path, now: datetime | None = None) -> float:
-    """Return the mean seconds between failures, as attempts.jsonl of the run shows them."""
-    lines = [line for line in attempts.read(run_dir) if line.order in ("", "roll_back")]  # a restart is a start as well
+    """Return the mean seconds between failures, estimated from the starts and rollbacks in attempts.jsonl."""
+    # An order to restart is not counted, because the next start is.
+    lines = [line for line in attempts.read(run_dir) if line.order in ("", "roll_back")]
     times = [time for line in lines if (time := attempts.parse_time(line)) is not None]
     if not times:
         return PRIOR_SECONDS
@@ -70,7 +71,7 @@ class Interval:
     def is_due(self, seconds: float, saving: bool, copying: bool = False) -> bool:
         """Return whether a save is due after a step that took `seconds` seconds.
 
-        `saving`: whether a save is being written; then no further save is due. `copying`: whether its copy to the
+        `saving`: whether a save is being written; then no further save is due. `copying`: whether a copy to the
         durable tier is running: the slowdown of steps counts as cost of the save, but does not delay the next save.
         """
         if self._open and not (saving or copying):
@@ -83,7 +84,7 @@ class Interval:
         """Record a save that has begun and blocked the step for `blocked` seconds."""
         if self._open:  # the previous copy is still running: count its cost so far
             self._count()
-        self._busy.clear()  # steps during saves that are not timed here
+        self._busy.clear()  # steps during saves whose cost is not measured
         self._blocked, self._since, self._open = blocked, 0.0, True
 
     def _count(self) -> None:
@@ -93,7 +94,7 @@ class Interval:
 
 
 def compute_slowdown(busy: Sequence[float], quiet: Sequence[float]) -> float:
-    """Return the total seconds that steps during a save took longer than the median other step; at least 0."""
+    """Return the sum of the seconds by which steps during a save exceed the median of other steps; at least 0."""
     if not busy or not quiet:
         return 0.0
     usual = statistics.median(quiet)

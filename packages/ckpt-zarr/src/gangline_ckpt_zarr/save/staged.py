@@ -33,7 +33,7 @@ class StagedDelivery(Delivery):
     def plan(self) -> DeliveryPlan:
         """Return the plan: near tiers that lack the checkpoint. Raises FileExistsError, OSError, BadCheckpoint."""
         task, going = self.task, []
-        done = task.again and task.disk.has(self.id)  # then the memory tier no longer matters
+        done = task.again and task.disk.has(self.id)  # then no save to the memory tier is needed
         for tier in () if done else task.wanted:
             if tier is task.durable or tier.left_out:
                 continue
@@ -48,7 +48,7 @@ class StagedDelivery(Delivery):
         return DeliveryPlan(write_id, going, task.copied)
 
     def compute_total_progress(self) -> float:
-        """Return the share of this rank's bytes that is written, all tiers together."""
+        """Return the fraction of this rank's bytes that is written, over all tiers."""
         return (self.progress + self.copy.progress) / 2 if self.task.copied else self.progress
 
     def put(self, tier: Tier, write_id: str, report: Report) -> None:
@@ -66,7 +66,7 @@ class StagedDelivery(Delivery):
             target, deadline = tier.get_target(path), self.task.deadline_seconds
             write_file(self._writer, self.staging, file, write_id, target, deadline, report)
             tier.adopt(self.staging, self.id, path)
-            if not self.task.again:  # the last save has little time, and goes to the disk as well
+            if not self.task.again:  # the last save has no time for copies to other nodes, and is also on disk
                 self._copy(tier, path)
 
     def _copy(self, tier: Tier, path: str) -> None:
@@ -102,7 +102,7 @@ class StagedDelivery(Delivery):
 
     def end(self, why: str = "") -> None:
         """Resolve `done` of the near tiers and start the copy; without a copy, resolve `done` of the copy as well."""
-        if why:  # before `done`: whoever sees the error in `done` finds it in `copy.done` too
+        if why:  # before `done`, so that a caller who gets the error from `done` also gets it from `copy.done`
             self.copy.end(why)
         super().end(why)
         if self.copy.write_id:

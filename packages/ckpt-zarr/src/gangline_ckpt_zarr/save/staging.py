@@ -56,7 +56,7 @@ class Staging:
         self._pin()
         if self._stream is None:
             self._stream = torch.cuda.Stream(gpu)
-        self._stream.wait_stream(torch.cuda.current_stream(gpu))  # the optimizer's last kernels
+        self._stream.wait_stream(torch.cuda.current_stream(gpu))  # wait for the optimizer's last kernels
         try:
             with torch.cuda.stream(self._stream):
                 self._copy_chunks(local, gpu)
@@ -76,8 +76,9 @@ class Staging:
     ) -> None:
         """Copy shards from a GPU: chunks are assembled on the GPU as in the file, and then transferred.
 
-        A direct copy to rows of a wider buffer would go through pageable memory, even if the buffer is pinned: at a
-        quarter of the speed, and not done when the stream is. Zeros between chunks reserve the bytes of the checksums.
+        A direct copy to rows of a wider buffer would go through pageable memory, even if the buffer is pinned. It would
+        have a quarter of the speed, and might not be complete when the stream is synchronized. Zeros between chunks
+        reserve the bytes of the checksums.
         """
         assert self._file is not None
         scratch = torch.empty(0, dtype=torch.uint8, device=device)
@@ -103,7 +104,8 @@ class Staging:
 
     def _fit(self, file: RankFile) -> None:
         if file.size > self.size:
-            os.posix_fallocate(self.fd, 0, file.size)  # a full disk raises here, not SIGBUS on a later write
+            # Raises OSError if memory or tmpfs is full. Without it, a later write would kill the process by SIGBUS.
+            os.posix_fallocate(self.fd, 0, file.size)
             self._bytes = torch.frombuffer(mmap.mmap(self.fd, file.size), dtype=torch.uint8)
             self.size, self._pinned, self._pageable = file.size, False, False
         self._places = [(run, [*self._of(run, file.dtypes[run.name])]) for run in file.runs]
@@ -115,13 +117,13 @@ class Staging:
             yield view.slices, elements.as_strided(view.sizes, view.strides, view.offset)
 
     def _pin(self) -> None:
-        """Pin (page-lock) the buffer, so that GPU copies run at full speed during kernels; if that fails, slower."""
+        """Pin (page-lock) the buffer, so that GPU copies run at full speed during kernels. Ignores a failure."""
         if self._pinned or self._pageable or not self.size:
             return
         try:
             torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(self._bytes.data_ptr(), self.size, 0))
             self._pinned = True
-        except RuntimeError:  # limits on locked memory, a driver without support
+        except RuntimeError:  # a limit on locked memory, or a driver without support
             self._pageable = True
             # CUDA raises the error again at the next kernel launch: launch a kernel here, so that no step fails.
             with suppress(RuntimeError):

@@ -20,8 +20,8 @@ class SaveTask:
     """One save, as every rank knows it.
 
     `tiers`: all tiers of the run, nearest first. `wanted`: the tiers to save to, as rank 0 decides. `disk`: the tier
-    that a copy to the durable tier reads. `again`: True: a tier that already has the checkpoint counts as saved; False:
-    it is an error.
+    that a copy to the durable tier reads. `again`: whether a tier that already has the checkpoint counts as saved;
+    otherwise it is an error.
     """
 
     id: CheckpointId
@@ -34,7 +34,7 @@ class SaveTask:
     files: PackedFiles
     document: dict[str, Any]
     notes: Notes
-    deadline_seconds: float  # maximum seconds for which a store may fail or stay silent
+    deadline_seconds: float  # maximum seconds for which a request is retried if a store fails or does not answer
     again: bool = False
 
     @property

@@ -28,7 +28,7 @@ def write_file(
     deadline: float,
     report: Report,
 ) -> None:
-    """Write the staged file, sealed, to `target`, durable on return; None: only seal it in memory. Raises OSError."""
+    """Write the staged file with its seals to `target`, durable on return; None: only add the seals. Raises OSError."""
     memory = StagedMemory(file.size, path=staging.path) if staging.path else StagedMemory(file.size, fd=staging.fd)
     runs = make_spans(file.runs, _make_seal_start(write_id))
     job = writer.write(memory, runs, target, deadline_seconds=deadline)

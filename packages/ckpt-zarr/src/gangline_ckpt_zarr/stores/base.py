@@ -23,7 +23,7 @@ class ObjectPath(NamedTuple):
 
 
 class StoreError(OSError):
-    """Failure of a request to a store, after retries if the error might pass. The message names store and path."""
+    """Failure of a request to a store, after retries of temporary errors. The message names store and path."""
 
 
 class ObjectWriter(ABC):
@@ -35,7 +35,7 @@ class ObjectWriter(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Finish the object; it is durable on return. Raises OSError; ValueError if its size is not as announced."""
+        """Finish the object; it is durable on return. Raises OSError; ValueError if its size differs from `create`."""
 
     @abstractmethod
     def abort(self) -> None:
@@ -54,7 +54,7 @@ class ObjectStore(ABC):
 
     @abstractmethod
     def create(self, path: str, size: int) -> ObjectWriter:
-        """Create an object of `size` bytes. Raises FileExistsError; OSError, at once if the store finds itself full."""
+        """Create an object of `size` bytes. Raises FileExistsError; OSError, at once if a full store is detected."""
 
     @abstractmethod
     def commit(self, path: str, content: bytes) -> None:

@@ -33,7 +33,8 @@ class DirectWriter(ObjectWriter):
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
-            self._file = os.open(place, flags, 0o666)  # a file system without O_DIRECT (tmpfs, some network ones)
+            # The file system does not support O_DIRECT: tmpfs, and some network file systems.
+            self._file = os.open(place, flags, 0o666)
             self._direct = False
         try:
             _allocate(self._file, size, place)

@@ -131,7 +131,7 @@ class LocalStore(ObjectStore):
             sync_folder(directory)
 
     def _make_directories(self, directory: Path) -> None:
-        """Create a directory and its parents. The root is durable on return; `_sync_directories` syncs those below."""
+        """Create a directory and its parents. Only the root is durable on return: see `_sync_directories`."""
         missing = [place for place in (directory, *directory.parents) if not place.exists()]
         for place in reversed(missing):
             with contextlib.suppress(FileExistsError):  # another rank was faster

@@ -31,7 +31,7 @@ class S3Store(RemoteStore):
         config = {"retries": {"total_max_attempts": 1}, "max_pool_connections": 2 * SIDE_BY_SIDE} | user_config
         super().__init__(url, deadline_seconds, request_seconds, config_kwargs=config, skip_instance_cache=True)
         self._fs.retries = 1  # only `retry_request` retries
-        self._fs.connect()  # now, else each of several threads creates a client; sends no request
+        self._fs.connect()  # before threads start: each thread would create its own client. Sends no request.
         self._part_bytes = part_bytes
         self._bucket = self._root.partition("/")[0]
 

@@ -23,8 +23,8 @@ class Tier(ABC):
     """A store of checkpoints, and how often runs save to it.
 
     `every`: steps between two saves to the tier; None: each requested save. `scope`: ranks that one commit covers: ""
-    for all ranks, else the number of their machine. `beside`: another scope for whose commit rank 0 also waits in a
-    save; "": no other. `left_out`: why all ranks skip the tier in further saves; "": they save to it.
+    for all ranks, else the number of their machine. `beside`: another scope: in a save, rank 0 also waits for its
+    commit; "": none. `left_out`: why all ranks skip the tier in further saves; "": no skip.
     """
 
     scope: str = ""

@@ -13,7 +13,9 @@ from gangline_ckpt_zarr.tiers.peers import PATIENCE_SECONDS, SILENT_SECONDS, Pee
 
 _AGAIN = 1.0  # time-out, in seconds, for a keeper that has answered before
 _DROP = 5.0  # time-out, in seconds, of a request to delete a copy
-_REST = 20.0  # pause after a failed copy, as a multiple of its duration: a failing node costs 1/20 of the time
+# Pause after a failed copy to a peer, as a multiple of the duration of this copy. So a failing peer costs at most 1/20
+# of the time.
+_REST = 20.0
 
 
 @final

@@ -28,7 +28,7 @@ from gangline_ckpt_zarr.tiers.server import Server
 OWNER = ".keeper"  # file in the tier's directory with the owner: "NAMESPACE-PID-START-TOKEN" of the keeper's process
 RUN = ".run"  # file in the tier's directory with the path of the run directory
 ABANDONED_SECONDS = 12 * 3600.0  # seconds after the last save until a keeper removes the directory of a dead keeper
-LAST_WORDS = 5.0  # seconds until ranks have ended after their launcher was killed; below the sidecar's `outlives`
+LAST_WORDS = 5.0  # maximum seconds from a kill of the launcher to the end of its ranks; below the sidecar's `outlives`
 LOOK_SECONDS = 0.2
 
 
@@ -140,7 +140,7 @@ def _wait(place: Path, mine: str, run_dir: str, seconds: float) -> None:
 
 
 def _remove(place: Path, mine: str) -> None:
-    """Remove a directory of this keeper, or without an owner: a running save may have created it again."""
+    """Remove a directory that this keeper owns, or that has no owner because a running save has recreated it."""
     trash = place.with_name(f"{place.name}-{mine}")
     with _lock(place):
         if _read_owner(place) not in (mine, ""):

@@ -47,15 +47,16 @@ class MemoryTier(Tier):
         super().__init__("memory", MemoryStore(self.root), every)
         self._rank, local = int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))
         self._world, here = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        self.machine, self.machines = self._rank // here, -(-self._world // here)  # the last one may have spare ranks
+        # Rounded up, because the last machine may have spare ranks.
+        self.machine, self.machines = self._rank // here, -(-self._world // here)
         self.leads = local == 0  # whether this is the first rank of its machine
         self.scope = str(self.machine)
         self.notes: list[str] = []
         self._buffers: list[Staging] = []
         self._holds: dict[Staging, CheckpointId] = {}  # buffer -> checkpoint whose file it is, oldest first
         self._own: list[CheckpointId] = []  # checkpoints saved by these workers, oldest first
-        self._found: set[CheckpointId] | None = None  # complete checkpoints of earlier workers; None: opened by a tool
-        self._copies = Copies(())  # of this rank's files
+        self._found: set[CheckpointId] | None = None  # complete checkpoints of earlier workers; None: used by a tool
+        self._copies = Copies(())  # copies of this rank's files on other nodes
         self._copied: set[CheckpointId] = set()
         if job is not None:
             self._begin(Agreement(job, "memory", self._rank, self._world), copies)
@@ -89,7 +90,7 @@ class MemoryTier(Tier):
             self.notes.append(f"checkpoint.memory_copies={copies} needs {copies + 1} nodes, and {there}")
 
     def _survey(self, agreement: Agreement, node: str) -> list[Survivor]:
-        """Return the checkpoints that can be loaded; rank 0 calls this. Raises UserError if two nodes have one name.
+        """Return the checkpoints that can be loaded. Called on rank 0. Raises UserError if two nodes have equal names.
 
         Returns [] if the run has not begun: files in the directory belong to an earlier run with the same path.
         """
@@ -182,7 +183,10 @@ class MemoryTier(Tier):
         return self.get_buffer(rank)
 
     def _make_room(self) -> None:
-        """Delete earlier workers' checkpoints but the newest complete one: memory may not hold two and a new buffer."""
+        """Delete all checkpoints of earlier workers except the newest complete one.
+
+        The memory may be too small for two checkpoints and a new buffer.
+        """
         if self.leads:
             newest = next(
                 (id for id in attempts.branch(self._run_dir, self.list_ids()) if not self.find_checkpoint_error(id)),
@@ -193,7 +197,7 @@ class MemoryTier(Tier):
                     self.store.delete(str(id))
 
     def _take_back(self, buffer: Staging) -> None:
-        """Free a buffer for reuse: first delete zarr.json, so that the rest is no checkpoint, then rename the file."""
+        """Free a buffer for reuse: first delete zarr.json, which removes its checkpoint, and then rename the file."""
         id = self._holds.pop(buffer, None)
         if id is None:
             return
@@ -230,7 +234,7 @@ class MemoryTier(Tier):
         self._own = [*self._own[-1:], id]
 
     def prune(self, run_dir: str, kept: Collection[CheckpointId]) -> None:
-        """Delete the checkpoints of earlier workers; later saves reuse the buffers of these workers one by one."""
+        """Delete the checkpoints of earlier workers. Later saves overwrite the checkpoints of the present workers."""
         for id in self._found or ():
             self.store.delete(str(id))
 

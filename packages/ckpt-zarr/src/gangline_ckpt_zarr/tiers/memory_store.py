@@ -16,7 +16,7 @@ from gangline_ckpt_zarr.tiers.peers import Peer
 
 @final
 class MemoryStore(ObjectStore):
-    """Store that writes on this node, and also reads `elsewhere`: path -> (keeper that has the file, its bytes)."""
+    """Store that writes on this node, and also reads `elsewhere`: path -> (keeper with the file, size in bytes)."""
 
     local = True
 
@@ -77,5 +77,5 @@ class MemoryStore(ObjectStore):
         return self.here.lock()
 
     def _find_peer(self, path: str) -> tuple[Peer, int] | None:
-        """Return (peer that has a file, its size in bytes); None if the file is on this node or does not exist."""
+        """Return (peer that has a file, file size in bytes); None if the file is on this node or does not exist."""
         return None if self.here.exists(path) else self.elsewhere.get(path)

@@ -75,7 +75,10 @@ class Server(socketserver.ThreadingTCPServer):
             self._unproven.pop(request, None)
 
     def _make_room(self, request: socket.socket, address: str) -> None:
-        """Count a connection; at a limit, close the oldest of its address, or of the address with most connections."""
+        """Add an unproven connection. If its address is at its limit, close the oldest connection of this address.
+
+        At the limit of all connections, close the oldest connection of the address with most connections.
+        """
         with self._changes:
             counts = Counter(self._unproven.values())
             crowded = address if counts[address] >= UNPROVEN_OF_ADDRESS else None

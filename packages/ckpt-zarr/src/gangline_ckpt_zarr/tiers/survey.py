@@ -42,7 +42,7 @@ def find_survivors(
         one = _find_survivor(id, held, read)
         if isinstance(one, Survivor):
             survivors.append(one)
-            reasons.clear()  # older checkpoints were about to be replaced: only newer failures matter
+            reasons.clear()  # report only checkpoints newer than this one: older ones were being replaced
         else:
             reasons[id] = one
     return survivors, reasons

@@ -12,7 +12,7 @@ class Heaviest(GradientsConfig):
     share: ShareBelowOne = 0.25  # share of a bucket's gradients to send
 
     def count_sent(self, size, ranks, scatters, itemsize):
-        return self.share * size * (itemsize + 8) * (ranks - 1)  # values and int64 indices, to each other rank
+        return self.share * size * (itemsize + 8) * (ranks - 1)  # bytes: values and int64 indices, to each other rank
 
     def count_kept(self, size, ranks, scatters):
         return size

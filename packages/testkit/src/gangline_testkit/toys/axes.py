@@ -58,7 +58,7 @@ class Axes:
     def __init__(self, model: nn.Module, plan: Plan, comms: Comms, used: Mapping[str, Sequence[str]]) -> None:
         self.model, self.plan, self.world = model, plan, comms.world
         self.tp, self.cp, self.pp = (comms.get_comm(axis) for axis in ("tp", "cp", "pp"))
-        self.beside = comms.get_comm("cp", "pp")  # ranks with other tokens or other blocks
+        self.beside = comms.get_comm("cp", "pp")  # Comm of the ranks with other tokens or other blocks
         self.speaks = self.tp.index == 0  # whether this tp rank contributes to losses and metrics
         self.first = self.speaks and self.cp.index == self.pp.index == 0
         self.dims: dict[str, int] = {}  # name -> dim that tp shards

@@ -59,6 +59,6 @@ class LanesModule(nn.Module):
         return forward_context.emit_loss(y_BTD, self.penalty * energy_sum, "penalty")
 
     def after_step(self, totals: dict[str, Tensor]) -> None:
-        """Raise the balance of lanes with less use than average, and reduce the balance of the others."""
+        """Raise the balance of lanes that were used less than average, and reduce it for the others."""
         use = totals["use"]
         self.balance += 0.01 * torch.sign(use.mean() - use).to(self.balance)

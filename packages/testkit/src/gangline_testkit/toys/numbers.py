@@ -15,9 +15,9 @@ from gangline_testkit.toys.plugin import Numbers
 
 
 class NumbersSource(DataSource):
-    """Source of windows of one text, of which every tenth is held out. Without `path` the text is "100000 100001 ...".
+    """Source of windows of one text; every tenth window is held out for validation.
 
-    Raises UserError if the file is missing or too short.
+    Without `path` the text is "100000 100001 ...". Raises UserError if the file is missing or too short.
     """
 
     def __init__(self, config: Numbers, run: Run, split: Split) -> None:
@@ -32,7 +32,9 @@ class NumbersSource(DataSource):
         windows = range((len(words) - 1) // self.sequence_length)
         self.windows = [n for n in windows if (n % 10 == 9) == (split == "validation")]
         if not self.windows:
-            raise UserError(f"data.path={config.path} is too short: no complete window of the split {split!r}.")
+            raise UserError(
+                f"data.path={config.path} is too short for batch.sequence_length: the split {split!r} has no sample."
+            )
 
     def sample(self, i: int) -> Sample:
         start = self.windows[i % len(self.windows)] * self.sequence_length

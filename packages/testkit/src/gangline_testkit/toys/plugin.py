@@ -51,7 +51,7 @@ class Lanes(EditConfig):
     lanes: PositiveInt = 4  # number of lanes
     width: PositiveInt = 8  # hidden width of a lane
     fold: PositiveInt = 1  # number of ranks that share the lanes
-    penalty: NonNegativeFloat = 0.01  # weight of the emitted loss
+    penalty: NonNegativeFloat = 0.01  # coefficient of the emitted penalty loss
 
     def check(self, run) -> list[Problem]:
         if self.lanes % self.fold:
@@ -119,7 +119,7 @@ class Files(CheckpointConfig):
 
 @dataclass
 class Numbers(DataConfig):
-    """Reads a text of counting numbers, or the file `path`; every tenth window is held out."""
+    """Reads a text of counting numbers, or the file `path`. Every tenth window is held out for validation."""
 
     numbers: PositiveInt = 2000  # number of words of the built-in text
 

@@ -77,7 +77,7 @@ class RowsRuntime(Runtime):
     # --- storage -----------------------------------------------------------------------------------------------------
 
     def _describe(self, model: nn.Module) -> dict[str, tuple[tuple[int, ...], str]]:
-        """Return {name: (shape, dtype)} of every array, and set `used` (names of tied uses), `frozen` and `buffers`."""
+        """Return {name: (shape, dtype)} of every array. Set `used` (all names per parameter), `frozen`, `buffers`."""
         self.used: dict[str, list[str]] = {}  # name of a parameter -> all its names in the model
         parameters = dict(model.named_parameters(remove_duplicate=False))
         first: dict[int, str] = {}

@@ -1,6 +1,6 @@
 """Storage of a parameter in `rows`: this rank's rows as leaf tensors, gathered to the full parameter for compute.
 
-On a fold, the full parameter is the part for this rank's position on the fold.
+On a fold, "full parameter" means the part of the parameter for this rank's position on the fold.
 """
 
 from __future__ import annotations

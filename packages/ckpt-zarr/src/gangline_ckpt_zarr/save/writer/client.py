@@ -73,7 +73,7 @@ class WriterClient:
         *,
         deadline_seconds: float | None = None,
     ) -> int:
-        """Submit a job that seals the staged bytes and writes them to the target, if there is one; return its number.
+        """Submit a job that seals the staged bytes and writes them to the target, if any. Return the job's number.
 
         The caller must not change the memory until the job is over.
         """
@@ -89,7 +89,7 @@ class WriterClient:
         *,
         deadline_seconds: float | None = None,
     ) -> int:
-        """Submit a job that copies an object of `size` bytes and checks every chunk on the way; return its number.
+        """Submit a job that copies an object of `size` bytes and checks every chunk. Return the job's number.
 
         The answer's `chunk` names the first chunk that is bad or cannot be read.
         """
@@ -109,7 +109,10 @@ class WriterClient:
         return answers
 
     def wait(self, job: int, timeout: float | None = None) -> Answer:
-        """Return the job's last answer; `poll` returns other jobs' answers. Raises TimeoutError, KeyError (taken)."""
+        """Return the job's last answer; `poll` returns the answers of other jobs.
+
+        Raises TimeoutError, or KeyError if the answer was already returned.
+        """
         with self._news:
             if not self._news.wait_for(lambda: job not in self._open, timeout):
                 raise TimeoutError(f"the writer process has not answered within {timeout:g} s")
@@ -141,7 +144,7 @@ class WriterClient:
             self.close()
 
     def give_up(self) -> None:
-        """Kill the process without waiting for its end, which is delayed as long as a disk does not answer."""
+        """Kill the process without waiting for its end, which may be delayed until a hanging disk answers."""
         with self._sending:
             process, self._process = self._process, None
             if process is None:
@@ -182,7 +185,7 @@ class WriterClient:
         how = f"was killed by {_name_signal(-code)}" if code < 0 else f"ended with exit code {code}"
         why = f"the writer process {how}" + "".join(f"\n  {line}" for line in words)
         with self._news:
-            if self._process is process:  # else it was given up, and another may be running
+            if self._process is process:  # else `give_up` was called, and another process may be running
                 self._end(why)
 
     def _end(self, why: str) -> None:

@@ -30,7 +30,7 @@ from gangline_ckpt_zarr.stores.base import ObjectPath, ObjectStore, ObjectWriter
 from gangline_ckpt_zarr.stores.open import DEADLINE_SECONDS, open_store
 
 BLOCK = 8 << 20  # bytes per write: smaller blocks are slower with O_DIRECT, larger blocks are not faster
-NICE = 10  # nice value: the trainer has priority; costs nothing if there is a free core
+NICE = 10  # nice value, which gives the trainer priority; costs nothing if a core is free
 REPORT_SECONDS = 0.2
 SWITCH_SECONDS = 0.0001  # thread switch interval: with Python's default of 5 ms the disk would wait for checksums
 
@@ -130,7 +130,8 @@ class WriterProcess:
             if self._mapped[0] != key:
                 self._mapped = (None, memoryview(b""))
                 gc.collect()  # free the old pages first
-                os.posix_fallocate(file, 0, status.st_size)  # a full tmpfs raises here, and would be a SIGBUS later
+                # Raises OSError if tmpfs is full. Without it, a later write would kill this process by SIGBUS.
+                os.posix_fallocate(file, 0, status.st_size)
                 flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
                 self._mapped = (key, memoryview(mmap.mmap(file, status.st_size, flags)))
         finally:
@@ -191,7 +192,7 @@ def be_nice() -> None:
 
 def main() -> None:
     for signum in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(signum, signal.SIG_IGN)  # the trainer decides when a save that is under way is given up
+        signal.signal(signum, signal.SIG_IGN)  # only the trainer may stop this process during a save
     die_with(int(sys.argv[1]))
     be_nice()
     sys.setswitchinterval(SWITCH_SECONDS)
