@@ -227,7 +227,7 @@ def test_fitting_layout_of_run_is_planned():
     ("words", "messages"),
     [
         (SMALL.replace("h100_ib", "h100_bi"), ["cluster=h100_bi does not exist.", "h100_ib"]),
-        (SMALL.replace(" cluster=h100_ib", ""), ["the cluster of the plan is not named.", "cluster=NAME"]),
+        (SMALL.replace(" cluster=h100_ib", ""), ["no cluster is given for the plan.", "cluster=NAME"]),
         (f"{SMALL} parallel.tp=3", ["tp 3 does not fit 8 processes.", "parallel.tp=2"]),
         (f"{SMALL} --tokens lots", ["--tokens lots: expected a number above 0."]),
         (f"{SMALL} --token 3", ["there is no flag --token.", "Did you mean --tokens?"]),

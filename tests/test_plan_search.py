@@ -176,7 +176,7 @@ def test_search_error_suggests_how_to_fit(flags, tmp_path, capsys):
     else:
         assert "no layout fits\nlayouts that do not fit, by missing memory\n" in said.out
     lines = said.err.splitlines()
-    assert lines[0] == "gangline plan: no layout that the overrides leave open fits into memory."
+    assert lines[0] == "gangline plan: no layout that the overrides allow fits into memory."
     assert lines[1].startswith("  Closest to fitting  parallel.")
     assert lines[2] == "  Leave these options unset:  parallel.tp=2 batch.micro_size=2"
     assert lines[3] == "  Use more ranks, such as  launch.processes=16; or shorter sequences."

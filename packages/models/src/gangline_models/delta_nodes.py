@@ -23,7 +23,7 @@ class HeadNormNode(NormNode):
     heads: int
 
     def count_activation_bytes(self, sizes: LocalSizes) -> int:
-        """Return the bytes of the input, of one statistic per token and head, and with `offset` of weight + 1."""
+        """Return the bytes of the input, of one statistic per token and head, and, with `offset`, of weight + 1."""
         heads = max(1, self.heads // sizes.size("tp"))
         nbytes = sizes.inner_tokens * heads * (self.dim * sizes.itemsize + sizes.master_itemsize)
         return nbytes + (self.dim * sizes.itemsize if self.offset else 0)
@@ -143,7 +143,7 @@ class GatedDeltaNode(Node):
         return "cached"
 
     def count_activation_bytes(self, sizes: LocalSizes) -> int:
-        """Return the bytes of x, the outputs of wqkvz and wba, and the input of w_out; the rest is recomputed."""
+        """Return the bytes of x, the outputs of wqkvz and wba, and the input of w_out; all else is recomputed."""
         values = self.heads * self.value_dim
         inner = 2 * self.key_heads * self.key_dim + 3 * values + 2 * self.heads
         return (sizes.tokens * self.dim + sizes.inner_tokens * inner // sizes.size("tp")) * sizes.itemsize
@@ -153,7 +153,7 @@ class GatedDeltaNode(Node):
         return None
 
     def count_flops(self, sequence_length: int) -> int:
-        """Return the FLOPs per token: state reads and writes; in a chunk scores, triangular solve and outputs."""
+        """Return the FLOPs per token: state reads and writes; and in a chunk, scores, triangular solve and outputs."""
         chunk = min(self.chunk, sequence_length)
         state = 3 * self.key_dim * self.value_dim
         inside = chunk * (2 * self.key_dim + 2 * self.value_dim + (self.key_dim + self.value_dim) // 2)

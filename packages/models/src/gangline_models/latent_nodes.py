@@ -44,7 +44,7 @@ class MlaNode(Node):
     """Config node of multi-head latent attention: query and key heads have width nope_dim + rope_dim, values v_dim.
 
     wq           query projection if queries have no latent vector; otherwise `q` projects them
-    interleaved  true if RoPE rotates neighbouring features; false: features half the width apart
+    interleaved  true if RoPE rotates pairs of neighbouring features; false: pairs of features rope_dim / 2 apart
     """
 
     module: ClassVar[str] = "gangline_models.modules.latent:LatentAttention"
@@ -76,7 +76,7 @@ class MlaNode(Node):
         return 2 * self.heads * (self.head_dim + self.v_dim) * sequence_length
 
     def list_products(self, sizes: LocalSizes, sequence_length: int) -> tuple[Product, ...] | None:
-        """Return the attention matmuls; None if queries and values differ in width, which is not supported."""
+        """Return the attention matmuls; None if queries and values differ in width, which a product cannot describe."""
         if self.head_dim != self.v_dim:
             return None
         heads, width = self.heads, self.head_dim
@@ -94,7 +94,7 @@ class MlaNode(Node):
         return "cached"
 
     def list_volumes(self, sizes: LocalSizes) -> tuple[CommVolume, ...]:
-        """Return the tp volume of the key that all heads share: all-gather if tokens are sharded, sum of gradients."""
+        """Return the tp volume of the key that all heads share: gradient sum, and all-gather if tokens are sharded."""
         ranks = sizes.size("tp")
         if ranks == 1:
             return ()

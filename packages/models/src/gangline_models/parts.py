@@ -68,6 +68,6 @@ def make_part(name: str, config: type[FamilyConfig], summary: str) -> Part:
 OWN = {config for config, _ in FAMILIES.values()}
 MODELS = (
     *(make_part(name, *offered) for name, offered in FAMILIES.items()),
-    *(make_part(name, config, f"the shape of {SHAPES[name][1]}") for name, config in PRESETS.items()),
+    *(make_part(name, config, f"shape of {SHAPES[name][1]}") for name, config in PRESETS.items()),
 )
 EDITS = (MTP, MUP)

@@ -32,7 +32,7 @@ def _make_gpt2_sizes(dim: int, layers: int, heads: int) -> dict[str, Any]:
     return {"dim": dim, "layers": layers, "heads": heads, "ffn_dim": 4 * dim}
 
 
-# part -> (family, title, repository whose config.json has the sizes, defaults that differ)
+# part -> (family, title, repository whose config.json has the sizes, defaults that differ from the family's)
 SHAPES: dict[str, tuple[type[FamilyConfig], str, str, dict[str, Any]]] = {
     "gpt2-medium": (Gpt2, "GPT-2 medium", "openai-community/gpt2-medium", _make_gpt2_sizes(1024, 24, 16)),
     "gpt2-large": (Gpt2, "GPT-2 large", "openai-community/gpt2-large", _make_gpt2_sizes(1280, 36, 20)),
@@ -102,7 +102,7 @@ TYPES = {family: get_type_hints(family, include_extras=True) for family in {shap
 
 
 def _make_preset(name: str, family: type[FamilyConfig], about: str, sizes: dict[str, Any]) -> type[FamilyConfig]:
-    """Make an option class for the preset, since the class of options identifies their part."""
+    """Make an option class for the preset, since a part is identified by its option class."""
     fields = [(key, TYPES[family][key], field(default=value)) for key, value in sizes.items()]
     title = "".join(word.capitalize() for word in name.replace(".", "_").split("-"))
     namespace = {"__doc__": about, "__module__": __name__, "__init__": partialmethod(family.__init__, **sizes)}
@@ -113,6 +113,6 @@ def _make_preset(name: str, family: type[FamilyConfig], about: str, sizes: dict[
 
 
 PRESETS = {
-    name: _make_preset(name, family, f"The shape of {what}, as in {source}/config.json.", sizes)
+    name: _make_preset(name, family, f"Shape of {what}, as in {source}/config.json.", sizes)
     for name, (family, what, source, sizes) in SHAPES.items()
 }

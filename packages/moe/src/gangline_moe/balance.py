@@ -18,7 +18,7 @@ from gangline_moe.routers.base import Choice, Router
 
 
 def apply_balance(hidden_BTD: Tensor, router: Router, choice: Choice, load_E: Tensor) -> Tensor:
-    """Add the router's losses to the backward pass of `hidden_BTD`, and return it; emit losses, load and entropy.
+    """Return `hidden_BTD`, with the router's losses in its backward pass; emit losses, load and entropy.
 
     load_E: number of (token, expert) pairs per expert on this rank, padding included, before drops over capacity.
     """

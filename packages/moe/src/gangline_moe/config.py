@@ -51,14 +51,15 @@ class MoeOptions(EditConfig):
     ep: PositiveInt | None = None  # expert-parallel (EP) size: ranks that shard a layer's experts; null: maximum
     # `pp` is not allowed: pipeline ranks hold different layers.
     ep_axes: list[TokenAxis] = field(default_factory=lambda: ["dp_shard", "cp"])  # mesh axes whose ranks EP may use
-    ranks_per_node: PositiveInt | None = None  # ranks per node: a larger moe.ep uses a two-level all-to-all; null: flat
+    # number of ranks per node: with a larger moe.ep, the all-to-all runs inside nodes, then between nodes; null: flat
+    ranks_per_node: PositiveInt | None = None
     upcycle_from: str | None = None  # directory of a dense run whose feed-forwards initialise the experts; null: none
 
     file_options: ClassVar[tuple[str, ...]] = ("upcycle_from",)
     layout_options: ClassVar[tuple[str, ...]] = ("ep", "ep_axes", "ranks_per_node")
 
     def resolve(self, run: Run) -> MoeOptions:
-        """Return the options with a null `ep` as its maximum, and for upcycling a null `ffn_dim` as the dense width."""
+        """Return the options with null `ep` set to the maximum; upcycling sets null `ffn_dim` to the dense width."""
         options = replace(self, ffn_dim=self.get_dense_hidden(run)) if self.upcycle_from and not self.ffn_dim else self
         return replace(options, ep=gcd(self.experts, self._count_expert_ranks(run))) if self.ep is None else options
 
@@ -115,7 +116,7 @@ class MoeOptions(EditConfig):
             yield Problem(
                 f"moe.ep={self.ep} is not possible: parallel={name} does not shard the experts in this layout.",
                 f"Experts are sharded over {' x '.join(self.ep_axes)} (moe.ep_axes). These axes have one rank in this "
-                "layout, or its strategy has no expert parallelism (single, ddp).",
+                "layout, or the strategy has no expert parallelism (single, ddp).",
                 "moe.ep=null uses the largest size that the layout allows.",
             )
         ep, each = self.resolve(run).ep or 1, self.ranks_per_node
@@ -164,7 +165,7 @@ class Heatmap(TrackConfig):
 
     file_options: ClassVar[tuple[str, ...]] = ("path",)
 
-    every: PositiveInt = 50  # interval of heatmaps in steps; each heatmap sums the steps since the previous heatmap
+    every: PositiveInt = 50  # interval of heatmaps in steps; each heatmap sums the load since the previous heatmap
     path: str | None = None  # directory of the event files; null: tensorboard/experts in the run directory
 
     def check(self, run: Run) -> list[Problem]:

@@ -40,7 +40,7 @@ class Stack(nn.Module):
 class Experts(nn.Module):
     """Gated feed-forward of all experts: rows (A, D), sorted by expert -> W_down gated(W_gate x, W_up x), (A, D).
 
-    Uses one autograd function that saves few activations, or separate matmuls if an edit has wrapped a stack.
+    Uses one autograd function that saves few activations, or separate matmuls if an edit wraps stacked weights.
     """
 
     def __init__(self, node: ExpertsNode) -> None:
@@ -72,7 +72,7 @@ def compute_bias_gradient(dy_AO: Tensor, bias_EO: Tensor, bounds: Tensor) -> Ten
 
 
 class StackProduct(torch.autograd.Function):
-    """Grouped matmul of one stack. The input is saved only if the weight is trained."""
+    """Grouped matmul with stacked weights. The input is saved only if the weights are trained."""
 
     @staticmethod
     def forward(ctx, x_AI: Tensor, weight: Tensor, bias: Tensor | None, bounds: Tensor, products: Products) -> Tensor:
@@ -96,7 +96,7 @@ class StackProduct(torch.autograd.Function):
 
 
 class GatedProducts(torch.autograd.Function):
-    """Compute W_down gated(W_gate x, W_up x). Only x and the outputs of W_gate and W_up are saved, not recomputed.
+    """Compute W_down gated(W_gate x, W_up x). Only x and the outputs of W_gate and W_up are saved.
 
     The parameters are kept in `ctx` next to the saved tensors, as `forward_context.return_weight_gradient` requires.
     """

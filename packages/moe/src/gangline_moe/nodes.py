@@ -217,7 +217,7 @@ class ExpertsNode(Node):
 
     @property
     def wrapped(self) -> bool:
-        """True if an edit has wrapped one of the stacks."""
+        """True if an edit wraps some of the stacked weights."""
         return any(isinstance(stack, WrapNode) for stack in (self.w_gate, self.w_up, self.w_down))
 
     def count_activation_bytes(self, sizes: LocalSizes) -> int:
@@ -263,10 +263,11 @@ class MoeNode(Node):
     def count_activation_bytes(self, sizes: LocalSizes) -> int:
         """Return the bytes of the saved activations.
 
-        Each row saves its input, its output and the results of the two matmuls before the gate (if stacks are wrapped,
-        also the activated gate and the input of the last matmul). The layer saves the indices of rows and pairs and the
-        experts' bounds (with expert parallelism also those of arrived rows), the shared experts' output and gate if
-        there is a gate, and its input if the router's gate reads it without a copy and no shared expert counts it.
+        Each row saves its input, its output and the results of the two matmuls before the gate. If an edit wraps the
+        stacked weights, it also saves the activated gate and the input of the last matmul. The layer saves the indices
+        of rows and pairs and the experts' bounds (with expert parallelism also those of arrived rows), and the output
+        and gate of gated shared experts. It saves its input if the router's gate reads it without a copy and no shared
+        expert counts it.
         """
         rows, dim, hidden = self.count_rows(sizes), self.experts.dim, self.experts.ffn_dim
         inner = 2 + self.experts.wrapped * (1 + self.experts.gating.plain)

@@ -1,10 +1,10 @@
-"""Grouped GEMM: matmuls of rows sorted by expert; each expert's run of rows has its own matrix.
+"""Grouped GEMM: matmuls of rows sorted by expert; each expert's group of rows is multiplied by the expert's matrix.
 
-A rows in E runs; the rows of run e are bounds[e] to bounds[e + 1], `bounds` (E + 1,). Measured (float32 and bfloat16, 8
-to 256 experts, CPU): `grouped_mm` is as fast as a loop over experts or up to 1.35 times faster, a padded batched matmul
-is slower except for bfloat16 runs of a few rows; all three give equal bits. `grouped_mm` rejects float64 and widths
-that are not multiples of 16 bytes: a loop over experts computes these cases, and precisions that override
-`compute_grad_x` or `compute_grad_w`.
+A rows in E groups; the rows of group e are bounds[e] to bounds[e + 1], `bounds` (E + 1,). Measured on a CPU (float32
+and bfloat16, 8 to 256 experts): `grouped_mm` is as fast as a loop over experts or up to 1.35 times faster. A padded
+batched matmul is slower, except for bfloat16 groups of a few rows. All three give equal bits. `grouped_mm` rejects
+float64 and widths that are not multiples of 16 bytes. A loop over experts computes these cases, and precisions that
+override `compute_grad_x` or `compute_grad_w`.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from gangline.precision import Precision
 
 
 class Products(ABC):
-    """The three matmuls of a stack of linear layers: forward, input gradient, weight gradient."""
+    """The three matmuls of linear layers with stacked weights: forward, input gradient, weight gradient."""
 
     @abstractmethod
     def multiply_rows(self, x_AI: Tensor, w_EOI: Tensor, bounds: Tensor) -> Tensor:
-        """Return each row times the transposed matrix of its run, (A, O), as in a linear layer."""
+        """Return each row times the transposed matrix of its group, (A, O), as in a linear layer."""
 
     @abstractmethod
     def compute_grad_x(self, y_AO: Tensor, w_EOI: Tensor, bounds: Tensor) -> Tensor:
-        """Return each row times the matrix of its run, (A, I): the input gradient of `multiply_rows`."""
+        """Return each row times the matrix of its group, (A, I): the input gradient of `multiply_rows`."""
 
     @abstractmethod
     def compute_grad_w(self, y_AO: Tensor, x_AI: Tensor, bounds: Tensor) -> Tensor:
-        """Return yᵀ x of each run, (E, O, I): the weight gradient of `multiply_rows`."""
+        """Return yᵀ x of each group, (E, O, I): the weight gradient of `multiply_rows`."""
 
 
 class PlainProducts(Products):
-    """Matmuls in the dtype of their inputs: `grouped_mm` if it supports them, otherwise one matmul per run."""
+    """Matmuls in the dtype of their inputs: `grouped_mm` if it supports them, otherwise one matmul per group."""
 
     def multiply_rows(self, x_AI: Tensor, w_EOI: Tensor, bounds: Tensor) -> Tensor:
         return _multiply_by_run(x_AI, w_EOI.transpose(1, 2), bounds)
@@ -79,7 +79,7 @@ class PrecisionProducts(Products):
 
 
 def choose_products(precision: Precision) -> Products:
-    """Return grouped matmuls, or one per run if the precision (float8) overrides `compute_grad_x` or `_grad_w`."""
+    """Return grouped matmuls, or loops of matmuls if a precision (float8) overrides `compute_grad_x` or `_grad_w`."""
     plain = (
         type(precision).compute_grad_x is Precision.compute_grad_x
         and type(precision).compute_grad_w is Precision.compute_grad_w
@@ -88,7 +88,7 @@ def choose_products(precision: Precision) -> Products:
 
 
 def list_runs(rows: Tensor, bounds: Tensor) -> list[tuple[int, slice]]:
-    """Return (index, slice) of each run with rows; [] on the meta device. The host waits for the device."""
+    """Return (index, slice) of each group with rows; [] on the meta device. The host waits for the device."""
     if rows.is_meta:
         return []
     return [(i, slice(start, stop)) for i, (start, stop) in enumerate(pairwise(bounds.tolist())) if stop > start]

@@ -12,7 +12,7 @@ FILE = Path(__file__).parent / "accuracy.json"  # written by benchmarks/planner_
 
 @cache
 def load_accuracy() -> Mapping[str, float]:
-    """Return the errors of predicted step times on published runs; a fit on the other tables predicted each table.
+    """Return the errors of predicted step times on published runs; each table is predicted by a fit on the others.
 
     Keys: `rows` (number of runs), `tables`, the distribution of errors (`median`, `ninetieth`, `bias`), and the drift
     of errors over the number of GPUs (`slope`, `slope_low`, `slope_high`).

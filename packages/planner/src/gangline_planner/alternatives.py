@@ -71,7 +71,7 @@ def iterate_alternatives(case: Planned) -> Iterator[tuple[Planned, ParallelConfi
 
 
 def _iterate_edits(case: Planned, typed: set[str]) -> Iterator[Planned]:
-    """Yield the case, and a copy for each other layout of its edits, which shard the model over ranks."""
+    """Yield the case, and a copy for each other value of its edits' layout options, such as sizes of folds."""
     groups = list(case.run.edits)
     for options in product(*(config.iterate_layouts(case.run, case.world) for config in case.run.edits.values())):
         edits = dict(zip(groups, options, strict=True))

@@ -20,7 +20,7 @@ from gangline_basics.cluster.file import Cluster
 
 LENGTH = 8192  # tokens per sequence, as Llama 3 (arXiv 2407.21783, table 4)
 STEP = 2**22  # tokens per step, as Llama 2 (arXiv 2307.09288, section 2.2), and early steps of Llama 3
-SHARERS = 8  # maximum ranks per sequence of a step: Llama 3 405B has 16,384 GPUs for 2,048 sequences per step
+SHARERS = 8  # maximum ranks per sequence of the global batch: Llama 3 405B has 16,384 GPUs for 2,048 sequences
 PRECISION = "bf16"
 
 
@@ -67,7 +67,8 @@ def complete_words(words: Sequence[str]) -> Planned:
 def choose_batch_sizes(batch: BatchSection, names: Set[str], world: int) -> BatchSection:
     """Return `batch` with sizes of published pre-training runs for the options that are not in `names`.
 
-    A microbatch size is assumed only with a sequence length or a global batch size; otherwise `train` finds it.
+    A microbatch size is assumed only if the sequence length or the global batch size is assumed too; otherwise `train`
+    finds it.
     """
     length = "batch.sequence_length" not in names
     sequences = names.isdisjoint({"batch.global_size", "batch.ramp"})
@@ -123,12 +124,12 @@ def check_run(run: Run) -> UserError | None:
 
 
 def explain(case: Planned, run: Run, cluster: Cluster) -> Explained:
-    """Return the explanation of a run by its parallel strategy. Raises UserError if the strategy has no `explain`."""
+    """Return memory, work and transfers of a run by its parallel strategy. Raises UserError if it has no `explain`."""
     mesh = Mesh.of(run.parallel.size_axes(case.world))
     explanation = run.parallel.explain(run, mesh, case.model, cluster.topology)
     if explanation is None:
         raise UserError(
-            "this parallel strategy is not supported.",
+            "gangline plan does not support this parallel strategy.",
             "The configuration of the strategy must implement `explain`.",
             "Choices: parallel=single, parallel=ddp, or a strategy of gangline-parallel-megatron-style.",
         )

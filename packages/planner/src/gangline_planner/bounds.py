@@ -21,7 +21,7 @@ from gangline_planner.price.sharing import Cores
 from gangline_planner.price.step import StageTime, compute_jitter
 from gangline_planner.price.transfers import compute_transfer_seconds
 
-SPLIT = 0.9  # safety factor of pipeline-fill times and exposed transfers, because stages are uneven
+SPLIT = 0.9  # factor on pipeline-fill times and exposed transfers, whose formulas assume equal stages
 
 
 @dataclass(frozen=True)
@@ -29,15 +29,15 @@ class Alternative:
     """Layout that the overrides leave unset, with its bounds.
 
     least   lower bound on the step time, in seconds
-    floor   lower bound on the step time, in seconds, of this layout with any more recomputation, which may hide more
-            transfers
+    floor   lower bound on the step time, in seconds, that also holds for this layout with more recomputation. It leaves
+            out transfers that may overlap with computation, because recomputation may hide them
     bytes   lower bound on the memory of the fullest rank, in bytes
     """
 
     least: float
     floor: float
     bytes: int
-    first: Run  # run of the overrides alone
+    first: Run  # run as the overrides specify it
     case: Planned  # plan input with the model of this layout
     base: Run
     parallel: ParallelConfig
@@ -65,8 +65,8 @@ def sort_by_bound(case: Planned, cluster: Cluster) -> list[Alternative]:
 def iterate_by_bound(case: Planned, cluster: Cluster) -> Iterator[Alternative]:
     """Yield all alternatives, sorted by their lower bound on the step time.
 
-    The bound of an alternative with more recomputation is computed only when the yielded bounds reach `floor` of the
-    alternative with least recomputation, because its bound cannot be below.
+    With more recomputation, the bound of a layout is at least `floor` of the same layout with least recomputation.
+    Therefore it is computed only when the yielded bounds reach this `floor`.
     """
     seconds, number = LeastSeconds(case, cluster), count()
     waiting: list[tuple[float, int, Alternative | list[tuple[int, LaidOut]]]] = []
@@ -92,7 +92,7 @@ class LeastSeconds:
 
     def __init__(self, case: Planned, cluster: Cluster) -> None:
         self.case, self.cluster = case, cluster
-        # caches by the `id` of `work` and of `beside`; the bounds are stored so that these objects stay alive
+        # caches by the `id` of `LayoutBounds.work` or `.beside`; the stored bounds keep these objects alive
         self._known: dict[int, tuple[LayoutBounds, StageTime, float]] = {}
         self._sent: dict[int, tuple[LayoutBounds, list[tuple[When, float]]]] = {}
 
@@ -112,7 +112,7 @@ class LeastSeconds:
     def _bound_without_jitter(
         self, run: Run, mesh: Mesh, bounds: LayoutBounds, model: tuple[Node, Plan]
     ) -> tuple[float, float]:
-        """Return bounds in seconds without jitter: (without transfers that may overlap, with these transfers)."""
+        """Return (bound without transfers that may overlap, bound with them): step time in seconds, without jitter."""
         if bounds.work is None:
             work = self._bound_by_peak(run, mesh, model) / (1 - bounds.idle)
             return work, work
@@ -148,4 +148,5 @@ class LeastSeconds:
     def _bound_by_peak(self, run: Run, mesh: Mesh, model: tuple[Node, Plan]) -> float:
         rates, length = Rates.of(self.cluster, run.precision.get_product_format()), run.batch.sequence_length
         work = count_flops_per_token(model[0], length, model[1]) * length * run.batch.global_size
-        return work / mesh.world / max(rates.narrow, rates.wide, rates.attention * 2)  # attention counts as not causal
+        # `work` has the FLOPs of full attention; causal kernels skip half of them, so their rate counts twice
+        return work / mesh.world / max(rates.narrow, rates.wide, rates.attention * 2)

@@ -15,14 +15,15 @@ from gangline_planner.bounds import Alternative, iterate_by_bound
 from gangline_planner.forecast import Forecast, forecast
 from gangline_planner.price.step import Pieces
 
-NEAR = 0.05  # share of the step time: smaller differences between plans are within the error of a plan
+# tolerance for the fastest layout, as a share of the step time; smaller differences are within the prediction error
+NEAR = 0.05
 
 
 def choose_plan(case: Planned, cluster: Cluster, tokens: float | None) -> tuple[Forecast, tuple[str, ...]]:
     """Return (plan, overrides that were assumed or chosen). Raises UserError if no layout is possible.
 
-    If the layout of the overrides does not fit, unset options are chosen such that no layout is faster by more than
-    `NEAR`; `search` finds the fastest.
+    If the layout of the overrides does not fit, unset options are chosen such that no other layout that fits is faster
+    by more than the share `NEAR` of the step time; `search` finds the fastest.
     """
     problem = check_run(case.run)
     plan = None if problem else forecast(explain(case, case.run, cluster), cluster, tokens)
@@ -77,11 +78,11 @@ def find_fastest(
 
 
 class Beaten:
-    """Test whether a layout is useless by its lower bound on the step time, before its timeline is computed.
+    """Test that rejects layouts by a lower bound on their step time, before their timeline is computed.
 
-    plans   a layout is useless if one of these plans is at least as fast as its lower bound
-    memory  True: that plan must also take at most as much memory
-    limit   a layout is useless if its fullest rank needs more bytes
+    plans   a layout is rejected if one of these plans is at least as fast as the layout's lower bound
+    memory  True: that plan must also take at most as much memory as the layout
+    limit   memory limit: a layout is rejected if its fullest rank needs more bytes
     """
 
     def __init__(self, plans: Sequence[Forecast], memory: bool = False, limit: float = inf) -> None:
@@ -97,7 +98,7 @@ class Beaten:
 def plan_alternative(
     other: Alternative, cluster: Cluster, tokens: float | None = None, beaten: Beaten | None = None
 ) -> Forecast | None:
-    """Return the plan of an alternative; None if the layout does not divide the model, or if `beaten` is True for it.
+    """Return the plan of an alternative; None if the layout does not divide the model, or if `beaten` rejects it.
 
     `check_run` is not called, because it takes longer: callers check only the best alternatives.
     """

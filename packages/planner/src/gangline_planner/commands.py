@@ -13,7 +13,7 @@ from gangline_basics.figure import write_figure
 from gangline_basics.flags import Flags
 
 VERBS = {
-    "search": "list the layouts that the overrides leave open, fastest first, each as a `train` command",
+    "search": "list the layouts that the overrides allow, fastest first, each as a `train` command",
     "compare": "compare the plan of a run with its measurements, term by term",
     "table": "print days, money and energy of models from 8B to 1T on 8 to 32,768 accelerators",
     "calibrate": "measure this machine and write a cluster file",
@@ -44,7 +44,7 @@ def _search(argv: Sequence[str]) -> int:
 
     flags = _make_flags(
         "search",
-        "List the layouts that the overrides leave open, fastest first, each as a `train` command. For each layout\n"
+        "List the layouts that the overrides allow, fastest first, each as a `train` command. For each layout\n"
         "that does not fit, print the missing memory. The exit code is 2 if no layout fits.",
         f"OVERRIDE: {OVERRIDES}",
     )
@@ -184,9 +184,7 @@ def parse_cluster(words: Sequence[str]) -> tuple[Cluster, list[str]]:
     names = [word.removeprefix("cluster=") for word in words if word.startswith("cluster=")]
     if len(names) != 1:
         raise UserError(
-            "the cluster of the plan is not named."
-            if not names
-            else "several clusters are named, but a plan is for one.",
+            "no cluster is given for the plan." if not names else "several clusters are given, but a plan is for one.",
             "The step time depends on the cluster.",
             f"cluster=NAME, one of {', '.join(list_shipped())}; or cluster=FILE.yaml",
         )

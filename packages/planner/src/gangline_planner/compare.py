@@ -63,7 +63,8 @@ class Comparison:
 def compare(path: str, cluster: Cluster) -> Comparison:
     """Return the comparison of a run's plan with its measurements. path: run directory.
 
-    Raises UserError if the path is not a run directory, or if the run has no steps after its first `WARM` steps.
+    The first `WARM` steps and all steps that begin with a save are left out. Raises UserError if the path is not a run
+    directory, or if no step remains.
     """
     directory = RunDirectory.open(path)
     report = make_notes("gangline plan compare")
@@ -96,7 +97,10 @@ def compare(path: str, cluster: Cluster) -> Comparison:
 
 
 def _list_terms(kinds: Mapping[str, float], steps: Sequence[dict[str, Any]]) -> list[Term]:
-    """Return terms from the mean phases of all ranks, with waits apart; if not recorded, from the phases of rank 0."""
+    """Return the terms of the step time from phase times averaged over all ranks, with waits as a separate term.
+
+    If only the phase times of rank 0 are recorded, they are used, and waits are part of `forward_backward`.
+    """
     waits = sum(kinds[kind] for kind in WAITS)
     passes = kinds["compute"] + kinds["recompute"]
     parted = [one["rank_phases"] for one in steps if one.get("rank_phases")]

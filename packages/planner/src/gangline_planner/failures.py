@@ -11,17 +11,17 @@ from gangline.plugin.registry import installed
 from gangline_planner.forecast import Forecast
 
 DAYS = 30.0  # simulated days if the number of tokens is unknown
-COURSES = 5  # number of simulations, each with its own seed
-REPAIR = DAY  # seconds to repair a node; there are so many spares that hardly ever all nodes are in repair
-MOST = 1e5  # maximum number of failures to simulate, over all courses
+COURSES = 5  # number of simulations of a job, each with its own seed
+REPAIR = DAY  # seconds to repair a node; the job has so many spare nodes that one is almost always available
+MOST = 1e5  # maximum expected number of failures, over all simulations of a job
 
 
 @dataclass(frozen=True)
 class SimulatedGoodput:
-    """Means over simulated courses of a job.
+    """Goodput and failures of a job, as means over several simulations.
 
     by     the simulator, as an override
-    days   simulated days of each course
+    days   simulated days of each simulation
     spares number of spare nodes
     """
 

@@ -11,7 +11,8 @@ from gangline.explain.reliability import DAY, Reliability
 from gangline_basics.cluster.file import Cluster
 from gangline_planner.price.step import Pieces, StepTime, compute_step_time
 
-STATE = ("master weights", "optimizer state", "callbacks")  # kinds of memory in a checkpoint; else weights
+# kinds of memory that a checkpoint stores; if a rank has none of them, its checkpoint stores the weights
+STATE = ("master weights", "optimizer state", "callbacks")
 LEAST = 1e-3  # minimum goodput for which `days` is computed
 
 
@@ -58,7 +59,7 @@ class Forecast:
 
     @property
     def goodput(self) -> float | None:
-        """Expected share of time in steps that are not lost, saving each `save_every`; 0 if failures leave no time."""
+        """Expected share of time in steps that no failure undoes, saving each `save_every`; 0 if no time is left."""
         if self.reliability is None or self.save_every is None:
             return None
         try:

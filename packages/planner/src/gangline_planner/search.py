@@ -107,7 +107,7 @@ def search(case: Planned, cluster: Cluster, shown: int = SHOWN) -> SearchResult:
             large.append(candidate)
         else:
             place = bisect(fit, plan.step.seconds, key=lambda one: one.plan.step.seconds)
-            if place >= shown or check_run(other.run) is None:  # slow, so only the fastest are checked
+            if place >= shown or check_run(other.run) is None:  # check_run is slow: only the fastest are checked
                 fit.insert(place, candidate)
     for other in nsmallest(shown, crowded, key=lambda other: other.bytes):
         plan = plan_alternative(other, cluster)
@@ -121,7 +121,7 @@ def search(case: Planned, cluster: Cluster, shown: int = SHOWN) -> SearchResult:
 
 def explain_misfit(found: SearchResult, words: Sequence[str], case: Planned) -> UserError:
     """Return an error that no layout fits: it names the layout that lacks least memory, and how to reduce memory."""
-    what, more = "no layout that the overrides leave open fits into memory.", f"launch.processes={2 * case.world}"
+    what, more = "no layout that the overrides allow fits into memory.", f"launch.processes={2 * case.world}"
     if not found.large:
         return UserError(
             what, "No layout divides the model and the batch.", f"Use another number of ranks, such as  {more}"
@@ -135,7 +135,7 @@ def explain_misfit(found: SearchResult, words: Sequence[str], case: Planned) -> 
     return UserError(
         what,
         f"Closest to fitting  {' '.join(least.words) or 'the layout of the overrides'}: {least.lacks / 1e9:.3g} GB "
-        f"over the limit; the largest part of its fullest rank is {most}, {kinds[most] / 1e9:.3g} GB.",
+        f"over the limit; its fullest rank uses most memory for {most}, {kinds[most] / 1e9:.3g} GB.",
         f"Leave these options unset:  {' '.join(constraints)}" if constraints else "",
         f"{'Use more ranks' if cuts else 'Use more ranks and a strategy that shards the model'}, such as  "
         f"{more}{'' if cuts else ' parallel=3d'}; or shorter sequences.",

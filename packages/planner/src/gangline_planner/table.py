@@ -59,7 +59,8 @@ class TableRow:
 def plan_row(model: str, world: int, cluster: Cluster) -> TableRow:
     """Return the row of a model and a number of accelerators, with the fastest layout that fits."""
     case = complete_words(["parallel=3d", *MODELS[model].split(), *BATCH.split(), f"launch.processes={world}"])
-    case = replace(case, run=replace(case.run, batch=replace(case.run.batch, micro_size=1)))  # start of search
+    # the search tries this microbatch size first
+    case = replace(case, run=replace(case.run, batch=replace(case.run.batch, micro_size=1)))
     plan, _ = find_fastest(case, cluster, within=NEAR)
     return TableRow(model, world, plan and plan.plan_tokens(TOKENS * plan.explained.parameters))
 

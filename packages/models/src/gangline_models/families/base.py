@@ -121,8 +121,10 @@ class WindowedConfig(RotaryConfig):
 class PatternConfig(WindowedConfig):
     """Options of families with a sliding window in some blocks and full attention in others."""
 
-    full_first: NonNegativeInt = 0  # number of initial blocks with full attention, if model.window is set
-    full_every: PositiveInt | None = None  # interval of full-attention blocks, if model.window is set; null: none
+    # number of blocks with full attention at the start of the model, if model.window is set
+    full_first: NonNegativeInt = 0
+    # interval of full-attention blocks (the last of every n blocks), if model.window is set; null: no such blocks
+    full_every: PositiveInt | None = None
 
     def get_window(self, block: int) -> int | None:
         full = block < self.full_first or (self.full_every and (block + 1) % self.full_every == 0)

@@ -1,4 +1,4 @@
-"""Converter between part `decoder` of gangline-basics and config.json of Llama, Mistral and Qwen3. Torch-free."""
+"""Converter between options of the part `decoder` and config.json of Llama, Mistral and Qwen3. Torch-free."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ KNOWN = frozenset((*SAME.values(), *ABSENT, *ROPE_FIELDS, *WINDOW_FIELDS))
 
 
 class DecoderFormat(ModelFormat):
-    """Converter of the part `decoder` from and to config.json."""
+    """Converter between the options of the part `decoder` of gangline-basics and config.json."""
 
     architectures = tuple(ARCHITECTURES)
 
@@ -111,8 +111,8 @@ def choose_architecture(config: DecoderConfig) -> str:
 def make_config_json(config: DecoderConfig, *, dtype: str = "float32", max_position: int = 2048) -> dict[str, Any]:
     """Return the config.json, with fields that both transformers 4 and 5 read.
 
-    max_position: context length in training; ignored with RoPE scaling, which determines it. Raises UserError for
-    features that no architecture supports. The z-loss is left out, since it matters only in training.
+    max_position: context length in training; ignored with RoPE scaling, whose options give the context length. Raises
+    UserError for features that no architecture supports. The z-loss is left out, since it matters only in training.
     """
     architecture = choose_architecture(config)
     values = {theirs: getattr(config, option) for option, theirs in SAME.items()}

@@ -1,4 +1,4 @@
-"""Converter of RoPE from and to config.json: transformers 4 (rope_scaling) and 5 (rope_parameters). Torch-free."""
+"""RoPE options in config.json of transformers 4 (rope_scaling) and 5 (rope_parameters). Torch-free."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PLAIN = {"rope_type", "type", "rope_theta", SHARE, ORIGINAL}
 
 
 def read_rope(directory: str | Path, theirs: Mapping[str, Any], ranges: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the RoPE options of a config.json. A missing field has transformers' default for these architectures.
+    """Return the RoPE options of a config.json. A missing field has the default of transformers.
 
     ranges: option -> its type and range. Raises UserError for unsupported features, and for an incomplete scaling.
     """

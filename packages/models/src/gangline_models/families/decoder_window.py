@@ -1,4 +1,4 @@
-"""Converter of the blocks' sliding windows from and to config.json. Torch-free.
+"""Converter between window options of the part `decoder` and config.json. Torch-free.
 
 Llama has no sliding window, Mistral has one in all blocks, and Qwen3 specifies it per block (`layer_types`, or
 `max_window_layers` if the file has no such list). As in gangline, a query attends to itself and to the
@@ -24,7 +24,7 @@ SLIDING, FULL = "sliding_attention", "full_attention"
 
 
 def read_window(directory: str | Path, theirs: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """Return `window` and `full_every` from a config.json. Raises UserError for a pattern they cannot describe."""
+    """Return `window` and `full_every` from a config.json. Raises UserError for a pattern beyond these options."""
     architecture = (theirs.get("architectures") or [None])[0]
     kinds = {"sliding_window": PositiveInt | None, "max_window_layers": NonNegativeInt | None}
     for name, hint in (kinds | {"use_sliding_window": bool | None}).items():
@@ -76,7 +76,7 @@ def _find_full_every(directory: str | Path, slides: Sequence[bool]) -> int | Non
     if list(slides) != [(index + 1) % every != 0 for index in range(len(slides))]:
         raise UserError(
             f"{directory} holds a model with an unsupported pattern of sliding windows.",
-            "gangline's decoder supports a window in all blocks, or in all but every n-th (model.full_every).",
+            "gangline's decoder supports a window in all blocks, or in all but every n-th block (model.full_every).",
         )
     return every
 
@@ -89,7 +89,7 @@ def make_window_json(config: DecoderConfig, architecture: str) -> dict[str, Any]
         if config.full_every is not None:
             raise UserError(
                 f"the model cannot be exported: no Hugging Face architecture has model.full_every={config.full_every}.",
-                "Mistral has the window in every block. Qwen3 has one per block, but requires model.qk_norm=true.",
+                "Mistral has the same window in every block. Qwen3 sets it per block, but requires model.qk_norm=true.",
             )
         return {"sliding_window": config.window}
     windows = [config.get_window(index) for index in range(config.layers)]

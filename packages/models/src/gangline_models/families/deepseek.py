@@ -53,7 +53,8 @@ ROUTING = (
     *("n_group", "topk_group", "norm_topk_prob", "routed_scaling_factor", "num_experts_per_tok", "n_shared_experts"),
     *("moe_intermediate_size", "router_aux_loss_coef", "output_router_logits", "ep_size", "aux_loss_alpha", "seq_aux"),
 )
-PASSED = ("qk_head_dim", "num_nextn_predict_layers", "num_mtp_layers")  # follow from other fields, or belong to MTP
+# ignored fields: they follow from other fields, or belong to MTP
+PASSED = ("qk_head_dim", "num_nextn_predict_layers", "num_mtp_layers")
 
 
 @dataclass
@@ -63,9 +64,11 @@ class DeepSeek(FamilyConfig):
     q_rank: PositiveInt | None = 1536  # rank of the latent query vector (q_lora_rank); null: no latent query
     kv_rank: PositiveInt = 512  # rank of the latent key-value vector (kv_lora_rank)
     nope_dim: PositiveInt = 128  # number of query and key features per head without RoPE
-    rope_dim: PositiveInt = 64  # number of query and key features with RoPE per head; the key's are shared by all heads
+    # number of query and key features per head with RoPE; all heads share these key features
+    rope_dim: PositiveInt = 64
     v_dim: PositiveInt = 128  # width of an attention head's values
-    interleaved: bool = True  # interleaved RoPE: rotate neighbouring features; false: features half the width apart
+    # interleaved RoPE: rotation of pairs of neighbouring features; false: pairs of features model.rope_dim / 2 apart
+    interleaved: bool = True
     biases: bool = False  # biases of the down-projections to latent vectors and of the output projection
     rope_theta: PositiveFloat = 10_000.0  # RoPE base (theta)
     rope: RopeChoice = field(default_factory=PlainRope)
@@ -81,7 +84,7 @@ class DeepSeek(FamilyConfig):
 
     @property
     def scale(self) -> float:
-        """Scale of the attention scores: 1 / sqrt(head width), times YaRN's squared magnitude of `mscale_all_dim`."""
+        """Scale of the attention scores: 1 / sqrt(head width), times the square of YaRN's `mscale_all_dim` term."""
         magnitude = 1.0
         if isinstance(self.rope, YarnRope) and self.rope.mscale_all_dim and self.rope.factor > 1:
             magnitude = 0.1 * self.rope.mscale_all_dim * math.log(self.rope.factor) + 1
@@ -99,13 +102,13 @@ class DeepSeek(FamilyConfig):
         return [Problem(what, "RoPE rotates features in pairs.", f"Set model.rope_dim={self.rope_dim + 1}.")]
 
     def list_notices(self, run: Run) -> list[str]:
-        """Return a notice if the directory has layers after the last block that mtp=on does not load."""
+        """Return a notice if the directory has MTP layers, after the last block, that mtp=on does not load."""
         depth = getattr(run.edits.get("mtp"), "depth", 0)
         return report_skipped(self.weights, f"model.layers.{self.layers + depth}.")
 
 
 class DeepSeekFormat(FamilyFormat[DeepSeek]):
-    """Converter of this family from and to config.json."""
+    """Converter between the options of DeepSeek-V3 and config.json."""
 
     options = DeepSeek
     architectures = ("DeepseekV3ForCausalLM",)

@@ -1,4 +1,4 @@
-"""Base of the families' converters from and to config.json. Torch-free."""
+"""Base classes of the converters between options of model families and config.json. Torch-free."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class FamilyFormat(ModelFormat, ABC, Generic[Family]):
 
 
 def _read_special_tokens(weights: str | None) -> dict[str, Any]:
-    """Return the special token ids of the directory `weights`; null without it, since transformers has defaults."""
+    """Return the special token ids of the directory `weights`; None without it, to override transformers' defaults."""
     there = Path(weights or ".") / "config.json"
     config = json.loads(there.read_text(encoding="utf-8")) if weights and there.is_file() else {}
     return {name: config.get(name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}

@@ -52,7 +52,7 @@ class Gemma2(PatternConfig):
 
 
 class Gemma2Format(PatternFormat[Gemma2]):
-    """Converter of Gemma 2 from and to config.json."""
+    """Converter between the options of Gemma 2 and config.json."""
 
     options = Gemma2
     architectures = ("Gemma2ForCausalLM",)
@@ -88,7 +88,7 @@ class Gemma3(TwoRopesConfig):
 
 
 class Gemma3Format(TwoRopesFormat[Gemma3]):
-    """Converter of Gemma 3 from and to config.json."""
+    """Converter between the options of Gemma 3 and config.json."""
 
     options = Gemma3
     architectures = ("Gemma3ForCausalLM",)

@@ -42,7 +42,7 @@ LAYER = {
 }
 TRANSPOSED = frozenset(name for name in LAYER if "norm" not in name)
 MASKS = ("attn.bias", "attn.masked_bias")
-SUMMARY = ("type", "use_proj", "activation", "proj_to_labels", "first_dropout")  # fields of the head for other tasks
+SUMMARY = ("type", "use_proj", "activation", "proj_to_labels", "first_dropout")  # fields of heads for other tasks
 
 
 @dataclass
@@ -65,7 +65,7 @@ class Gpt2(FamilyConfig):
 
 
 class Gpt2Format(FamilyFormat[Gpt2]):
-    """Converter of GPT-2 from and to config.json."""
+    """Converter between the options of GPT-2 and config.json."""
 
     options = Gpt2
     architectures = ("GPT2LMHeadModel",)
@@ -91,7 +91,7 @@ class Gpt2Format(FamilyFormat[Gpt2]):
         from gangline_models.hugging_face.tensors import list_tensor_names
 
         for name in ("n_ctx", "reorder_and_upcast_attn", *(f"summary_{word}" for word in SUMMARY)):
-            reader.take(name)  # obsolete, effect on rounding only, or for other tasks
+            reader.take(name)  # ignored: obsolete, for other tasks, or only about rounding
         names = list_tensor_names(reader.directory)
         prefix = "" if "wte.weight" in names else "transformer."
         reader.expect("max_position_embeddings", None, options["positions"])  # alias of n_positions

@@ -51,11 +51,11 @@ class GptOss(PatternConfig):
     full_every: int | None = 2
     biases: bool = True  # biases of the query, key, value and output projections
     slope: PositiveFloat = 1.702  # slope of the sigmoid in the SwiGLU gate (swiglu_alpha)
-    limit: PositiveFloat = 7.0  # clamp limit of gate and up-projection of a feed-forward (swiglu_limit)
+    limit: PositiveFloat = 7.0  # limit at which outputs of gate and up-projection are clamped (swiglu_limit)
 
 
 class GptOssFormat(PatternFormat[GptOss]):
-    """Converter of gpt-oss from and to config.json."""
+    """Converter between the options of gpt-oss and config.json."""
 
     options = GptOss
     architectures = ("GptOssForCausalLM",)
@@ -77,7 +77,7 @@ class GptOssFormat(PatternFormat[GptOss]):
     def read_more(self, reader: ConfigReader, options: Mapping[str, Any]) -> dict[str, Any]:
         refuse_packed(reader, "quantization_config")
         refuse_experts(reader, "num_local_experts", 128)
-        for name in ("experts_per_token", "initial_context_length"):  # transformers reads other fields
+        for name in ("experts_per_token", "initial_context_length"):  # transformers reads other fields instead
             reader.take(name)
         rope_fields = reader.take("rope_parameters") is not None or reader.take("rope_scaling")
         rope_options = read_rope(reader, self.silent_theta)

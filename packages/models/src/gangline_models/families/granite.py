@@ -30,13 +30,13 @@ class Granite(RotaryConfig):
     """Options of Granite: multipliers of embedding, residual stream, attention scores and logits."""
 
     embedding_multiplier: PositiveFloat = 12.0  # multiplier of the token embeddings
-    residual_multiplier: PositiveFloat = 0.22  # multiplier of attention and feed-forward outputs to the residual
+    residual_multiplier: PositiveFloat = 0.22  # multiplier of sublayer outputs (attention, feed-forward)
     attention_multiplier: PositiveFloat = 0.015625  # multiplier of the attention scores, in place of 1 / sqrt(head_dim)
     logits_scaling: PositiveFloat = 8.0  # divisor of the logits
 
 
 class GraniteFormat(RotaryFormat[Granite]):
-    """Converter of Granite from and to config.json."""
+    """Converter between the options of Granite and config.json."""
 
     options = Granite
     architectures = ("GraniteForCausalLM",)

@@ -26,7 +26,7 @@ class Ministral(PatternConfig):
 
 
 class MinistralFormat(PatternFormat[Ministral]):
-    """Converter of Ministral from and to config.json."""
+    """Converter between the options of Ministral and config.json."""
 
     options = Ministral
     architectures = ("MinistralForCausalLM",)

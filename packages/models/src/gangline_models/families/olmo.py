@@ -42,7 +42,7 @@ class Olmo2(RotaryConfig):
 
 
 class Olmo2Format(RotaryFormat[Olmo2]):
-    """Converter of OLMo 2 from and to config.json."""
+    """Converter between the options of OLMo 2 and config.json."""
 
     options = Olmo2
     architectures = ("Olmo2ForCausalLM",)
@@ -68,7 +68,7 @@ class Olmo3(TwoRopesConfig):
 
 
 class Olmo3Format(TwoRopesFormat[Olmo3]):
-    """Converter of OLMo 3 from and to config.json."""
+    """Converter between the options of OLMo 3 and config.json."""
 
     options = Olmo3
     architectures = ("Olmo3ForCausalLM",)

@@ -1,6 +1,7 @@
 """Phi 3 (arXiv 2404.14219) and Phi 4 mini: the decoder of gangline-basics with partial RoPE. Torch-free.
 
-In Hugging Face files the query, key and value weights are one matrix, stacked by rows; so are gate and up-projection.
+In Hugging Face files one matrix has the rows of the query, key and value weights; another has those of gate and
+up-projection.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from gangline.config import Run
     from gangline_models.hugging_face.config_reader import ConfigReader
 
-KINDS = ("default", "longrope")  # types of rotary positions
+KINDS = ("default", "longrope")  # supported values of rope_type
 
 
 @dataclass
@@ -34,7 +35,8 @@ class Phi3(WindowedConfig):
     """Options of Phi 3: partial RoPE."""
 
     norm_eps: float = 1e-5
-    rotary_share: Annotated[float, Gt(0), Le(1)] = 1.0  # partial RoPE: share of a head's first features to rotate
+    # partial RoPE: share of a head's features that RoPE rotates, counted from the first feature
+    rotary_share: Annotated[float, Gt(0), Le(1)] = 1.0
 
     @property
     def rotated(self) -> int:
@@ -42,7 +44,7 @@ class Phi3(WindowedConfig):
 
 
 class Phi3Format(RotaryFormat[Phi3]):
-    """Converter of Phi 3 from and to config.json."""
+    """Converter between the options of Phi 3 and config.json."""
 
     options = Phi3
     architectures = ("Phi3ForCausalLM",)

@@ -31,7 +31,7 @@ class Qwen2(PatternConfig):
 
 
 class Qwen2Format(PatternFormat[Qwen2]):
-    """Converter of Qwen2 from and to config.json."""
+    """Converter between the options of Qwen2 and config.json."""
 
     options = Qwen2
     architectures = ("Qwen2ForCausalLM",)

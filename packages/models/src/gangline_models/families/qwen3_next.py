@@ -52,9 +52,9 @@ NAMES = LAYER | {
     "attention.decay.dt_bias": "linear_attn.dt_bias",
     **dict.fromkeys(("attention.conv_q", "attention.conv_k", "attention.conv_v"), "linear_attn.conv1d"),
 }
-# Names of multi-token prediction tensors have 1 to 9 parts after `mtp`: `mtp.fc.weight` has two, an expert has seven.
+# Tensor names of multi-token prediction have 1 to 9 components after `mtp`: `mtp.fc.weight` has two, an expert seven.
 FURTHER = tuple(HFName(f"mtp.{parts}", "mtp" + ".{n}" * parts, unread="tensor") for parts in range(1, 10))
-KINDS = ("default", "yarn")  # types of rotary positions
+KINDS = ("default", "yarn")  # supported values of rope_type
 ROUTING = (
     *("num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size", "norm_topk_prob"),
     *("decoder_sparse_step", "mlp_only_layers", "router_aux_loss_coef", "output_router_logits"),
@@ -66,9 +66,8 @@ class Qwen3Next(RotaryConfig):
     """Options of Qwen3-Next: gated delta-rule layers and gated attention; experts come from the edit `moe`."""
 
     head_dim: int | None = 256
-    rotary_share: Annotated[float, Gt(0), Le(1)] = (
-        0.25  # partial RoPE: share of an attention head's first features to rotate
-    )
+    # partial RoPE: share of an attention head's features that RoPE rotates, counted from the first feature
+    rotary_share: Annotated[float, Gt(0), Le(1)] = 0.25
     full_every: PositiveInt | None = 4  # interval of attention blocks (last of every n); null: no attention
     biases: bool = False  # biases of the query, key, value and output projections
     delta_key_heads: PositiveInt = 16  # number of query-key heads of a delta-rule layer
@@ -104,7 +103,7 @@ class Qwen3Next(RotaryConfig):
 
 
 class Qwen3NextFormat(RotaryFormat[Qwen3Next]):
-    """Converter of Qwen3-Next from and to config.json."""
+    """Converter between the options of Qwen3-Next and config.json."""
 
     options = Qwen3Next
     architectures = ("Qwen3NextForCausalLM",)
@@ -159,7 +158,7 @@ class Qwen3NextFormat(RotaryFormat[Qwen3Next]):
 
 def build(config: Qwen3Next, run: Run | None = None) -> tuple[DecoderNode, Plan]:
     """Build the tree and its plan."""
-    values = config.delta_heads // config.delta_key_heads  # value heads per key head, which tp keeps on one rank
+    values = config.delta_heads // config.delta_key_heads  # value heads per key head; tp keeps them together
     wide = values * config.delta_value_dim
     here, convolutions = "blocks.*.attention", ("conv_q", "conv_k", "conv_v")
     norm = build_norm(config, offset=1.0)

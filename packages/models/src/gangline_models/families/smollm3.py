@@ -38,7 +38,7 @@ class SmolLM3(RotaryConfig):
 
 
 class SmolLM3Format(RotaryFormat[SmolLM3]):
-    """Converter of SmolLM 3 from and to config.json."""
+    """Converter between the options of SmolLM 3 and config.json."""
 
     options = SmolLM3
     architectures = ("SmolLM3ForCausalLM",)
@@ -54,7 +54,7 @@ class SmolLM3Format(RotaryFormat[SmolLM3]):
     silent = {"tied": True, "norm_eps": 1e-6, "kv_heads": 4}
 
     def read_more(self, reader: ConfigReader, options: Mapping[str, Any]) -> dict[str, Any]:
-        for name in ("sliding_window", "max_window_layers"):  # transformers ignores these fields here
+        for name in ("sliding_window", "max_window_layers"):  # transformers ignores these fields in SmolLM 3
             reader.take(name)
         layers, every = options["layers"], reader.read_given("no_rope_layer_interval", 4, PositiveInt)
         if (types := read_types(reader, [FULL] * layers)) != [FULL] * layers:

@@ -81,7 +81,7 @@ def merge_edits(read: Read, shapes: Shapes, edits: Mapping[str, EditConfig]) -> 
 
 
 def find_frozen_bits(shapes: Shapes, plan: Plan, base: str | None) -> int | None:
-    """Return the lowest bit width to which frozen weights were rounded (`Plan.low_bit`); None: equal to `base`.
+    """Return the lowest bit width to which frozen weights were rounded (`Plan.low_bit`); None: not rounded.
 
     shapes: shapes of all parameters. base: Hugging Face directory of the base weights; None: no directory. Weights that
     are bfloat16 in `base` are not rounded by bfloat16 storage. If `base` cannot be read, all are assumed to be rounded.

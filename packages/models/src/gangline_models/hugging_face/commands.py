@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def export_run(argv: Sequence[str]) -> int:
-    """Run `gangline export RUN_DIR OUT`: write config.json and safetensors by array, without building the model."""
+    """Run `gangline export RUN_DIR OUT`: write config.json and safetensors one array at a time; no model is built."""
     parser = argparse.ArgumentParser(
         prog="gangline export", description="Export the model of a run as a Hugging Face directory."
     )
@@ -169,7 +169,7 @@ def _collect_files(run: Run) -> dict[str, bytes]:
 
 
 def _map_reader(read: Read, held: Mapping[str, str]) -> Read:
-    """Wrap `read`, which reads arrays, to read parameters. held: parameter -> name of its array."""
+    """Wrap `read`, which takes names of arrays, to take names of parameters. held: parameter -> name of its array."""
 
     def read_by_parameter(shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, torch.Tensor]]:
         parameters = {held[name]: name for name in shapes}
@@ -246,7 +246,7 @@ def _check_tensors(directory: Path, config: ModelConfig, edits: Sequence[EditCon
 def list_overrides(directory: Path) -> list[str]:
     """Return the unquoted overrides of `train` for the model in a Hugging Face directory, `model=...` first.
 
-    Only the headers of the weights are read. Raises UserError if `train` would refuse them.
+    Only the headers of the weights are read. Raises UserError if `train` would refuse the directory.
     """
     config, edits = read_edited_config(directory)
     _check_tensors(directory, config, edits)

@@ -20,7 +20,10 @@ CAPABILITY = "hugging_face"
 
 
 class ModelFormat(ABC):
-    """Converter of a model's config.json: capability of the model's part, a class without constructor arguments."""
+    """Converter between a model's options and config.json: a capability of the model's part.
+
+    The class has no constructor arguments.
+    """
 
     architectures: tuple[str, ...] = ()  # values of `architectures` in config.json that `read` supports
 
@@ -81,7 +84,7 @@ class SameModel(EditFormat):
 
 
 def find_model_format(architecture: str, directory: str | Path) -> ModelFormat:
-    """Return the format of the installed part that supports an architecture. Raises UserError unless one does."""
+    """Return the format of the only installed part with this architecture. Raises UserError for none or several."""
     offers, failures = dict[str, dict[str, ModelFormat]](), list[str]()
     for name, offer in sorted(installed().get_offers("model").items()):
         if spec := offer.part.capabilities.get(CAPABILITY):
@@ -102,7 +105,7 @@ def find_model_format(architecture: str, directory: str | Path) -> ModelFormat:
         )
     if not claims:
         hint = f"{suggest_near(architecture, list(offers))} Supported here: {', '.join(offers)}.".strip()
-        more = f"Packages that support more architectures, if not installed: {', '.join(find_suppliers('model'))}."
+        more = f"Packages that support other architectures, if installed: {', '.join(find_suppliers('model'))}."
         raise UserError(what, hint, *failures, more)
     return next(iter(claims.values()))
 

@@ -1,6 +1,6 @@
 """Refusal of config.json fields that describe experts or packed weights. Torch-free.
 
-gangline-moe reads a config.json before the family, and passes the config.json of the model without experts to it.
+gangline-moe reads config.json first. It passes the config.json of the model without experts to the family's converter.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def report_skipped(weights: str | None, beginning: str) -> list[str]:
-    """Return a notice if tensor names start with `beginning`: skipped multi-token prediction weights; else []."""
+    """Return a notice of skipped multi-token prediction weights if tensor names start with `beginning`, else []."""
     from gangline_models.hugging_face.tensors import list_tensor_names
 
     if weights is None or not any(name.startswith(beginning) for name in list_tensor_names(weights)):

@@ -1,4 +1,4 @@
-"""Conversion of layer types (sliding window, full attention) from and to config.json. Torch-free.
+"""Conversion between options and the layer types in config.json, such as sliding_attention. Torch-free.
 
 As in gangline, a query attends to itself and to the `sliding_window` - 1 tokens before it.
 """
@@ -37,13 +37,13 @@ def read_windows(reader: ConfigReader, window: int | None, types: Sequence[str])
     every = slides.index(False) + 1
     if slides != [(index + 1) % every != 0 for index in range(len(slides))]:
         raise reader.explain(
-            "layer_types", list(types), "Full attention must be in the first n layers, or in every n-th."
+            "layer_types", list(types), "Full attention must be in the first n layers, or in every n-th layer."
         )
     return {"window": window, "full_first": 0, "full_every": every}
 
 
 def read_every(reader: ConfigReader, types: Sequence[str], other: str) -> int | None:
-    """Return n if the last of every n layers has full attention and other layers are `other`; None: no full layer.
+    """Return n if the last of every n layers has full attention and other layers are `other`; None: no full attention.
 
     Raises UserError for another order.
     """

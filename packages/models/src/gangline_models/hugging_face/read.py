@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from gangline.shard import Shard
 
 
-LARGER = 100  # maximum ratio of the model's parameter count to the directory's
+LARGER = 100  # maximum ratio of the model's parameter count to the number of elements in the directory's weights
 LANES = 2  # number of shards that are filled concurrently: one is read while another is converted
 
 
 def load_pretrained(directory: str | Path, shards: Iterable[Shard], plan: Plan, seed: int = 0) -> None:
-    """Fill this rank's `model/...` shards in place from a Hugging Face directory, reading only the rows of their boxes.
+    """Fill this rank's `model/...` shards in place from a Hugging Face directory, reading only the shards' rows.
 
     Parameters without a Hugging Face tensor, or with missing optional tensors, are initialised by `seed`, as without a
     directory. Shards of a list are filled concurrently. Other iterables are asked for the next shard when the
@@ -49,10 +49,11 @@ def load_pretrained(directory: str | Path, shards: Iterable[Shard], plan: Plan, 
 
 
 def check_pretrained(directory: str | Path, shards: Iterable[Shard], plan: Plan) -> None:
-    """Check that `load_pretrained` can fill these shards. Reads only headers, file sizes, and a separate head if tied.
+    """Check that `load_pretrained` can fill these shards, without reading the weights.
 
-    shards: all shards of the complete model; they may be on the meta device. Raises UserError as `load_pretrained`, and
-    for a tensor that matches no parameter of this model. Shards stored in fewer bits are not supported.
+    shards: all shards of the complete model; they may be on the meta device. Reads headers and file sizes; with tied
+    embeddings also a separate head, if there is one. Raises UserError as `load_pretrained`, and for a tensor that
+    matches no parameter of this model. Shards stored in fewer bits are not supported.
     """
     shards = list(shards)
     with Tensors(directory) as tensors:
@@ -73,8 +74,8 @@ def refuse_larger(directory: str | Path, tree: Node) -> None:
     parameter_count = sum(map(prod, get_parameter_shapes(tree).values()))
     if parameter_count > LARGER * max(weight_count, 1):
         raise UserError(
-            f"{directory}/config.json describes a model of {parameter_count:,} parameters, far more than its weights.",
-            f"The weights in the directory have {weight_count:,} numbers.",
+            f"{directory}/config.json describes a model of {parameter_count:,} parameters, far more than the weights.",
+            f"The weights in the directory have {weight_count:,} elements.",
             "Check the sizes in config.json: hidden_size, vocab_size and the numbers of heads and layers.",
         )
 
@@ -82,7 +83,7 @@ def refuse_larger(directory: str | Path, tree: Node) -> None:
 def check_names(directory: str | Path, plan: Plan, shapes: Shapes) -> None:
     """Check that every tensor of a directory belongs to the model.
 
-    shapes: shapes of the model's parameters and persistent buffers. Raises UserError for a tensor that matches none.
+    shapes: shapes of the model's parameters and persistent buffers. Raises UserError for any other tensor.
     """
     with Tensors(directory) as tensors:
         _refuse_strangers(tensors, plan, shapes)
@@ -157,10 +158,10 @@ def _check(tensors: Tensors, theirs: Theirs, shard: Shard, plan: Plan) -> None:
 
 
 def fill_each(fill: Callable[[Shard], None], shards: Iterable[Shard]) -> None:
-    """Fill shards. Shards of a list are filled by `LANES` threads; each takes the next shard when one is full.
+    """Fill shards. Shards of a list are filled by `LANES` threads; a thread that has filled one takes the next.
 
-    Shards of other iterables are filled one after another, since the producer may read a shard when the next is
-    requested. Errors of `fill` are raised; the other threads then take no more shards.
+    Shards of other iterables are filled one after another, since the producer may read a filled shard when the next
+    shard is requested. Errors of `fill` are raised; the other threads then take no more shards.
     """
     if not isinstance(shards, Sequence):
         for shard in shards:

@@ -1,6 +1,6 @@
-"""Reader of rotary positions (RoPE) from config.json of transformers 4 (rope_theta, rope_scaling) and 5.
+"""Reader of RoPE options from config.json of transformers 4 (rope_theta, rope_scaling) and 5 (rope_parameters).
 
-transformers 5 writes rope_parameters. Torch-free.
+Torch-free.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def read_rope(
     if not share:
         reader.expect(SHARE, 1.0)
     fields, silent = take_fields(reader), reader.read_given("rope_theta", theta, PositiveFloat)
-    above = reader.take(ORIGINAL, original, PositiveInt)  # in transformers it overrides that of rope_parameters
+    above = reader.take(ORIGINAL, original, PositiveInt)  # transformers prefers it to rope_parameters
     choice = read_choice(reader, fields, original=above, share=share)
     return {"rope_theta": _read_theta(reader, fields, silent), "rope": choice}
 
@@ -48,8 +48,8 @@ def take_fields(reader: ConfigReader) -> Mapping[str, Any]:
 def read_layered_rope(reader: ConfigReader, theta: float, local: str | None, local_theta: float) -> dict[str, Any]:
     """Return `rope_theta`, `rope` and `local_rope_theta` from a file with full-attention and sliding-window layers.
 
-    theta, local_theta: RoPE bases of both kinds for a file without them. local: field of older files with the RoPE base
-    of sliding-window layers.
+    theta, local_theta: RoPE bases of the two layer types for a file without these fields. local: field of older files
+    with the RoPE base of sliding-window layers.
     """
     parameters, old = reader.take("rope_parameters") or {}, reader.take("rope_scaling") or {}
     silent = reader.read_given("rope_theta", theta, PositiveFloat)

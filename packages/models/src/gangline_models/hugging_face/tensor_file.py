@@ -98,8 +98,8 @@ class TensorFile:
     def fill(self, name: str, box: tuple[slice, ...], local: torch.Tensor) -> bool:
         """Read the slice `box` of a tensor directly into `local`; return whether that was possible.
 
-        Does nothing if `local` has another dtype, is not contiguous on the CPU, or lacks columns. Raises UserError for
-        an unsupported dtype.
+        Does nothing if `local` has another dtype or is not contiguous on the CPU, or if `box` skips rows or lacks
+        columns. Raises UserError for an unsupported dtype.
         """
         shape, dtype, offset = self._locate(name)
         rows = range(*box[0].indices(shape[0])) if shape else range(1)

@@ -98,7 +98,7 @@ class Tensors:
             return self._files[name]
 
     def _refuse_copies(self, name: str) -> None:
-        """Raise UserError if a file has a tensor that the index assigns to another: transformers may take either."""
+        """Raise UserError for a tensor that the index assigns to another file: transformers may load it from either."""
         for tensor in self._files[name].list_names():
             if (other := self._index.get(tensor, name)) != name:
                 raise UserError(
@@ -123,7 +123,7 @@ class Tensors:
         return self._open_file(self.files[name]).get_dtype(name)
 
     def fill(self, name: str, box: tuple[slice, ...], local: torch.Tensor) -> bool:
-        """Read the slice `box` of a tensor directly into `local`, as `TensorFile.fill`; return whether it did."""
+        """Read the slice `box` of a tensor into `local`, as `TensorFile.fill`; return whether that was possible."""
         return self._open_file(self.files[name]).fill(name, box, local)
 
     def iterate_blocks(self, name: str, box: tuple[slice, ...]) -> Iterator[tuple[int, torch.Tensor]]:

@@ -126,7 +126,7 @@ def apply_delta_rule(
     # The last chunk is padded at its end, with the last token's document; padding does not change the state.
     padded_document = torch.cat((document, document[:, -1:].expand(-1, -T % L)), dim=1)
     d = padded_document.unflatten(1, (-1, L))[:, None, :, :, None]  # (B, 1, chunks, L, 1)
-    before = F.pad(d[:, :, :-1, -1:], (0, 0, 0, 0, 1, 0), value=-2)  # document of the state that a chunk receives
+    before = F.pad(d[:, :, :-1, -1:], (0, 0, 0, 0, 1, 0), value=-2)  # document of the token before each chunk
     takes, hands_on, lasts = (d == before).to(wide), (d == d[..., -1:, :]).to(wide), (d[..., -1:, :] == before).to(wide)
     mask = (d == d.mT) & torch.ones(L, L, dtype=torch.bool, device=v.device).tril()
     decay = (g - g.mT).masked_fill(~mask, -torch.inf).exp()

@@ -7,10 +7,10 @@ Keys and values of all heads are projected from one low-rank vector c per token,
     r  = RoPE(W_KR x)     and RoPE on the last features of q_i
     o_i = softmax(scale · q_i kᵀ_i) v_i                     y = W_O [o_1 ; o_2 ; ...]
 
-RoPE does not commute with W_UK, so separate features are rotated, whose key r is shared by all heads. The generation
-cache stores norm(c) and r of each token: rank + rope_dim numbers, where plain attention stores 2 · H · C. For the
-prompt, as in training, keys and values are computed in full. Later queries are projected to the space of c, where all
-heads share one key; the output of a head is projected from its weighted mean of norm(c):
+RoPE does not commute with W_UK. Therefore RoPE rotates separate features, and all heads share the key r of these
+features. The generation cache stores norm(c) and r of each token: rank + rope_dim numbers, where plain attention stores
+2 · H · C. For the prompt, as in training, keys and values are computed in full. Later queries are projected to the
+space of c, where all heads share one key; the output of a head is projected from its weighted mean of norm(c):
 
     q_i·k_i = (W_UK,iᵀ q_nope,i)·norm(c) + q_rope,i·r         o_i = W_UV,i Σ_t p_t norm(c_t)
 
@@ -40,7 +40,7 @@ from gangline_models.latent_nodes import LatentUpNode, MlaNode
 
 
 class LatentUp(nn.Module):
-    """x (B, t, D) -> up(norm(down(x))), (B, T, H · C); without `down`, x is the latent vector (B, t, F)."""
+    """Latent projection: x (B, t, D) -> up(norm(down(x))), (B, T, H · C); without `down`, x (B, t, F) is latent."""
 
     def __init__(self, node: LatentUpNode) -> None:
         super().__init__()

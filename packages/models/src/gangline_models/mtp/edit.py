@@ -1,4 +1,4 @@
-"""Model edit `mtp`: adds prediction modules after the last block, and rules for them. Torch-free and pure."""
+"""Model edit `mtp`: adds prediction modules after the last block, and their plan rules. Torch-free and pure."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 # Submodule -> name in DeepSeek-V3's files, after the layer's prefix.
 THEIRS = {"embed_norm": "enorm", "hidden_norm": "hnorm", "merge": "eh_proj", "head.norm": "shared_head.norm"}
-COPIES = {"embed": "embed_tokens", "head": "shared_head.head"}  # copies of shared tensors: skipped when read
-# Fields of the plan with rules that have a pattern; fields with patterns only.
+COPIES = {"embed": "embed_tokens", "head": "shared_head.head"}  # copies of tensors that the model owns: not loaded
+# Fields of `Plan` that list rules with a pattern; fields of `Plan` that list patterns.
 RULES, PATTERNS = ("cuts", "inits", "seams", "low_bit"), ("master_dtype", "partial_grad", "frozen", "trained")
 
 
 def edit(tree: Node, plan: Plan, options: Mtp) -> tuple[Node, Plan, list[str]]:
-    """Wrap the head with MTP modules. Raises UserError if head or embedding is not of gangline-basics."""
+    """Wrap the head with MTP modules. Raises UserError if the head or the embedding is not supported."""
     nodes = dict(iterate_nodes(tree))
     head, last = nodes.get(plan.head), f"{plan.blocks}.{plan.layers - 1}"
     if not isinstance(tree, DecoderNode) or not isinstance(head, HeadNode):
@@ -122,7 +122,10 @@ class _Inside:
 
 
 def _plan_names(plan: Plan, edited: Node, depth: int) -> Iterator[HFName]:
-    """Yield names of each module as a layer after the last, all optional; empty names if the files have no modules."""
+    """Yield the name rules of each module, as a layer after the last block, all optional.
+
+    The names are empty if Hugging Face files of this model have no MTP modules.
+    """
     blocks = f"{plan.blocks}.*."
     begin = _find_layer_prefix(plan)
     for index in range(depth):

@@ -54,7 +54,7 @@ class Mup(EditConfig):
         patterns = {block.sub(f"{plan.blocks}.*.", name): rate for name, rate in factors.items()}
         words = ", ".join(f"{pattern}: {rate:.6g}" for pattern, rate in patterns.items())
         what = f"mup=on at a width of {plan.facts['dim']} requires other learning rates for the matrices of the blocks."
-        why = f"The multiplier of such a matrix must be {self.base_dim}/{plan.facts['dim']}, of all others 1."
+        why = f"The multiplier must be {self.base_dim}/{plan.facts['dim']} for these matrices, and 1 for all others."
         return [
             Problem(what, why, f"'optimizer.lr_multipliers={{{words}}}'" if words else "optimizer.lr_multipliers={}")
         ]

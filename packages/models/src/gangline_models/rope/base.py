@@ -20,7 +20,8 @@ class RopeChoice(PartConfig):
 
     words     option -> field of `rope_parameters` in config.json
     needed    required fields of `rope_parameters`
-    nullable  fields that may be null, as if missing: `factor` is then max_position_embeddings / original
+    nullable  fields for which null means the same as a missing field; a missing `factor` is max_position_embeddings /
+              original_max_position_embeddings
     """
 
     kind: ClassVar[str] = ""  # rope_type in config.json

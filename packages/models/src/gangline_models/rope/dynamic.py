@@ -37,7 +37,7 @@ class DynamicRope(RopeChoice):
     words: ClassVar[Mapping[str, str]] = {"factor": "factor", "original_max_position": "max_position_embeddings"}
     needed: ClassVar[tuple[str, ...]] = ("factor",)
 
-    factor: PositiveFloat = 2.0  # scaling factor: growth of the RoPE base with the row length
+    factor: PositiveFloat = 2.0  # scaling factor: how much the RoPE base grows with the row length
     original_max_position: PositiveInt = 2048  # original context length in tokens: shorter rows are unscaled
 
     def make_scaling(self, length: int) -> RopeScaling:

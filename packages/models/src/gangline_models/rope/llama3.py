@@ -29,12 +29,10 @@ class Llama3Rope(RopeChoice):
     needed: ClassVar[tuple[str, ...]] = ("factor", "low_freq_factor", "high_freq_factor")
 
     factor: PositiveFloat = 8.0  # scaling factor of long RoPE wavelengths
-    low_freq_factor: PositiveFloat = (
-        1.0  # limit: wavelengths above original_max_position / low_freq_factor are fully scaled
-    )
-    high_freq_factor: PositiveFloat = (
-        4.0  # limit: wavelengths below original_max_position / high_freq_factor are unscaled
-    )
+    # limit: RoPE wavelengths above original_max_position / low_freq_factor are fully scaled
+    low_freq_factor: PositiveFloat = 1.0
+    # limit: RoPE wavelengths below original_max_position / high_freq_factor are unscaled
+    high_freq_factor: PositiveFloat = 4.0
     original_max_position: PositiveInt = 8192  # original context length in tokens, before scaling
 
     def check(self, run: Run) -> list[Problem]:
@@ -44,7 +42,7 @@ class Llama3Rope(RopeChoice):
             Problem(
                 f"model.rope.high_freq_factor={self.high_freq_factor} must be more than "
                 f"model.rope.low_freq_factor={self.low_freq_factor}",
-                "Wavelengths between these two limits are scaled in part.",
+                "Wavelengths between the limits of these two factors are partly scaled.",
                 f"Set model.rope.high_freq_factor={4 * self.low_freq_factor}.",
             )
         ]

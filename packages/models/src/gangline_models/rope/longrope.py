@@ -1,4 +1,4 @@
-"""LongRoPE scaling (Ding et al., arXiv 2402.13753, section 3): a searched factor per pair of features. Torch-free.
+"""LongRoPE scaling (Ding et al., arXiv 2402.13753, section 3): a factor per feature pair, found by search. Torch-free.
 
 Rows longer than the original context L use the list `long_factor`, other rows `short_factor`. Queries and keys are
 scaled by sqrt(1 + ln(factor) / ln(L)). transformers chooses the list by the longest position of a batch. Here the run's
@@ -57,8 +57,10 @@ class LongRope(RopeChoice):
 
     factor: PositiveFloat = 32.0  # ratio of the extended to the original context length
     original_max_position: Annotated[int, Ge(2)] = 4096  # original context length in tokens, before scaling
-    short_factor: list[PositiveFloat] = field(default_factory=list)  # factor per pair, rows <= original_max_position
-    long_factor: list[PositiveFloat] = field(default_factory=list)  # factor per pair, rows > original_max_position
+    # scaling factor of each rotated feature pair, for rows of at most original_max_position tokens
+    short_factor: list[PositiveFloat] = field(default_factory=list)
+    # scaling factor of each rotated feature pair, for rows of more than original_max_position tokens
+    long_factor: list[PositiveFloat] = field(default_factory=list)
     attention_factor: PositiveFloat | None = None  # scale of queries and keys; null: formula of the paper
 
     def check(self, run: Run) -> list[Problem]:

@@ -78,9 +78,14 @@ class YarnRope(RopeChoice):
     beta_fast: PositiveFloat = 32.0  # YaRN beta: feature pairs with more turns over the original context are unscaled
     beta_slow: PositiveFloat = 1.0  # YaRN beta: feature pairs with fewer turns over the original context are scaled
     attention_factor: PositiveFloat | None = None  # scale of queries and keys; null: formula of the paper
-    mscale: PositiveFloat | None = None  # DeepSeek: multiplier of 0.1 in attention_factor's numerator; null: off
-    mscale_all_dim: PositiveFloat | None = None  # DeepSeek: multiplier of 0.1 in attention_factor's denominator
-    truncate: bool = True  # round the limits of the blend to integer pair indices
+    # mscale of DeepSeek: with mscale_all_dim, a null attention_factor is m(mscale) / m(mscale_all_dim), where
+    # m(s) = 0.1 · s · ln(factor) + 1; null: off
+    mscale: PositiveFloat | None = None
+    # mscale_all_dim of DeepSeek: see mscale; model=deepseek_v3 also scales attention scores by m(mscale_all_dim)²;
+    # null: off
+    mscale_all_dim: PositiveFloat | None = None
+    # rounding of the limits between scaled and unscaled feature pairs to integer pair indices
+    truncate: bool = True
 
     def check(self, run: Run) -> list[Problem]:
         if getattr(run.model, "rope_theta", None) != 1:

@@ -23,7 +23,7 @@ from gangline_moe.dispatch.all_to_all import AllToAll, FlatAllToAll
 from gangline_moe.dispatch.hierarchical import HierarchicalAllToAll
 from gangline_moe.dispatch.per_expert import PerExpertAllToAll
 
-FEW = 8  # maximum number of experts per rank for one message per expert
+FEW = 8  # number of experts per rank up to which each expert's rows are a separate message, on a CPU
 
 
 @dataclass

@@ -61,7 +61,7 @@ def _start(rows: Tensor, comm: Comm, ranks_per_node: int, rows_RR: list[list[int
 
 @dataclass
 class _InsideNode:
-    """Exchange inside the node, in flight; `wait` then runs the one between nodes. `outgoing` is kept until sent."""
+    """Exchange inside the node, in flight; `wait` also runs the one between nodes. `outgoing` is kept until sent."""
 
     comm: Comm
     ranks_per_node: int

@@ -62,7 +62,7 @@ def drop_over_capacity(expert_Nk: Tensor, experts: int, capacity: int) -> Tensor
 
 
 class Permute(torch.autograd.Function):
-    """Permute x (N, D) -> rows (A, D), one per pair. Backward adds a token's rows in the order of its experts."""
+    """Permute x (N, D) -> rows (A, D), one per pair. Backward sums a token's gradients in the order of its experts."""
 
     @staticmethod
     def forward(ctx, x_ND: Tensor, made: Permutation) -> Tensor:

@@ -1,4 +1,4 @@
-"""Triton kernels that sum each token's rows and scatter its gradient to them; each row is read and written once.
+"""Triton kernels for the sum of each token's rows and for its gradients, which read and write each row once.
 
 Measured on an H100 with 16384 tokens of 8 rows each, 2048 wide, in bfloat16: 0.21 ms per sum and 0.41 ms per
 backward pass. The plain operators take 2.9 ms (with weights) or 1.3 ms per sum, and 2.9 ms per backward pass. One read

@@ -15,7 +15,7 @@ LLAMA, QWEN = "LlamaForCausalLM", "Qwen3ForCausalLM"
 class ExpertsArchitecture:
     """Hugging Face architecture with experts: fields of its config.json, their defaults, and its router.
 
-    dense       architecture of the model without experts, whose part reads the rest of a config.json
+    dense       architecture of the model without experts, whose part reads all other fields of config.json
     model_type  `model_type` in config.json; "": as in the model without experts
     title       name of the architecture in messages
     number      field with the number of experts

@@ -30,7 +30,9 @@ class MoeFormat(EditFormat):
         of = next((of for of in candidates if of.scored == isinstance(options.router, Sigmoid)), candidates[0])
         if words := list_missing_overrides(of, options, config):
             what = f"cannot write a config.json: Hugging Face has no {dense} with the experts of this run."
-            raise UserError(what, f"Hugging Face has this architecture with experts trained with {' '.join(words)}")
+            raise UserError(
+                what, f"Hugging Face has this architecture with experts only for runs with  {' '.join(words)}"
+            )
         return _write_fields(of, options, config)
 
 

@@ -71,7 +71,7 @@ class _Experts:
         return cls(**sizes, router=router, **self._read_shared(hidden)), self._make_dense_config()
 
     def read_field(self, name: str, hint: Any, of: str = "") -> Any:
-        """Return field `name`, by default the value of `of or name` in `silent`.
+        """Return field `name`; if the file lacks it, its default in `silent`, which has the key `of` if given.
 
         Raises UserError for null, and for a missing required field.
         """

@@ -92,7 +92,7 @@ class Grouped(Sigmoid):
 
 @dataclass
 class ExpertChoice(RouterConfig):
-    """Options of expert choice: each expert takes its best-scoring tokens, the share top_k / experts of a batch."""
+    """Options of expert choice: each expert takes the share top_k / experts of a microbatch's tokens, best first."""
 
     def find_problems(self, run: Run) -> Iterator[Problem]:
         yield from super().find_problems(run)

@@ -16,7 +16,7 @@ MOST = 1000  # maximum number of calls in one measurement
 def measure_seconds(work: Callable[[], object], comm: Comm, device: torch.device, budget: float = 0.05) -> float:
     """Return the seconds of one call: mean over calls in about `budget` seconds, and over ranks, which begin together.
 
-    If ranks share cores, a single call may get a free core; only many consecutive calls show a rank's share of them.
+    If ranks share cores, a single call may get a free core; only many consecutive calls get a rank's true share.
     """
     work()
     once = max(measure_calls(work, 1, comm, device), 1e-7)

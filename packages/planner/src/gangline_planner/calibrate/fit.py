@@ -1,8 +1,8 @@
 """Fit of the numbers of a cluster file to measured seconds; each number has a minimum that no machine undercuts.
 
-Matmuls, attention, copies and collectives are measured separately. The rest of a small model's step is memory traffic
-between matmuls (`elementwise.passes`) and, on a CPU, the start of each matmul with its overheads (`matmul.half`). Both
-are fitted with the formulas that a plan uses.
+Matmuls, attention, copies and collectives are measured separately. The remaining time of a small model's step is memory
+traffic between matmuls (`elementwise.passes`) and, on a CPU, a fixed overhead per matmul (`matmul.half`). Both are
+fitted with the formulas that a plan uses.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Measured:
     steps     time of forward and backward of all microbatches, by model; starts: the same for the smallest model
     update    time of gradient clipping and the optimizer
     alone     time of a step while all ranks compute, as a multiple of its time while only one rank computes
-    late      time of the slowest rank beyond the mean rank, as a share of the mean
+    late      time by which the slowest rank exceeds the mean over ranks, as a share of the mean
     sent      time of a collective, by its call
     hidden    share of a transfer that computation hides
     """
@@ -106,7 +106,7 @@ def fit_numbers(measured: Measured, ranks: int, device: str) -> Numbers:
 
 
 def fit_rate(seconds: Mapping[MatrixProduct, float], memory: float, itemsize: int) -> tuple[float, float]:
-    """Return (seconds per operation, seconds per start) of matmuls, without memory traffic, which a plan adds."""
+    """Return (seconds per operation, fixed seconds per matmul), without memory traffic, which a plan adds."""
     points = []
     for shape, duration in seconds.items():
         traffic = (shape.rows * (shape.inner + shape.columns) + shape.inner * shape.columns) * itemsize

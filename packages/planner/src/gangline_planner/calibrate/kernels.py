@@ -24,7 +24,7 @@ ATTENTION = {  # shapes of attention: sequences, tokens, heads, head dimension
 
 
 def measure_products(dtype: str, comm: Comm, device: torch.device) -> Mapping[MatrixProduct, float]:
-    """Return the mean seconds of a linear's three matmuls by shape: forward, input gradient, weight gradient."""
+    """Return seconds per matmul by shape: the mean over forward, input gradient and weight gradient of a linear."""
     seconds = {}
     for rows, inner, columns in PRODUCTS[device.type]:
         x, weight, gradient = (
@@ -67,7 +67,7 @@ def measure_attention(
             sequences=sequences, queries=tokens, keys=tokens, heads=heads, kv_heads=heads, head_dim=width
         )
         ahead[shape] = once
-        behind[shape] = max(whole - once, once)  # the backward pass takes at least as long
+        behind[shape] = max(whole - once, once)  # backward takes at least as long as forward
     return ahead, behind
 
 

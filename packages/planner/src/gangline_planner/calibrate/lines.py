@@ -8,10 +8,11 @@ Point = tuple[float, float, float, float]  # (a, b, t, whole): see `fit_two_cost
 
 
 def fit_two_costs(points: Sequence[Point]) -> tuple[float, float]:
-    """Return (x, y), neither negative, such that a x + b y is close to t for all points (a, b, t, whole).
+    """Return (x, y), both at least 0, such that a x + b y is close to t for all points (a, b, t, whole).
 
-    Minimises the sum of ((a x + b y - t) / whole)^2, where `whole` is a measured time and t its part to explain, so
-    that short measurements count as much as long ones. Raises ValueError if all a and b are 0.
+    `whole` is a measured time, and t the part of it that x and y explain. Minimises the sum of
+    ((a x + b y - t) / whole)^2, so that short measurements count as much as long ones. Raises ValueError if all a and b
+    are 0.
     """
     scaled = [(a / whole, b / whole, t / whole) for a, b, t, whole in points]
     aa, bb = sum(a * a for a, _, _ in scaled), sum(b * b for _, b, _ in scaled)

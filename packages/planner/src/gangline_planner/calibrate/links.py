@@ -76,7 +76,10 @@ def _make_calls(comm: Comm, size: int, device: torch.device) -> list[tuple[Colle
 
 
 def measure_overlap(comm: Comm, device: torch.device) -> float:
-    """Return the share that overlap hides, 0 to 1, of the shorter one of an all-reduce and a concurrent computation."""
+    """Return how much an all-reduce and a concurrent computation overlap, from 0 to 1.
+
+    The result is the time that overlap saves, as a share of the shorter of the two.
+    """
     x, compute = torch.zeros(SIZES[device.type][-1] // 4, device=device), make_computation(device)
 
     def send() -> object:

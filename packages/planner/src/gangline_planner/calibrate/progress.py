@@ -10,7 +10,7 @@ Found = TypeVar("Found")
 
 
 class RoundProgress:
-    """Progress within a round of measurements. part: name of the round, such as "round 1 of 3"; says: print lines."""
+    """Progress in a round of measurements. part: name of the round, such as "round 1 of 3"; says: whether to print."""
 
     def __init__(self, part: str, says: bool) -> None:
         self.part, self.says, self._since = part, says, time.perf_counter()

@@ -51,7 +51,7 @@ def measure_rank(comms: Comms, device: torch.device, rounds: int) -> Numbers:
 def _measure_round(
     comms: Comms, device: torch.device, ready: dict[SmallModel, SmallStep], done: RoundProgress
 ) -> Measured:
-    """Return one measurement of everything; in repeated rounds, other load on the machine affects all of it."""
+    """Return one round of all measurements: repeating the full round spreads the effect of other load over them."""
     comm = comms.world
     largest = ready[MODELS[device.type][-1]]
     forward, backward = done("attention", kernels.measure_attention(comm, device))

@@ -17,7 +17,7 @@ def get_colour(place: int) -> str:
 
 
 def choose_letters(kinds: Iterable[str]) -> dict[str, str]:
-    """Return a unique letter for each kind: the first free letter of its name, else a free capital of it, else "?"."""
+    """Return a unique letter for each kind: the first free letter of its name, lower or upper case, else "?"."""
     letters: dict[str, str] = {}
     for kind in kinds:
         free = (letter for letter in (*kind, *kind.upper()) if letter.isalpha() and letter not in letters.values())

@@ -79,7 +79,7 @@ def choose_ranks(count: int) -> list[int]:
 def draw_points(
     points: Sequence[tuple[float, float]], front: Sequence[tuple[float, float]], names: tuple[str, str]
 ) -> str:
-    """Return a scatter plot: points (x, y) as dots, points of the front as stars. names: of the x and the y axis."""
+    """Return a scatter plot: points (x, y) as dots, points of the front as stars. names: labels of the x and y axes."""
     every = [*points, *front]
     (left, right), (low, high) = ((min(values), max(values)) for values in zip(*every, strict=True))
     cells = [[" "] * WIDE for _ in range(HIGH)]

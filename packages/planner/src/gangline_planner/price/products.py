@@ -1,13 +1,16 @@
 """Seconds of a matmul: a roofline (Williams, Waterman and Patterson, CACM 52, 2009) with a fixed overhead.
 
-A matmul of f operations takes (f + half) / rate, where `half` is the overhead of its start and its end in operations
-(launch, fill of the pipeline, the last wave of tiles), plus the time in which its operands cross memory once. Both are
-added: tiles that wait for operands do not multiply, and measured grouped matmuls of few rows take the sum, not the
-maximum (SimuMax, configs/system/b200_bf16_ceperm.json, group_matmul). The gradient of a weight is added to the gradient
-sum of earlier microbatches, which is read and written. For matmuls in 8 or 4 bits, operands are cast before: read once
-and written twice, by rows and by columns; the norms and gates of the vendor's kernels (Transformer Engine) write such
-low-precision values themselves. Attention reaches its rate for many keys; for few keys, the overhead of starts and of
-tiles that causality halves equals the time of `attention.half` keys.
+A matmul of f operations takes (f + half) / rate, plus the time in which its operands cross memory once. `half` is the
+overhead at the begin and end of a matmul (launch, pipeline fill, last wave of tiles), as a number of operations. Both
+times are added: tiles that wait for operands do not multiply, and measured grouped matmuls of few rows take the sum,
+not the maximum (SimuMax, configs/system/b200_bf16_ceperm.json, group_matmul). A weight gradient is added to the
+gradient sum of earlier microbatches, which is read and written.
+
+Before matmuls in 8 or 4 bits, operands are cast: they are read once and written twice, by rows and by columns. The
+norms and gates of the vendor's kernels (Transformer Engine) write low-precision values themselves, without a cast.
+
+Attention reaches its full rate only for many keys: launches, and tiles that the causal mask halves, take as long as
+`attention.half` further keys.
 """
 
 from __future__ import annotations
@@ -26,12 +29,12 @@ BACKWARD = 2.5  # operations of fused attention, backward over forward pass (Dao
 
 @dataclass(frozen=True)
 class Rates:
-    """Rates of an accelerator for a format of matmuls, from the numbers of a cluster file.
+    """Rates of an accelerator for one number format of matmuls, from the numbers of a cluster file.
 
     wide, narrow  operations per second of large matmuls in 16 bits (or the run's higher precision), and in the format
                   of the matmuls of blocks
-    half          overhead of a matmul in operations; attention_half: of attention, in keys
-    memory        bytes per second
+    half          overhead of a matmul, as a number of operations; attention_half: of attention, as a number of keys
+    memory        memory bandwidth in bytes per second
     """
 
     wide: float

@@ -1,4 +1,4 @@
-"""Ranks that share CPU cores: while some ranks wait, computing ranks use their cores, up to `node.alone` times as fast.
+"""Ranks that share CPU cores: computing ranks use the cores of waiting ranks, and run up to `node.alone` times as fast.
 
 The rates in a cluster file are those of a rank while all ranks of its node compute. A rank with its own accelerator
 never gets faster than that. Only ranks of one node share cores, and only computation uses cores: the time of transfers
@@ -76,8 +76,7 @@ def share_cores(
     computing  returns the share of an action that is computation
     hop        seconds to send a result to the next stage, which idle cores do not shorten
 
-    Between two moments at which an action begins or ends, the timeline is shortened as much as for the slowest busy
-    rank.
+    Between two moments at which an action begins or ends, all ranks are sped up by the factor of the slowest busy rank.
     """
     if cores.most == 1.0:
         return timeline

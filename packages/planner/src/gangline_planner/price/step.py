@@ -30,9 +30,9 @@ class StepTime:
     """Time of a step in seconds, on the rank that ends last.
 
     others    seconds by kind, without the waits of pipeline ranks for each other
-    waits     seconds of the waits of this rank for other pipeline ranks, which compute or send a result
-    unknown   lower bound on further seconds, at the peak rate, of model nodes that do not state their operations
-    timeline  when each action runs, without the work after the last backward pass
+    waits     seconds that this rank waits for other pipeline ranks, which compute or send a result
+    unknown   lower bound on the seconds to add for model nodes of unknown cost: their FLOPs at the rate of matmuls
+    timeline  begin and end of each action, without the work after the last backward pass
     sends     returns by how many seconds the step would be shorter if sends between stages took no time
     """
 
@@ -73,7 +73,7 @@ class StageTime:
             compute_input_seconds(work.forward, rates) + 2 * pass_seconds,
             compute_weight_seconds(work.weights, rates),
         )
-        late = max(0.0, 2 * work.modules * module - inputs - weights)  # launches that no kernel hides
+        late = max(0.0, 2 * work.modules * module - inputs - weights)  # launch time that no kernel hides
         return cls(
             forward=max(forward, work.modules * module),
             inputs=inputs + late,
@@ -88,7 +88,7 @@ class StageTime:
 
 @dataclass(frozen=True)
 class Exposed:
-    """Seconds of exposed transfers of a rank: by kind per microbatch, and at the end of the step and the update."""
+    """Seconds of a rank's exposed transfers: per microbatch by kind, at the end of the step, and in the update."""
 
     forward: dict[str, float]
     backward: dict[str, float]
@@ -99,13 +99,13 @@ class Exposed:
 
 @dataclass(frozen=True)
 class Pieces:
-    """Parts of a step in seconds: stages, waits of each rank, and times of actions with exposed transfers included."""
+    """Components of a step in seconds: stages, exposed transfers by rank, and times of actions with these transfers."""
 
     rates: Rates
     stages: list[StageTime]
     waits: list[Exposed]
     times: list[ActionTimes]
-    updates: list[float]  # seconds of the optimizer by rank: its state crosses memory
+    updates: list[float]  # seconds of the optimizer by rank, in which its state crosses memory
 
     @classmethod
     def of(cls, explained: Explained, cluster: Cluster) -> Pieces:
@@ -211,7 +211,7 @@ def compute_step_time(explained: Explained, cluster: Cluster, pieces: Pieces | N
     plain += data
     jitter = compute_jitter(plain, explained.mesh.world, cluster)
     rank, wait, m = explained.ranks[last], waits[last], explained.microbatches
-    alike = m * sum(stages[s].all for s in rank.stages)  # if all ranks of its node always compute
+    alike = m * sum(stages[s].all for s in rank.stages)  # seconds if all ranks of the node always compute
     waited = m * (sum(wait.forward.values()) + sum(wait.backward.values()))
     share = min(1.0, (timeline.compute_busy_time(last) - waited) / alike) if cores.most > 1.0 and alike else 1.0
     kinds = {
@@ -239,7 +239,7 @@ def compute_step_time(explained: Explained, cluster: Cluster, pieces: Pieces | N
 
 
 def compute_data_seconds(explained: Explained, cluster: Cluster, hidden: float) -> float:
-    """Return the seconds that a step waits for data, prefetched in `hidden` seconds; 0 if the read rate is unknown."""
+    """Return the seconds that a step waits for data after `hidden` seconds of prefetch; 0 for an unknown read rate."""
     read = cluster.get("storage.read")
     share = explained.tokens / explained.mesh.size(*DATA_AXES)
     return max(0.0, share * TOKEN_BYTES / read - hidden) if read else 0.0
@@ -283,7 +283,7 @@ def measure_exposed(rank: RankExplained, explained: Explained, stages: list[Stag
 
 
 def get_transfer_kind(axes: tuple[str, ...]) -> str:
-    """Return the kind of time of transfers along `axes`: tp, cp, dp, or "fold" for a strategy's fold."""
+    """Return the kind of time of transfers along `axes`: tp, cp, dp, or "fold" for a fold such as ep."""
     if set(axes) <= {"tp"}:
         return "tp"
     if set(axes) <= {"cp"}:

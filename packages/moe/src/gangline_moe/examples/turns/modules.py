@@ -5,7 +5,7 @@ from gangline_moe.routers.base import Choice, Router
 
 
 class TurnsRouter(Router):
-    """Router with consecutive experts, from the highest-scoring one plus `first`: independent of the layout."""
+    """Router with consecutive experts, beginning `first` after the highest-scoring one; layout-invariant."""
 
     def choose(self, logits_NE):
         E = logits_NE.shape[1]
