@@ -150,7 +150,7 @@ def test_reference_may_replace_any_value(validator):
 
 def test_option_has_its_help_and_default(validator):
     steps = validator.schema["properties"]["run"]["properties"]["steps"]
-    assert steps["description"] == "optimizer steps (at least 1)"
+    assert steps["description"] == "length of the run in optimizer steps (at least 1)"
     assert (steps["default"], steps["anyOf"][0]) == (300, {"type": "integer", "minimum": 1})
 
 

@@ -25,12 +25,12 @@ class Batch:
     sample     (B,)   int64    global sample number
     ends       (n,)   int32    in host memory: ends of the documents of all rows, b·T + e, ascending, including the end
                                of every row; None: unknown
-    extra      further tensors (B, ...) by name, from the data source; complete on every rank
+    extra      further tensors (B, ...) by name, from the data source; replicated on every rank
     step       step of the batch, which with sample and position is the key of every random draw
     cache      decoding cache, in which modules store state of earlier tokens; None: the batch has all tokens
     valid      number of targets that count, if the host knows it for a batch on a device; None: sum `loss_mask`
-    rows       if ranks hold parts of each row (context parallelism): (the batch with all tokens, the function that
-               returns this rank's part of a (B, T) tensor); None: this rank has complete rows
+    rows       if ranks hold shards of each row (context parallelism): (the batch with all tokens, the function that
+               returns this rank's shard of a (B, T) tensor); None: this rank has full rows
     """
 
     tokens: torch.Tensor

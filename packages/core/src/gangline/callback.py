@@ -56,11 +56,11 @@ class Callback(ABC):  # noqa: B024  # each method does nothing by default
         """
 
     def shards(self) -> Iterable[Shard]:
-        """Return this rank's shards of the arrays `<place>/...`; `allocate_like` allocates some like the weights."""
+        """Return this rank's shards of the arrays `<place>/...`, such as the shards from `allocate_like`."""
         return ()
 
     def fill_first_values(self, shards: Sequence[Shard], weights: Sequence[Shard]) -> None:
-        """Fill `shards`: all arrays of the callback in a new run, arrays that the checkpoint lacks on a resume.
+        """Fill `shards`: in a new run all arrays of the callback, on a resume arrays that the checkpoint lacks.
 
         weights: this rank's `model/...` shards with their current values. By default an array `<place>/.../<parameter>`
         gets the values of that parameter, and other arrays do not change.
@@ -68,7 +68,7 @@ class Callback(ABC):  # noqa: B024  # each method does nothing by default
         start_from_weights(shards, weights)
 
     def may_drop(self, names: Sequence[str]) -> Collection[str]:
-        """Return the subset of `names` that a resume may drop; it refuses a checkpoint with any other, by name.
+        """Return the arrays in `names` that a resume may drop; the resume fails if `names` has any other array.
 
         names: the arrays `<place>/...` of the checkpoint that `registry` lacks. The result must be equal on all ranks.
         By default all names: a callback may store less than before, such as one average instead of two. The run reports
@@ -139,7 +139,7 @@ class Callback(ABC):  # noqa: B024  # each method does nothing by default
 
 
 def allocate_like(runtime: Runtime, prefix: str, dtype: torch.dtype | None = None) -> tuple[Registry, list[Shard]]:
-    """Allocate an array `<prefix>/<parameter>`, sharded like the parameter, for each trained one: (registry, shards).
+    """Allocate an array `<prefix>/<parameter>` for each trained parameter, sharded like it: (registry, shards).
 
     Values are uninitialized until `Callback.fill_first_values` sets them. dtype: None: the dtype of the parameter.
     """

@@ -73,7 +73,7 @@ class BadCheckpoint(Exception):
     """Error of stored bytes that are missing or differ from the bytes that were written.
 
     `array` is the global array's name, `box` the damaged part as ((start, stop), ...) per
-    dim, or None for the complete array, and `file` the path of the stored bytes.
+    dim, or None for the full array, and `file` the path of the stored bytes.
     """
 
     def __init__(self, array: str, box: tuple[tuple[int, int], ...] | None, file: str | Path, why: str = "") -> None:

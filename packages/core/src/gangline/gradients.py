@@ -27,7 +27,7 @@ class GradientSlot:
     name    name of the parameter, equal under every layout: "blocks.0.attention.query.weight"
     offset  index of the slot's first element in the bucket
     shape   (rows, columns) for a parameter of two or more dims, leading dims flattened; (size,) for a parameter of one
-            dim, and for a part of a parameter that ends inside a row. Under tp: the shape of this rank's shard
+            dim, and for a piece of a parameter that ends inside a row. Under tp: the shape of this rank's shard
     """
 
     name: str

@@ -47,7 +47,7 @@ class Action(IntEnum):
 class Verdict:
     """One fault or event that a health check detected."""
 
-    kind: str  # short machine-readable word: "not-finite", "loss-spike"
+    kind: str  # short machine-readable name: "not-finite", "loss-spike"
     where: str  # "rank 3", "blocks.7", "step 120"
     confidence: float  # 0 to 1
     evidence: str  # observed values, with numbers
@@ -235,7 +235,7 @@ def decide_order(verdicts: Iterable[Verdict], answered: Iterable[str] = ()) -> R
     """Return core's own order: the strongest suggestion among verdicts that are neither overridden nor answered."""
     entries, answered = list(verdicts), set(answered)
     overridden = answered.union(*(verdict.overrides for verdict in entries))
-    own = [verdict for verdict in entries if verdict.kind in verdict.overrides]  # replace verdicts of an equal kind
+    own = [verdict for verdict in entries if verdict.kind in verdict.overrides]  # override verdicts of their own kind
     open_verdicts = [v for v in entries if v.kind not in overridden or (v in own and v.kind not in answered)]
     action = max((verdict.suggestion for verdict in open_verdicts), default=Action.NOTE)
     return Response(

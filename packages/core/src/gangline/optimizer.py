@@ -36,7 +36,7 @@ class Optimizer(ABC):
         return self.shards()
 
     def may_drop(self, names: Sequence[str]) -> Collection[str]:
-        """Return the subset of `names` that a resume may drop; it refuses a checkpoint with any other, by name.
+        """Return the arrays in `names` that a resume may drop; the resume fails if `names` has any other array.
 
         names: the `optimizer/...` arrays of the checkpoint that neither `registry` nor `select_filled` of any rank has.
         The result must be equal on all ranks. By default empty: dropping a part of the state would change the run.

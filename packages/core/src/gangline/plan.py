@@ -61,7 +61,7 @@ def choose_by_pattern(values: Mapping[str, V], name: str, default: V) -> V:
 
 
 def is_matrix(name: str, shape: Sequence[int]) -> bool:
-    """Return whether a parameter is a matrix or a stack of matrices. A stack of biases is a stack of vectors."""
+    """Return whether a parameter is one matrix or several stacked matrices. Stacked biases are vectors."""
     return len(shape) >= 2 and not name.endswith(".bias")
 
 
@@ -130,7 +130,7 @@ class Fold:
         return self._list_ranks_at(mesh, rank, range(first, min(first + self.size, together)))
 
     def list_rest_ranks(self, mesh: Mesh, rank: int) -> list[int]:
-        """Return the ranks with the index of `rank` in their folds, in order. Raises ValueError as `list_ranks`."""
+        """Return the ranks with the index of `rank` in their own folds, in order. Raises ValueError as `list_ranks`."""
         joint, together = self._place(mesh, rank)
         return self._list_ranks_at(mesh, rank, range(joint % self.size, together, self.size))
 
@@ -168,15 +168,15 @@ class Init:
 class HFName:
     """The external name (`theirs`) of a parameter, where `{0}`, `{1}` stand for the matches of the stars of `pattern`.
 
-    how: "same"; "transpose" if the external matrix is transposed (in a stack, each matrix); "stack" if the parameter
+    how: "same"; "transpose" if the external matrix (or each stacked matrix) is transposed; "stack" if the parameter
     (N, ...) is stored as N external tensors, numbered by `{n}`. An empty `theirs`: a buffer without an external tensor.
     rows: (first, of): the parameter is the rows from `first` on of an external tensor of `of` rows that several
-    parameters share (queries, keys and values in one matrix); columns if transposed. None: the complete tensor.
+    parameters share (queries, keys and values in one matrix); columns if transposed. None: all rows.
     every: the parameter is the rows first, first + every, ...; the rows between belong to every - 1 other parameters.
     dim: the dim of the parameter along which `rows` counts.
     optional: files may lack the external tensor; the parameter then gets initial values.
     unread: files may hold an external tensor that the model has no parameter for: only this "tensor" (a mask), or the
-    complete "layer" that contains the tensor, after the last block of the model.
+    full "layer" that contains the tensor, after the last block of the model.
     """
 
     pattern: str
@@ -240,9 +240,9 @@ class Seam:
 class Plan:
     """Rules of one model: its stages, and how its parameters are sharded, initialized, named and trained."""
 
-    embed: str  # the module (batch) -> hidden
-    blocks: str  # the ModuleList of (hidden, batch) -> hidden
-    head: str  # the module (hidden, batch) -> loss sum
+    embed: str  # path of the module (batch) -> hidden
+    blocks: str  # path of the ModuleList of (hidden, batch) -> hidden
+    head: str  # path of the module (hidden, batch) -> loss sum
     layers: int  # number of blocks
     cuts: tuple[ShardRule, ...] = ()
     inits: tuple[Init, ...] = ()
@@ -256,7 +256,7 @@ class Plan:
     low_bit: tuple[LowBit, ...] = ()  # frozen parameters that are stored in fewer bits
     trained: tuple[str, ...] = ()  # exceptions from `frozen`; the most specific pattern wins
     head_blocks: tuple[str, ...] = ()  # blocks inside the head: they emit under their own path, like `blocks`
-    facts: dict[str, int] = field(default_factory=dict)  # sizes a layout must divide: heads, kv_heads, vocab_size, ...
+    facts: dict[str, int] = field(default_factory=dict)  # sizes for checks and estimates: heads, vocab_size, ...
 
     def init(self, name: str) -> Init:
         """Return the initialization rule of the parameter `name`. Raises LookupError if no rule matches it."""

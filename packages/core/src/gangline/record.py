@@ -26,7 +26,7 @@ class StepRecord:
     tokens_per_second: float
     mfu: float | None  # model FLOPs utilization: model FLOP/s divided by the peak FLOP/s of all devices
     step_seconds: float
-    # By phase: data, forward_backward, optimizer, validate; checkpoint: the save between the previous and this step.
+    # Seconds by phase: data, forward_backward, callback, optimizer, validate; sync and checkpoint of the previous step.
     seconds: dict[str, float] = field(default_factory=dict)
     first_sample: int = 0  # number of the first sample of the step's global batch
     # Seconds of each rank since the sync of the previous step: phase (`pulse.layout.ROWS`) -> list by rank. Time in
@@ -34,15 +34,15 @@ class StepRecord:
     rank_phases: dict[str, list[float]] | None = None
     # Mean loss of each rank's own tokens, in nats; null for a rank that computes no loss. Samples differ by rank.
     rank_losses: list[float | None] | None = None
-    # MFU of each rank without its waits for other ranks: an even share of the model FLOPs per second of own work,
-    # divided by the peak of one device. The slowest rank has the smallest MFU.
+    # MFU of each rank, excluding its waits for other ranks: (model FLOPs of the step / number of ranks) / busy seconds
+    # / peak FLOP/s of one device. The slowest rank has the smallest MFU.
     rank_mfu: list[float] | None = None
-    rank_seconds: dict[str, float] | None = None  # min, median, max of step_seconds over the ranks
+    rank_seconds: dict[str, float] | None = None  # min, median, max over the ranks of step_seconds without the sync
     memory_bytes: int = 0  # peak memory of this rank: device memory on a GPU, resident set on a CPU
     finite: bool = True  # whether loss and gradients are finite; if false, the optimizer skipped the step
     skipped: str = ""  # reason for skipping the update; "": the optimizer updated the weights
     validation_loss: float | None = None  # loss on the held-out part of the run's data, in steps with a validation
-    validation_losses: dict[str, float] = field(default_factory=dict)  # by name of further sets and weights
+    validation_losses: dict[str, float] = field(default_factory=dict)  # by name of the extra set or callback weights
     metrics: dict[str, float | list[float]] = field(default_factory=dict)
     verdicts: list[dict] = field(default_factory=list)
     checkpoint: str | None = None  # id of the checkpoint whose save begins after this step
@@ -99,7 +99,7 @@ def keep_newest(lines: Iterable[dict[str, Any] | None]) -> tuple[list[dict[str, 
     next step is repeated, as after a kill that truncated the line.
     """
     records: dict[int, dict[str, Any]] = {}
-    gaps: list[int] = []  # step before each missed line
+    gaps: list[int] = []  # last step before each line without a record
     for record in lines:
         last = next(reversed(records), 0)
         if record is None:

@@ -30,7 +30,7 @@ Finish = Callable[["nn.Module", str], None]  # (block, path): adds recomputation
 
 
 class MatrixId(NamedTuple):
-    """Id of a matrix: the parameter's name, and the matrix's number in a stack (leading dims flattened, from 0)."""
+    """Id of a matrix: name of the parameter, and number (from 0) of the matrix in it, with leading dims flattened."""
 
     name: str
     number: int
@@ -44,7 +44,7 @@ class StepResult:
     tokens        number of valid tokens
     finite        whether the loss and every gradient are finite on all ranks
     metrics       metrics that modules emit, reduced over ranks: "blocks.3/load" -> number or list of numbers
-    own_loss_sum  this rank's part of loss_sum, before any reduction
+    own_loss_sum  this rank's share of loss_sum, before any reduction
     own_tokens    number of valid tokens of own_loss_sum; 0 on a rank whose loss another rank computes
     """
 
@@ -240,7 +240,7 @@ class Runtime(ABC):
         """Apply `function`, ((m, n) tensor, id) -> (m, n) tensor, to full matrices, each on one rank of the stage.
 
         inputs: (name of a parameter of two or more dims, tensors sharded like the parameter's pieces and of the same
-        dtype: gradients, a momentum); in a stack (3 or more dims) each matrix is mapped separately. Yields the same
+        dtype: gradients, a momentum); of 3 or more dims, each (m, n) matrix is mapped separately. Yields the same
         names with the pieces of the results. Consumes `inputs` lazily, with a prefetch of a few matrices.
 
         The runtime chooses the rank that maps a matrix; all ranks know the choice. `function` is called once for each

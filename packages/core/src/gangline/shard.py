@@ -355,7 +355,7 @@ class Registry:
         return Registry(self.mesh, {**self.layouts, **other.layouts})
 
     def add_like(self, prefix: str, names: Iterable[str], dtype: str | None = None) -> Registry:
-        """Return a registry with an array `prefix/<rest>`, sharded like it, for each ``model/<rest>`` in `names`."""
+        """Return a registry with an array `prefix/<rest>` for each ``model/<rest>`` in `names`, both sharded alike."""
         layouts = {}
         for name in names:
             layout = self[name]

@@ -1,4 +1,4 @@
-"""Checkpointers: the contract for saving and loading named global arrays and one JSON document."""
+"""Checkpointers: the contract for saving and loading named global arrays and one JSON document of metadata."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ class SaveFailed(Exception):
 
 @dataclass(frozen=True)
 class SaveRequest:
-    """Options of one save. Further data of a checkpoint, such as the attempt, is in its document."""
+    """Options of one save. The attempt and other metadata are in the checkpoint's `Document`."""
 
     step: int
-    last: bool = False  # last save of the run, for the most durable tier; a tier may hold the checkpoint already
+    last: bool = False  # last save of the run: write the most durable tier, even if another tier has this checkpoint
     deadline_seconds: float | None = None  # time until the process is killed; None: no limit
     tiers: tuple[str, ...] = ()  # tiers to write, by the checkpointer's own names; (): all tiers
-    record_waits: bool = False  # whether the step's record is reported only when its save is visible (save every step)
+    record_waits: bool = False  # whether to report the step's record only when its save is visible (save of every step)
 
 
 class SaveState(Enum):
     """State of a save: WRITING, then VISIBLE, then SETTLED. FAILED may follow either of the first two."""
 
     WRITING = "writing"  # no restore finds the checkpoint yet
-    VISIBLE = "visible"  # a restore finds it; other tiers are still being written
+    VISIBLE = "visible"  # a restore finds the checkpoint; other tiers are still being written
     SETTLED = "settled"  # every tier is written
     FAILED = "failed"  # a tier could not be written; `settled` holds the error
 
@@ -60,7 +60,7 @@ class SaveHandle:
     """
 
     id: CheckpointId
-    blocked_seconds: float = 0.0  # time that `save` blocked the training step
+    blocked_seconds: float = 0.0  # time for which `save` blocked the training step
     visible: Future[None] = field(default_factory=Future)
     settled: Future[None] = field(default_factory=Future)
     measure: Callable[[], float] | None = None  # () -> fraction of this rank's bytes written, over all tiers
@@ -95,7 +95,7 @@ class SaveHandle:
             self.visible.set_result(None)
             self.settled.set_result(None)
         else:
-            self.settled.set_exception(error)  # first: code that sees the error in `visible` finds it in both
+            self.settled.set_exception(error)  # first: code that sees `visible` done finds the error in both
             self.visible.set_exception(error)
         return self
 
@@ -125,7 +125,7 @@ class Checkpointer(ABC):
     def save(
         self, request: SaveRequest, shards: Sequence[Shard], registry: Registry, document: dict[str, Any]
     ) -> SaveHandle:
-        """Save the arrays and the document (which has step and attempt); return when both are staged (copied).
+        """Save the arrays and the metadata `document` (with step and attempt); return when both are staged (copied).
 
         Waits until the previous save is visible. Ranks that requested no save pass `SaveRequest(step)`; if requests
         differ, rank 0's tiers are written. A save that is complete on return returns `SaveHandle(id).finish()`.
@@ -138,7 +138,7 @@ class Checkpointer(ABC):
 
     @abstractmethod
     def read_document(self, id: CheckpointId) -> dict[str, Any]:
-        """Return the JSON document of a checkpoint. Raises BadCheckpoint."""
+        """Return the metadata of a checkpoint, the JSON of a `Document`. Raises BadCheckpoint."""
 
     @abstractmethod
     def read_shapes(self, id: CheckpointId) -> dict[str, tuple[int, ...]]:

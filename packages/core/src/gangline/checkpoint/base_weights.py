@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 Shapes = Mapping[str, tuple[int, ...]]
 Read = Callable[[Shapes], Iterator[tuple[str, "torch.Tensor"]]]  # a tensor is valid until the next one is read
-Record = Mapping[str, Any]  # entry of a checkpoint's document about base weights that it leaves out
+Record = Mapping[str, Any]  # `Document.base`: metadata of base weights that a checkpoint leaves out
 
 
 class BaseWeights:
@@ -33,7 +33,7 @@ class BaseWeights:
 
     arrays    name -> shape of each base weight, in order of name. Buffers are not base weights: they are always saved
     left_out  names of the base weights that saves leave out; empty before `leave_out`
-    record    entry about the base weights in the documents of saves that leave them out
+    record    metadata of the base weights in saves that leave them out (`Document.base`)
     """
 
     def __init__(self, run: Run, tree: Node, plan: Plan, comms: Comms | None = None) -> None:
@@ -77,17 +77,17 @@ class BaseWeights:
                 remedy,
             )
 
-    # --- checkpoints without them ------------------------------------------------------------------------------------
+    # --- checkpoints without base weights ----------------------------------------------------------------------------
 
     def find_missing(self, stored: Collection[str]) -> Shapes:
         """Return the base weights that are missing in the `stored` arrays of a checkpoint."""
         return {name: shape for name, shape in self.arrays.items() if name not in stored}
 
     def fill(self, shards: Sequence[Shard], stored: Collection[str], record: Record, checkpoint: str) -> list[Shard]:
-        """Draw again the base weights that a checkpoint leaves out; return the shards that remain to be loaded from it.
+        """Fill the base weights that a checkpoint leaves out; return the shards that the checkpoint has.
 
         Called by all ranks. Base weights that this run itself left out are already set. checkpoint: name in errors.
-        Raises UserError if base weights cannot be recreated, or differ from those that the checkpoint was trained on.
+        Raises UserError if base weights cannot be recreated, or differ from those that the run was trained with.
         """
         missing = self.find_missing(stored)
         if missing and record.get("fingerprint") != self.record.get("fingerprint", ""):
@@ -99,7 +99,7 @@ class BaseWeights:
     def complete(
         self, arrays: Shapes, read: Read, record: Record, checkpoint: str
     ) -> tuple[Shapes, Read, Callable[[], None]]:
-        """Return (arrays, read, check) of a checkpoint, completed by the base weights that it leaves out.
+        """Return `arrays` and `read`, with the base weights that the checkpoint leaves out added, and `check`.
 
         Base weights are recreated one array at a time, because all may not fit into memory. Call `check` after all
         reads: it recreates the arrays that were not read, and raises UserError as `fill` does.
@@ -148,19 +148,19 @@ class BaseWeights:
 def _refuse_silent(missing: Iterable[str], record: Record, checkpoint: str) -> None:
     if not record:
         names = ", ".join(map(parse_parameter, sorted(missing)[:3]))
-        raise UserError(f"{checkpoint} lacks frozen weights: {names}.", "The document does not record the reason.")
+        raise UserError(f"{checkpoint} lacks frozen weights: {names}.", "The metadata does not record the reason.")
 
 
 def _explain_unreadable(record: Record, checkpoint: str) -> tuple[str, str]:
     """Return (first line, last line) of the error for base weights of a checkpoint that cannot be recreated."""
-    return f"{checkpoint} has no frozen base weights, which cannot be recreated", _format_origin(record)
+    return f"the frozen base weights that {checkpoint} leaves out cannot be recreated", _format_origin(record)
 
 
 def _refuse_other(now: str, record: Record, checkpoint: str) -> None:
     if now != record.get("fingerprint"):
         came = record.get("from")
         raise UserError(
-            f"{checkpoint} was trained on frozen base weights that differ from the current base weights.",
+            f"{checkpoint} was trained with frozen base weights that differ from the current base weights.",
             f"Fingerprint {record.get('fingerprint')} in the checkpoint, {now} now. {_format_origin(record)}",
             f"Restore the weights in {came} from a copy." if came else "The initialization of the model has changed.",
         )

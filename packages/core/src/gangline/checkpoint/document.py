@@ -1,4 +1,4 @@
-"""Document of a checkpoint: all training state except arrays, equal on every rank, in one small JSON file."""
+"""Metadata of a checkpoint: all training state except arrays, equal on every rank, in one small JSON document."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ class Document:
     step: int  # number of steps done
     attempt: int
     cursor: int  # number of the next global sample
-    seed: int  # seed of all random draws, together with `step` and the cursor
+    seed: int  # run.seed; with `step` and `cursor` it determines all later random numbers
     tokens: int = 0  # number of valid tokens trained on
     version: int = VERSION
     parts: dict[str, Any] = field(default_factory=dict)  # group -> {"part", "distribution", "version"}
     states: dict[str, Any] = field(default_factory=dict)  # "optimizer", "precision", "data", "health.nan" -> state()
     data: str = ""  # fingerprint of the data source
     model: str = ""  # fingerprint of the model's arrays: names and shapes
-    base: dict[str, Any] = field(default_factory=dict)  # record of frozen weights that the checkpoint leaves out
-    mesh: dict[str, int] = field(default_factory=dict)  # layout that wrote the checkpoint, for people only
+    base: dict[str, Any] = field(default_factory=dict)  # metadata of base weights that the checkpoint leaves out
+    mesh: dict[str, int] = field(default_factory=dict)  # layout that saved the checkpoint, for display only
     config: dict[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:

@@ -24,7 +24,7 @@ def find_superfluous(
     `lacks`) count for `keep_last`; newer incomplete checkpoints are kept, because another tier may have the missing
     bytes. Without a complete checkpoint all are kept, so the checkpoint for a resume is never deleted.
     """
-    branch = attempts.branch(run_dir, ids) or [*reversed(ids)]  # if all are abandoned, keep some of these
+    branch = attempts.branch(run_dir, ids) or [*reversed(ids)]  # if all checkpoints are abandoned, keep the newest
     kept_ids, good = {*others}, 0
     for id in branch:
         if good == keep_last:

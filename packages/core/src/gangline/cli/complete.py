@@ -14,7 +14,7 @@ from gangline.plugin.hooks import LISTS
 from gangline.plugin.registry import installed
 
 FLAGS = ("--help", "--cfg", "--multirun", "--completion", "--version")
-WORDS = {bool: ("true", "false"), types.NoneType: ("null",)}  # type -> further values to complete
+WORDS = {bool: ("true", "false"), types.NoneType: ("null",)}  # type -> values to complete, besides `Option.choices`
 
 # bash splits words at "=": take the word from the line, and remove the text up to its last "=" from each answer.
 _BASH = r"""
@@ -72,7 +72,7 @@ def list_candidates(words: Sequence[str]) -> list[str]:
 
 
 def _iterate_keys(before: Sequence[str], current: str) -> Iterator[str]:
-    """Yield groups and layers, and the path of every option up to the first dot after `current`."""
+    """Yield groups, keys such as "recipe=", and the path of every option up to the first dot after `current`."""
     yield from (f"{group}=" for group in installed().list_groups())
     yield from ("recipe=", "from=", "weights=", "resume=")
     for path in list_options(before).options:

@@ -82,8 +82,8 @@ def _format_groups() -> str:
             marked.append(f"(not installed: {', '.join(absent)})")
         body = " ".join(marked) or "(none installed)"
         label = f"{group}=[...]" if group in LISTS else f"{group}="
-        indent = " " * (width + 10)
-        lines.append(textwrap.fill(body, _WIDTH, initial_indent=f"  {label:{width + 8}}", subsequent_indent=indent))
+        head, indent = f"  {label:{width + 8}}", " " * (width + 10)
+        lines.append(textwrap.fill(body, _WIDTH, initial_indent=head, subsequent_indent=indent, break_on_hyphens=False))
     return "\n".join(lines)
 
 

@@ -1,4 +1,4 @@
-"""`gangline plugins`: tables of installed parts and their packages, of failed plugins, and of parts to install."""
+"""`gangline plugins`: tables of installed parts, of failed plugins, and of known parts that are not installed."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from gangline.plugin import catalogue
 from gangline.plugin.discovery import find_version
 from gangline.plugin.registry import OFF, Installed, installed
 
-WIDTH = 200  # columns of a table that is not written to a terminal
-NARROWEST = 20  # minimum columns of a summary
+WIDTH = 200  # width in characters of a table that is not written to a terminal
+NARROWEST = 20  # minimum width of the summaries
 
 
 def main(argv: Sequence[str]) -> int:
@@ -69,7 +69,7 @@ def _iterate_rows(found: Installed, groups: list[str]) -> Iterator[tuple[str, ..
 
 
 def _print_rows(rows: Sequence[tuple[str, ...]]) -> None:
-    """Print a table; its third column is folded to the width of the terminal."""
+    """Print a table; its third column is wrapped to fit the terminal."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     width = get_terminal_size().columns if sys.stdout.isatty() else WIDTH
     widths[2] = min(widths[2], max(NARROWEST, width - sum(widths) + widths[2] - 2 * (len(widths) - 1)))

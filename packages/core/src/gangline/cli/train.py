@@ -72,7 +72,7 @@ def read(argv: Sequence[str]) -> CommandLine:
             _refuse_flag(word, rest)
         elif word.startswith("resume="):
             path = word.removeprefix("resume=")
-            quoted = len(path) > 1 and path[0] == path[-1] and path[0] in "'\""  # as around values of options
+            quoted = len(path) > 1 and path[0] == path[-1] and path[0] in "'\""  # quotes, as around option values
             line.resume = path[1:-1] if quoted else path
         else:
             line.words.append(word)

@@ -31,16 +31,16 @@ class Pending(Protocol[T_co]):
 
 
 class Comm(ABC):
-    """Contract of a communicator: the ranks along one axis and their collectives.
+    """Contract of a communicator: collectives among the ranks along one axis. In shapes, n is `size`.
 
     Every rank of the axis makes the same calls in the same order, from the thread that runs the step. Each collective
-    has two methods: `all_reduce` returns when its result may be used; `start_all_reduce` returns a handle at once, and
-    the input must not change until `wait` has returned. Tensors are contiguous. Reductions take the dtypes that gloo
-    and NCCL sum: floats of 16 bits and more, int8, uint8, int32 and int64; other collectives take these dtypes and
-    float8. Integers wrap around. `Reduction` is "sum", "max" or "min"; "max" and "min" may drop nan. n is `size`.
+    has two methods. `all_reduce` returns when its result may be used. `start_all_reduce` returns a `Pending` at once;
+    the input must not change until `Pending.wait` has returned. Tensors are contiguous. Reductions support the dtypes
+    that both gloo and NCCL can sum: floats of 16 bits and more, int8, uint8, int32 and int64. Other collectives also
+    support float8. Sums of integers wrap around; "max" and "min" may ignore nan.
 
-    Both methods of a collective call a method with an underscore, which a transport or a wrapper defines. background:
-    whether the caller continues during the collective (if not, NCCL works on the caller's own stream).
+    Both methods of a collective call one method such as `_all_reduce`, which each transport or wrapper implements.
+    background: whether the caller continues during the collective; if not, NCCL runs on the caller's own stream.
     """
 
     axis: str  # "tp", "dp_replicate+dp_shard", the name of a fold, "world"
@@ -161,7 +161,7 @@ class Comms(ABC):
 
     @abstractmethod
     def fold_rest(self, fold: Fold) -> Comm:
-        """Return the Comm of the ranks with this rank's index in their folds: they hold replicas of its part."""
+        """Return the Comm of the ranks with the same index in their folds: the replicas of this rank's shards."""
 
     @property
     def world(self) -> Comm:

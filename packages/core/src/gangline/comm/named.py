@@ -1,10 +1,10 @@
 """Process groups named by their ranks, so that ranks may request them in any order.
 
-torch names a group by its ranks and by the number of groups that the process created before, and the members find each
-other by this name. Members that had created different groups before would wait under different names for ever. gloo
-also connects all members while it creates a group, so ranks that request groups in a cycle (rank 0 first {0, 1}, rank 1
-{1, 2}, rank 2 {0, 2}) deadlock. Here the name of a group depends only on its ranks, and gloo connects two members when
-they first exchange data.
+torch names a group by its ranks and by the number of groups that the process created before, and the ranks of a group
+find each other by this name. Ranks that had created different groups before would wait for ever, under different names.
+gloo also connects all ranks of a group while it creates the group, so ranks that request groups in a cycle (rank 0
+first {0, 1}, rank 1 {1, 2}, rank 2 {0, 2}) deadlock. Here the name of a group depends only on its ranks, and gloo
+connects two ranks when they first exchange data.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.distributed import ProcessGroup, distributed_c10d
 def make_group(ranks: Sequence[int], timeout: timedelta | None, description: str) -> ProcessGroup:
     """Return the group of these global ranks, in this order; create it if this process does not have it yet.
 
-    Called by members only; does not wait for other members. timeout: of a collective; None: torch's default.
+    Called only on these ranks; does not wait for other ranks. timeout: of each collective; None: torch's default.
     description: text for torch's logs. `torch.distributed.new_group` takes no name, so call its inner functions.
     """
     name = name_of(ranks)

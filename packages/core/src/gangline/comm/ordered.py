@@ -16,7 +16,7 @@ from gangline.comm.base import Comm, Pending, Reduction
 from gangline.comm.purpose import get_purpose, mark_traffic
 from gangline.comm.wrap import Wrapped
 
-SMALL = 16384  # maximum bytes of a tensor that every rank sends completely to each peer, which saves a collective
+SMALL = 16384  # maximum bytes of a tensor that each rank sends in full to all peers, which saves a collective
 
 
 class Later:

@@ -1,4 +1,4 @@
-"""Record of collectives in a rank's pulse: group, sequence number, operation, and the one that the rank waits for."""
+"""Record of collectives in a rank's pulse: group, sequence number, operation, and which one the rank is waiting for."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Pulsed(Wrapped):
         pulse = self.pulse
         row = pulse.begin(self.group, _NUMBER[name], size, peers)
         before = pulse.wait(row)
-        if background:  # the start may also take time
+        if background:  # starting a collective may also block
             pending = call()
             pulse.finish(row, before, finished=False)
             return Noted(pending, pulse, row)

@@ -3,8 +3,8 @@
     with mark_traffic("gradients"):
         pending = reduction.reduce(bucket, comm)
 
-A mark holds for all calls of the thread within the block, so it covers collectives of parts that set no marks: a
-gradient reduction sends only gradients.
+A mark holds for all collectives that the thread starts within the block, in any code: here, all traffic of the gradient
+reduction is marked "gradients".
 """
 
 from __future__ import annotations

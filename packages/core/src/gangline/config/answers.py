@@ -33,8 +33,8 @@ class LayoutBounds:
     microbatches     number of microbatches of a step on a data-parallel rank
     stages           number of pipeline stages
     splits_backward  whether the previous stage waits only for the input gradients of a backward pass
-    work             computation of one microbatch, summed over the pipeline (one rank per pp rank); None: unknown
-    transfers        transfers that block `work`
+    work             work of one microbatch, summed over one rank of each pipeline coordinate; None: unknown
+    transfers        transfers of one microbatch that block its computation, over the same ranks
     beside           transfers of a step on an average rank that may overlap with computation
     """
 

@@ -180,7 +180,7 @@ def _check_needs(run: Run) -> Iterator[Problem]:
 
 
 def _check_gradients(run: Run) -> Iterator[Problem]:
-    """Yield a problem for a gradient reduction that the strategy ignores, or whose state keeps inf of an overflow."""
+    """Yield a problem for a gradient reduction that the strategy ignores, or whose state would store inf values."""
     parts = (run.gradients, run.parallel, run.precision)
     reduction, strategy, precision = (installed().find_part(config).part.name for config in parts)
     if run.precision.finds_scale and run.gradients.count_kept(LONG, 2, scatters=False):
@@ -214,7 +214,7 @@ def _iterate_opened(parts: Iterable[tuple[str, PartConfig]]) -> Iterator[tuple[s
 
 
 def find_layout_problems(run: Run) -> list[Problem]:
-    """Return problems of the layout: axis sizes must multiply to the number of ranks, and batch sizes must divide."""
+    """Return problems of the layout: the product of axis sizes must be the number of ranks; batch sizes must divide."""
     world = count_ranks(run)
     name = installed().find_part(run.parallel).part.name
     job = detect()
@@ -253,7 +253,7 @@ def _check_batch(run: Run, width: int) -> list[Problem]:
             Problem(
                 f"batch.micro_size={micro_size} does not divide {share} ({each}).",
                 "global_size = micro_size x accumulation x data-parallel width.",
-                f"Choose batch.micro_size among {list_divisors(share)}; null: the complete share of the rank.",
+                f"Choose batch.micro_size among {list_divisors(share)}; null: set by the parallel strategy.",
             )
         ]
     return []

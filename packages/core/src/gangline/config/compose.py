@@ -64,7 +64,7 @@ def compose_one(words: Sequence[str]) -> Run:
 
     `weights=` is short for `run.weights=`.
     """
-    installed().refuse_clashes()  # first, because a package that a clash leaves out may have the recipe
+    installed().refuse_clashes()  # first: a package that a clash disables may have the recipe
     layers, rest, files = [], [], []
     for word in words:
         key, _, value = word.partition("=")
@@ -93,7 +93,7 @@ def _run(asked: Asked, source: str, why: str) -> Run:
     content = _compose(asked)
     options = KnownOptions(asked.offers).options if why else {}
     if why and (suspected := find_suspects(content, options)):
-        with suppress(UserError):  # the command line alone may be incomplete; then it allows no setting
+        with suppress(UserError):  # overrides that cannot be composed alone allow no setting
             suspected = find_suspects(content, options, _compose(replace(asked, layers=[])))
         refuse_suspects(suspected, options, source, why)
     return from_dict({**content, "parts": dict(asked.choices)})

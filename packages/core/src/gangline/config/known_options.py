@@ -110,9 +110,7 @@ class KnownOptions:
         groups = installed().list_groups()
         words = [f"{option_path}={text}" for option_path in self.options if option_path.rpartition(".")[2] == path]
         switched = text.lower() in ("true", "on", "1", "yes")  # bf16=true
-        pairs = [(group, path) for group in groups if switched and path in _list_parts(group)][
-            :1
-        ]  # bf16: the precision
+        pairs = [(group, path) for group in groups if switched and path in _list_parts(group)][:1]  # bf16: precision
         if not words and (line := answer(path, text, installed().get_words())):
             return [line, *_explain_install(line)]
         if not words and not pairs and (line := suggest_synonym(path, self.options, installed().get_synonyms())):

@@ -28,7 +28,7 @@ def find_suspects(
 ) -> dict[str, Any]:
     """Return option -> value of a composed run, for values that run as a program or read the environment.
 
-    typed: the run that the command line alone composes; options that have an equal value in it are left out.
+    typed: the run that the command line alone composes; options with an equal value in that run are left out.
     """
     own = dict(_iterate_values(typed or {}, options))
     values = {path: value for path, value in _iterate_values(content, options) if path not in own or own[path] != value}
@@ -88,7 +88,7 @@ def _is_private(group: int) -> bool:
 def _iterate_values(
     content: Mapping[str, Any], options: Mapping[str, Option], prefix: str = ""
 ) -> Iterator[tuple[str, Any]]:
-    """Yield (path, value) of every option; a mapping yields each of its keys, unless the option runs it as code."""
+    """Yield (path, value) of every option; a mapping yields each of its keys, unless the mapping runs as code."""
     for key, value in content.items():
         path = f"{prefix}{key}"
         if isinstance(value, Mapping) and not (path in options and runs_code(options[path].stated)):

@@ -9,7 +9,7 @@
     order: Literal["once", "again"] = "once"  # whether samples repeat
 
 The check of a run, `--help`, completion, the JSON Schema and docs/options.md read the range from the type. A number
-must be finite unless its type is `IsNotNan`. Conditions on several options belong into the part's own `check`, which
+must be finite unless its type is `IsNotNan`. Conditions on several options belong in the part's own `check`, which
 runs after the check of ranges.
 """
 
@@ -79,7 +79,7 @@ _BOUNDS: dict[type, tuple[Callable[[Any, Any], bool], str]] = {
     MaxLen: (lambda value, length: len(value) <= length, "at most {} long"),
     OneOf: (lambda value, words: value in words, "one of {}"),
 }
-_PREDICATES = ((str.isprintable, "printable text in one line"), (math.isfinite, ""))  # all numbers are checked
+_PREDICATES = ((str.isprintable, "printable text in one line"), (math.isfinite, ""))  # no text: every number is finite
 _OR_INFINITE = get_args(IsNotNan[float])[1]
 
 
@@ -171,7 +171,7 @@ def format_range(hint: Any) -> str:
     if kind is Annotated:
         return _show(list_conditions(hint)) or format_range(args[0])
     if kind is Literal:
-        return ""  # `list_choices` has its values
+        return ""  # `list_choices` returns the values
     texts = list(dict.fromkeys(filter(None, map(format_range, args))))
     return f"each {texts[0]}" if texts and kind in (list, tuple, set, frozenset) else " or ".join(texts)
 

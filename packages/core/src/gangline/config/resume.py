@@ -30,7 +30,7 @@ def continue_run(path: str, content: Mapping[str, Any], words: Sequence[str]) ->
     other = [key for key in changes if not is_within(key, free)]
     if other:
         differences = ", ".join(f"{key} ({changes[key][0]} -> {changes[key][1]})" for key in other)
-        remade = ("model", *run.edits)  # the checkpoints of the run have other arrays
+        remade = ("model", *run.edits)  # a change here changes the arrays of checkpoints
         new_weights = any(key == "optimizer" or key.partition(".")[0] in remade for key in other)
         branch = f"train {shlex.join([f'from={path}', f'weights={path}', *words])}"
         raise UserError(

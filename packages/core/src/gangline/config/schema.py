@@ -124,7 +124,7 @@ class EditConfig(PartConfig, EditedWeights):
 class ParallelConfig(PartConfig):
     """Options of a parallel strategy, which is built from a `gangline.runtime.Job` that contains the run."""
 
-    reduces: ClassVar[bool] = False  # whether it sums gradients by `job.reduction`; if not, the reduction must be plain
+    reduces: ClassVar[bool] = False  # whether gradients are summed by `job.reduction`; else the reduction must be plain
 
     def count_ranks(self, gpus: int) -> int:
         """Return the number of ranks to start on `gpus` GPUs if launch.processes is null."""
@@ -135,7 +135,7 @@ class ParallelConfig(PartConfig):
         return {"dp_replicate": world}
 
     def count_microbatches(self, share: int, mesh: Mesh) -> int:
-        """Return the default number of microbatches of a rank, a divisor of `share`, its sequences in a step."""
+        """Return a rank's default number of microbatches per step: a divisor of `share`, its sequences per step."""
         return 1
 
     def explain(
@@ -167,14 +167,14 @@ class ParallelConfig(PartConfig):
 class GradientsConfig(PartConfig, GradientSizes):
     """Options of a gradient reduction, which sums gradients over data-parallel ranks."""
 
-    plain: ClassVar[bool] = False  # whether it is a plain sum, as of `Comm.all_reduce`; any collective may compute it
+    plain: ClassVar[bool] = False  # whether it only sums gradients, so that a strategy may use its own collectives
 
 
 @dataclass
 class PrecisionConfig(PartConfig):
     """Options of a precision: the number formats of a run."""
 
-    finds_scale: ClassVar[bool] = False  # whether it adapts a loss scale and skips steps that overflow
+    finds_scale: ClassVar[bool] = False  # whether the precision adapts a loss scale and skips steps that overflow
 
     def get_sizes(self) -> ItemSizes:
         """Return the bytes per number in this precision, for estimates of memory and traffic."""
@@ -243,7 +243,7 @@ class CallbackConfig(PartConfig):
     """Options of a callback."""
 
     def count_copies(self, run: Run) -> int:
-        """Return the number of arrays that it stores per trained parameter (`allocate_like`), to estimate memory."""
+        """Return the number of arrays that the callback stores per trained parameter, to estimate memory."""
         return 0
 
 
@@ -315,7 +315,7 @@ class Run:
     track: dict[str, TrackConfig] = field(default_factory=dict)  # part name -> its configuration
     health: dict[str, HealthConfig] = field(default_factory=dict)
     callback: dict[str, CallbackConfig] = field(default_factory=dict)
-    edits: dict[str, EditConfig] = field(default_factory=dict)  # group -> the chosen edit; absent: off
+    edits: dict[str, EditConfig] = field(default_factory=dict)  # group -> options of its edit; absent: off
     extra: dict[str, PartConfig] = field(default_factory=dict)  # group that a plugin adds -> options of its part
     references: dict[str, str] = field(default_factory=dict)  # option path -> its reference "${oc.env:NAME}"
 

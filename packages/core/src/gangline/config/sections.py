@@ -26,12 +26,12 @@ class RunSection:
     name: Annotated[str, Predicate(str.isprintable)] = "run"  # name of the run, suffix of its default directory
     dir: str | None = None  # run directory; null: runs/<date>-<time>-<name>
     seed: IsFinite[int] = 0  # random seed of initial weights, data order and all other random numbers
-    steps: PositiveInt = 300  # optimizer steps
+    steps: PositiveInt = 300  # length of the run in optimizer steps
     deterministic: bool = False  # deterministic kernels, sums in rank order: bitwise reproducible but slower
     device: str | None = None  # torch device of the ranks, such as cpu or cuda:1; null: a GPU if available
     recompute: Recompute = Recompute.none  # activation checkpointing of blocks: none, selective (attention only), full
-    recompute_every: PositiveInt = 1  # activation checkpointing interval in blocks: one block in n is recomputed
-    loss_chunk: PositiveInt | None = None  # loss chunk size in tokens: its logits are recomputed in backward; null: all
+    recompute_every: PositiveInt = 1  # activation checkpointing interval in blocks: every n-th block is recomputed
+    loss_chunk: PositiveInt | None = None  # chunked loss: tokens per chunk; backward recomputes logits; null: no chunks
     compile: bool = False  # compilation of each block by torch.compile
     sample: NonNegativeInt = 200  # length of the text generated at the end of the run, in tokens; 0: no text
     save_on_signal: bool = True  # checkpoint on SIGTERM or Ctrl-C, at the step boundary at which the run stops
@@ -43,11 +43,10 @@ class BatchSection:
     """Batch sizes of a step. global_size = micro_size x accumulation x data-parallel width."""
 
     global_size: PositiveInt = 16  # global batch size: sequences per step over all ranks
-    ramp: dict[PositiveInt, PositiveInt] = field(
-        default_factory=dict  # batch size ramp, {global batch size: sample at which its stage ends}: {4: 8000}
-    )
-    # microbatch size: sequences per forward pass of a rank; null: the rank's share, or less with a pipeline (gradient
-    # accumulation is global_size / (micro_size x data-parallel ranks))
+    # batch size ramp: {global batch size: number of the sample at which its stage ends}, such as {4: 8000}
+    ramp: dict[PositiveInt, PositiveInt] = field(default_factory=dict)
+    # microbatch size: sequences per forward pass of a rank; null: global_size / data-parallel ranks, or less with
+    # pipeline parallelism. Gradient accumulation steps: global_size / (micro_size x data-parallel ranks)
     micro_size: PositiveInt | None = None
     sequence_length: PositiveInt = 128  # context length: tokens per sequence
 
@@ -80,7 +79,8 @@ class ValidateSection:
 
     every: PositiveInt | None = 100  # validation interval in steps; null: no validation
     samples: PositiveInt = 64  # number of validation sequences per set, rounded up to full microbatches
-    sets: dict[str, dict[str, Any] | None] = field(default_factory=dict)  # extra validation sets: {code: {path: src}}
+    # extra validation sets: name -> options that differ from the run's data part, such as {code: {path: src}}
+    sets: dict[str, dict[str, Any] | None] = field(default_factory=dict)
 
 
 SECTIONS = {"run": RunSection, "batch": BatchSection, "validate": ValidateSection}

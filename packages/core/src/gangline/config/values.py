@@ -15,8 +15,8 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 _WORDS = {"true": True, "on": True, "yes": True, "false": False, "off": False, "no": False}
 
-_BARE = re.compile(r"(?!(?i:null|true|false|on|off|yes|no|nan|inf)$)(\.{0,2}/|[A-Za-z_])[\w./@%+-]*")  # bare list item
-_WORDS_ONLY = re.compile(rf"{_BARE.pattern}(:[\w./@%+:-]+| +[\w./@%+-]+)*")  # bare text outside a list
+_BARE = re.compile(r"(?!(?i:null|true|false|on|off|yes|no|nan|inf)$)(\.{0,2}/|[A-Za-z_])[\w./@%+-]*")  # unquoted item
+_WORDS_ONLY = re.compile(rf"{_BARE.pattern}(:[\w./@%+:-]+| +[\w./@%+-]+)*")  # unquoted text outside a list
 _REFERENCE = re.compile(r"\$\{oc\.env:\w+\}")
 
 _NOUNS = {
@@ -188,7 +188,7 @@ def _convert_union(args: tuple[Any, ...], value: Any, hint: Any) -> Any:
 
 
 def _convert_one_of(spelled: Mapping[str, Any], value: Any, hint: Any) -> Any:
-    """Return the member that a value spells; a boolean also spells on, off, yes and no, as YAML reads them."""
+    """Return the entry of `spelled` for a value; a boolean also spells on, off, yes and no, as YAML reads them."""
     words = [str(value)] if not isinstance(value, bool) else [word for word, what in _WORDS.items() if what is value]
     for word in words:
         if word in spelled:

@@ -32,7 +32,7 @@ class ReferenceModel:
     parent     directory of the run that this run took its first weights from (`run.weights`); None: no such run
     """
 
-    score: Callable[..., np.ndarray]  # (samples, k = 1)
+    score: Callable[..., np.ndarray]  # (samples, losses per sample = 1)
     directory: Path
     step: int
     writes: bool

@@ -73,7 +73,7 @@ def _derive(ends: Tensor, B: int, T: int, device: torch.device) -> tuple[Tensor,
     """
     starts = torch.cat((ends.new_zeros(1), ends[:-1]))
     row = starts.div(T, rounding_mode="floor")
-    number = torch.arange(len(ends)) - torch.searchsorted(row, row)  # minus the documents of earlier rows
+    number = torch.arange(len(ends)) - torch.searchsorted(row, row)  # number of the document within its row
     few = torch.stack((number, starts)).to(torch.int64)
     number, starts = _find_repeated(few, ends - starts, B * T, device)
     return number.view(B, T), (torch.arange(B * T, device=device) - starts).view(B, T)

@@ -15,9 +15,9 @@ PATIENCE = 5.0  # timeout in seconds of `close` for threads that still run `make
 class ReadAhead(Generic[T]):
     """Prefetcher: results of `make(n, slot)` for n = 0, 1, 2, ..., computed in threads and taken in order.
 
-    A slot (0 to slots - 1) is the number of a reused memory, whose former result is no longer read. The last result of
-    `take` keeps its slot until the next `take`, so at most slots - 1 results are prefetched. No other code may use this
-    memory, because a thread that hangs in `make` may write to it even after `close`.
+    A slot (0 to slots - 1) is the number of a reused buffer, whose former result is no longer read. The last result of
+    `take` keeps its slot until the next `take`, so at most slots - 1 results are prefetched. No other code may use the
+    buffers, because a thread that hangs in `make` may write to its buffer even after `close`.
 
     prepare  function that each thread calls first; `take` raises its error as if `make` had raised it
     """

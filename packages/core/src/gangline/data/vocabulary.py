@@ -33,7 +33,7 @@ class RendersChats(Protocol):
 def find_vocabulary_problems(known: int, needed: int, owner: str, why: str) -> list[Problem]:
     """Return a problem if the data's vocabulary (`needed` tokens) is larger than `model.vocab_size=known`.
 
-    owner: option of the tokenizer or data, as the user typed it. why: reason, with its number of tokens.
+    owner: option of the tokenizer or data, as the user typed it. why: reason, with the number of tokens.
     """
     if not needed > known > 0:
         return []

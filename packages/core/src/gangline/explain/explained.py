@@ -28,7 +28,7 @@ class StepAction(NamedTuple):
 class Transfer:
     """Traffic of a rank along some axes for one purpose, per step.
 
-    axes    axes of the mesh; or the strategy's name of a fold, or of the ranks outside of a fold
+    axes    axes of the mesh; or the strategy's name of a fold, or of the ranks across folds
     ranks   number of ranks in each call
     each_node  number of these ranks per node; 1 if no two ranks share a node
     each_rack, each_datacentre  number of these ranks per rack and per datacentre; 0: unknown

@@ -14,9 +14,9 @@ from gangline.model.products import AttentionProduct, Product
 class StageWork:
     """The work of one microbatch on one stage, on one rank.
 
-    forward    matmul -> times per forward pass. Backward computes an input gradient of equal FLOPs
-    weights    matmul -> times that the backward pass computes its weight gradient
-    again      matmul -> times that the backward pass recomputes it
+    forward    matmul -> calls per forward pass. Backward computes an input gradient of equal FLOPs for each call
+    weights    matmul -> number of its weight gradients that a backward pass computes
+    again      matmul -> calls that a backward pass recomputes
     kept       bytes that the forward pass writes and saves, without savings by recomputation
     kept_again bytes of `kept` that the backward pass writes again
     modules    number of modules that a forward pass calls; modules_again: number that the backward pass calls again

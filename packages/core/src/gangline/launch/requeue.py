@@ -22,7 +22,7 @@ NOTES = Path("runs", f".jobs-{os.geteuid()}")  # folder per user; a note per job
 
 
 def identify_job(environ: Mapping[str, str] = os.environ) -> tuple[str | None, int]:
-    """Return (key of the job, number of its requeues) for a `train` that is no rank; (None, 0) without a scheduler."""
+    """Return (key of the job, number of its requeues) for a `train` that is not a rank; (None, 0) without Slurm."""
     if "SLURM_JOB_ID" not in environ:
         return None, 0
     return f"slurm-{environ['SLURM_JOB_ID']}", int(environ.get("SLURM_RESTART_COUNT", "0"))

@@ -1,6 +1,6 @@
 """Signals in a rank: the first signal requests a stop at the step boundary, the second ends the process. Torch-free.
 
-A thread reads the signals, so that this also works while the main thread waits in a collective.
+A thread reads the signals, so that they also take effect while the main thread waits in a collective.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from enum import IntEnum
 
-SAME_REQUEST_SECONDS = 1.0  # maximum delay of a copy: a scheduler may signal a process and its group
+SAME_REQUEST_SECONDS = 1.0  # repeats within this time are copies: a scheduler may signal a process and its group
 NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
 STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *NOTICES)
 _ENDS = (signal.SIGTERM, signal.SIGHUP)
@@ -21,7 +21,7 @@ _ENDS = (signal.SIGTERM, signal.SIGHUP)
 # All real-time signals of this program are listed here; each has one meaning in a rank.
 _REAL_TIME = getattr(signal, "SIGRTMIN", None)
 STACKS = None if _REAL_TIME is None else _REAL_TIME + 5  # a rank writes the stacks of its threads into its log
-ANSWER = None if _REAL_TIME is None else _REAL_TIME + 11  # a rank calls what `answer_signal` registered for it
+ANSWER = None if _REAL_TIME is None else _REAL_TIME + 11  # a rank calls the function that `answer_signal` set
 
 # A launcher forwards a request as SIGRTMIN + 6 to SIGRTMIN + 10. Ctrl-C, and a scheduler that signals process groups,
 # also reach the ranks directly; a separate signal identifies the forwarded request, however late it arrives.
@@ -89,14 +89,14 @@ def is_watched() -> bool:
 
 
 def answer_signal(signum: int, call: Callable[[], None]) -> None:
-    """Call `call` in a new thread each time this signal arrives, even if the main thread is busy.
+    """Set the handler of a signal: each arrival runs `call` in a new thread, even if the main thread is busy.
 
-    Register it in the main thread. Raises ValueError for a signal that has another meaning in a rank.
+    Must be called in the main thread. Raises ValueError for a signal that requests a stop or stack traces of a rank.
     """
     if signum in (*STOP, *HandedOn):
-        raise ValueError(f"{name_of(signum)} is reserved: it requests a rank to stop")
+        raise ValueError(f"{name_of(signum)} is reserved: it requests a stop of the rank")
     if signum == STACKS:
-        raise ValueError(f"{name_of(signum)} is reserved: it requests the stacks of a rank's threads")
+        raise ValueError(f"{name_of(signum)} is reserved: it requests stack traces of the rank's threads")
     _answers[signum] = call
     signal.signal(signum, _ignore)
     signal.siginterrupt(signum, False)  # interrupted transfers continue

@@ -17,7 +17,7 @@ class Adapter:
     names    gangline's name of each parameter -> the tensor's name in the file
     files    additional files: name -> content as JSON
     weights  name of the safetensors file
-    base     (file, key) in `files` for the directory of the base model's weights, if the run has one; None: not written
+    base     (file, key): where `files` gets the path of the base model's weights, if the run has one; None: not written
     change   (gangline's name, tensor, all parameters of the checkpoint) -> tensor for the file; None: unchanged tensors
     """
 

@@ -24,7 +24,7 @@ class Wrapper(nn.Module, ABC):
     """
 
     def wrap(self, node: Any) -> None:
-        """Build the parts that the wrapper adds to the wrapped module. Called once, instead of a constructor."""
+        """Build the parameters and modules that the wrapper adds. Called once, instead of a constructor."""
 
 
 def construct(node: Node) -> Any:

@@ -1,8 +1,7 @@
 """Decoding cache: the state of earlier tokens that modules store while a text is generated.
 
-The first forward pass takes all prompts, each later pass one token per row. A module that reads earlier tokens
-stores its state in `Batch.cache`, in any form; its node declares so
-(`gangline.model.tree.Node.get_decoding`).
+The first forward pass takes all prompts, each later pass one token per row. A module that reads earlier tokens stores
+its state in `Batch.cache`, in any form; its node declares so (`gangline.model.tree.Node.get_decoding`).
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ State = TypeVar("State")
 
 
 class Cache:
-    """State of the modules of a model during the generation of one batch. length: tokens per row at its end."""
+    """State of a model's modules during the generation of one batch. length: number of tokens per row at the end."""
 
     def __init__(self, length: int) -> None:
         self.length = length

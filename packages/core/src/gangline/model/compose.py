@@ -30,7 +30,7 @@ def compose_model(run: Run) -> tuple[Node, Plan]:
     """Return the tree and the plan after all edits: first edits that replace, then edits that wrap, by group name.
 
     Raises UserError if two edits, neither of which wraps, claim the same node or nested nodes; if two edits that wrap
-    the same node add parts of the same name; and if every parameter is frozen.
+    the same node add parameters or modules of one name; and if every parameter is frozen.
     """
     tree, plan = build(run.model, run)
     if run.job.loss_chunk is not None:
@@ -66,7 +66,7 @@ def _chunk_losses(tree: Node, plan: Plan, chunk: int) -> tuple[Node, Plan]:
 
 
 def _check_names(tree: Node, group: str) -> None:
-    """Raise UserError if two parts of a module have the same name, which only an edit that wraps can cause."""
+    """Raise UserError if two children of a module have the same name, which only an edit that wraps can cause."""
     names: set[str] = set()
     for path, node in iterate_nodes(tree):
         own = [*node.get_shapes(), *(name for name, _ in iterate_children(node) if name)]
@@ -75,7 +75,7 @@ def _check_names(tree: Node, group: str) -> None:
             if full in names:
                 raise UserError(
                     f"the model edit {group} adds {full}, which the model already has.",
-                    "An edit that wraps a module must not use the names of existing parts of the module.",
+                    "An edit that wraps a module must not use names of the module's parameters and children.",
                     f"To switch off the edit:  {group}=off",
                 )
             names.add(full)
@@ -89,6 +89,6 @@ def _explain_conflict(first: str, first_path: str, second: str, second_path: str
     what = first_path if first_path == second_path else f"{first_path} and {second_path}"
     return UserError(
         f"the model edits {first} and {second} both replace {what}.",
-        "Only one edit can replace a part of the model.",
+        "Only one edit can replace a module.",
         f"Switch off one of the edits: {first}=off or {second}=off.",
     )

@@ -42,7 +42,7 @@ def initialise(shards: Iterable[Shard], plan: Plan, seed: int) -> None:
 def fill_as_kept(shard: Shard, plan: Plan, fill: Callable[[Shard], None]) -> None:
     """Fill a `model/...` shard with the stored form of its weight: low-bit if the plan has a `LowBit` rule.
 
-    fill: fills a shard with the weight in full precision. Raises the errors of the rule's `LowBit.codes`.
+    fill: function that fills a shard with the weight in full precision. Raises the errors of the rule's `LowBit.codes`.
     """
     rule = plan.find_low_bit(plan.get_owner(parse_parameter(shard.name)))
     if rule is not None and rule.codes:

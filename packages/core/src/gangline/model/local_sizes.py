@@ -36,7 +36,7 @@ class CommVolume:
     what      description for a table of traffic, with assumptions on the data
     forward   (calls, bytes) of the forward pass
     backward  (calls, bytes) of the backward pass
-    among     number of neighbouring ranks in the fold that exchange the bytes; None: the complete fold
+    among     number of neighbouring ranks in the fold that exchange the bytes; None: all ranks of the fold
     """
 
     fold: str

@@ -55,7 +55,7 @@ class AttentionProduct:
         causal: bool = True,
         window: int | None = None,
     ) -> AttentionProduct:
-        """Return the attention of `tokens` tokens: complete sequences, or some queries of one with all its keys."""
+        """Return the attention of `tokens` tokens: full sequences, or some queries of one sequence and all its keys."""
         return cls(
             sequences=max(1, tokens // sequence_length),
             queries=min(tokens, sequence_length),

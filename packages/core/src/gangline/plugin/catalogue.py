@@ -22,7 +22,7 @@ class KnownPart:
     name: str
     distribution: str
     summary: str
-    edit: bool = False  # whether it is a model edit, whose group offers `off` even if no part is installed
+    edit: bool = False  # whether the part is a model edit, whose group offers `off` even if no part is installed
     default: bool = False  # whether the part is a default of its group (`Part.default`)
 
 
@@ -31,7 +31,7 @@ ENTRIES = tuple(KnownPart(**entry) for entry in _CONTENT["parts"])
 VERBS: dict[str, str] = _CONTENT["verbs"]  # verb of `gangline` -> the distribution that supplies it
 WORDS: dict[str, str] = _CONTENT["words"]  # words of other frameworks -> what to type (`Part.words`)
 SYNONYMS: dict[str, str] = _CONTENT["synonyms"]  # path of an option -> its names in other frameworks
-PEERS: dict[str, str] = _CONTENT["peers"]  # complete option of another framework -> option here, or what to type
+PEERS: dict[str, str] = _CONTENT["peers"]  # full option of another framework -> option of gangline, or what to type
 
 
 def get(distribution: str) -> str:
@@ -41,7 +41,7 @@ def get(distribution: str) -> str:
 
 
 def explain_missing(error: ModuleNotFoundError) -> list[str]:
-    """Return lines that name a catalogue package to install and the command for it; [] for any other module."""
+    """Return lines with the missing package and its install command; [] if the catalogue does not have the package."""
     package = (error.name or "").partition(".")[0]
     distribution = package.replace("_", "-")
     distributions = {*(entry.distribution for entry in ENTRIES), *VERBS.values()}

@@ -51,7 +51,7 @@ class Offer:
     group: str
     distribution: str
     version: str
-    viewed: bool = False  # whether it is a copy of a part of another group (`Part.views`)
+    viewed: bool = False  # whether the part comes from another group (`Part.views`)
 
     @property
     def supplier(self) -> str:

@@ -33,7 +33,7 @@ class Part:
     needs: tuple[str, ...] = ()  # parts that a run with this part must have: "group=name"
     reads: tuple[str, ...] = ()  # plugins' groups whose chosen part this part builds (`run.extra[group]`)
     capabilities: Mapping[str, str] = field(default_factory=dict)  # name of a capability -> "module:name"
-    words: Mapping[str, str] = field(default_factory=dict)  # words of other frameworks -> what to type; {n}: the number
+    words: Mapping[str, str] = field(default_factory=dict)  # words of other frameworks -> what to type; {n}: its number
     synonyms: Mapping[str, str] = field(default_factory=dict)  # option -> names in other frameworks, space-separated
     default: bool = False  # whether the part is a default of its core group; a list group has all defaults, in order
     layout_dependent: str = ""  # how results with this part depend on the layout; "": layout-invariant

@@ -17,8 +17,8 @@ MAGIC = 0x676C7075_00000002  # "glpu", and the version of this layout
 VERSION, PID, BORN, RANK, WORLD, GENERATION, BEAT, STEP, PHASE, UNDER, SINCE, ROW, RECORDED, NAMED = range(14)
 HEAD = 32
 
-# Phases of a rank. A step goes through data, forward and backward, optimizer, sync; "forward_backward" is other work
-# of the strategy in this time, "collective" the wait for other ranks in any phase, "between" all remaining work.
+# Phases of a rank. A step goes through data, forward and backward, optimizer, sync. "forward_backward": other work of
+# the strategy's step; "collective": the wait for other ranks, in any phase; "between": all remaining work.
 PHASES = (
     "start",
     "build",

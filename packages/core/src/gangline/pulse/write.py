@@ -40,7 +40,7 @@ class Pulse:
         words[PHASE], words[SINCE] = self._phase, self._since
         words[layout.PID], words[layout.BORN] = os.getpid(), read_birth(os.getpid()) or 0
         words[layout.RANK], words[layout.WORLD], words[layout.GENERATION] = rank, world, generation
-        words[layout.VERSION] = layout.MAGIC  # written last: readers ignore a pulse without it
+        words[layout.VERSION] = layout.MAGIC  # written last: readers ignore a pulse without this word
 
     @classmethod
     def open(cls, run_dir: str | Path, rank: int, world: int, generation: int, owner: int) -> Pulse:
@@ -155,7 +155,7 @@ class Pulse:
         return self.enter(_COLLECTIVE)
 
     def finish(self, row: int, phase: int, finished: bool = True) -> None:
-        """Leave the wait and enter `phase`. finished: whether the collective is done; then its row gets the time."""
+        """Leave the wait and enter `phase`. finished: whether the collective is done, and its row gets the end time."""
         self.enter(phase)
         self._words[ROW] = 0
         if finished and self._row - row <= layout.RECORDS:

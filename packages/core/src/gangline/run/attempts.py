@@ -172,7 +172,7 @@ def append(run_dir: str | Path, attempt: Attempt) -> None:
     before = _read_content(run_dir)
     content = before.removesuffix(_split(before)[1])
     end = "" if not content or content.endswith(b"\n") else "}\n" if _CUT.search(content) else "\n"  # for the last line
-    stated = json.loads(json.dumps(_select_stated(attempt)))  # in the types that a reader parses
+    stated = json.loads(json.dumps(_select_stated(attempt)))  # as `read` parses the values: lists, not tuples
     line = json.dumps({**stated, "sum": _compute_checksum(stated)}) + "\n"
     with open_own(path, "a") as file:
         if content != before:

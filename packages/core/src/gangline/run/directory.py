@@ -53,7 +53,7 @@ class RunDirectory:
     logs = property(lambda self: self.path / "logs")
     tensorboard = property(lambda self: self.path / "tensorboard")
 
-    # --- making and opening ------------------------------------------------------------------------------------------
+    # --- creation and opening ----------------------------------------------------------------------------------------
 
     @classmethod
     def create(cls, run: Run, argv: Sequence[str] = (), job: str | None = None) -> RunDirectory:
@@ -147,7 +147,7 @@ class RunDirectory:
         """Return the size of attempts.jsonl in bytes, which grows as soon as ranks have resumed the run."""
         return self.attempts.stat().st_size if self.attempts.exists() else 0
 
-    # --- holding it --------------------------------------------------------------------------------------------------
+    # --- locks -------------------------------------------------------------------------------------------------------
 
     def lock(self) -> None:
         """Lock the directory for the life of this process. Raises UserError if another process holds the lock."""
@@ -217,7 +217,7 @@ class RunDirectory:
                 directory._made = []
         return directory
 
-    # --- what is written down ----------------------------------------------------------------------------------------
+    # --- provenance, versions and configuration ----------------------------------------------------------------------
 
     def add_provenance(self, key: str, value: Any) -> None:
         """Add a fact about the origin of this run to provenance.json, such as the fingerprint of its data."""

@@ -21,9 +21,11 @@ EXIT_STOPPED = 3  # a verdict ended the run; the message has the kind of the ver
 EXIT_REQUEUE = 75  # all steps are saved and the job should be requeued: EX_TEMPFAIL of sysexits.h
 PREEMPTING = ("SIGTERM", "SIGUSR1", "SIGUSR2")  # signals of schedulers; Ctrl-C sends SIGINT
 
-FAILURES = {"user": "mistake", "restart": "restart"}  # failure of a rank -> reason; else "bug"
-RANK_CODES = {EXIT_USER_ERROR: "mistake", EXIT_STOPPED: "verdict", EXIT_REQUEUE: "preempted"}  # of "ended"; else "bug"
-JOB_CODES = {0: "done", EXIT_USER_ERROR: "mistake", EXIT_STOPPED: "verdict"}  # of "lost"; else "killed"
+# Reason of an ending by the failure of a rank (others: "bug"); for the failure "ended" by the exit code of the rank
+# (others: "signal" or "bug"), for the failure "lost" by the exit code of the job (others: "killed").
+FAILURES = {"user": "mistake", "restart": "restart"}
+RANK_CODES = {EXIT_USER_ERROR: "mistake", EXIT_STOPPED: "verdict", EXIT_REQUEUE: "preempted"}
+JOB_CODES = {0: "done", EXIT_USER_ERROR: "mistake", EXIT_STOPPED: "verdict"}
 EXCLUDES = ("restart", "verdict")  # reasons of jobs that an order ended
 
 

@@ -49,7 +49,7 @@ class Progress:
 
     @property
     def futile_restarts(self) -> int:
-        """Number of consecutive restarts of this job without a new step, if this is the next start."""
+        """Number of consecutive restarts of this job without a new step, before the newest start."""
         return max(0, min(self.futile, self.restarts - 1))  # the first start of a job is not a restart
 
     @property
@@ -90,7 +90,7 @@ def advance(
 def hold(run_dir: str | Path, step: int = 0) -> Iterator[None]:
     """Hold off newer generations during the block. Raises Fenced if one has begun. step: number of steps done.
 
-    Without a launcher that counts generations nothing is checked or stored.
+    Has no effect without a launcher that counts generations.
     """
     if VARIABLE not in os.environ or not (Path(run_dir) / FILE).exists():
         yield

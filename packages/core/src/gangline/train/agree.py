@@ -17,7 +17,7 @@ from gangline.errors import UserError
 from gangline.health import Verdict
 from gangline.pulse.layout import ROWS
 
-WORK = ("data", "forward", "backward", "optimizer")  # phases of a rank's own work
+WORK = ("data", "forward", "backward", "optimizer")  # phases that count as a rank's busy time
 _SIGNALS = ("", "SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2")
 
 
@@ -25,9 +25,9 @@ _SIGNALS = ("", "SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2")
 class Gathered:
     """Result of a sync, equal on every rank."""
 
-    rank_seconds: dict[str, float] | None  # min, median, max; None on one rank
-    rank_phases: dict[str, list[float]] | None  # by phase and rank, to a microsecond; None if ranks pass no phases
-    rank_losses: list[float | None] | None  # nats per token by rank (None: a rank without a loss); None on one rank
+    rank_seconds: dict[str, float] | None  # min, median, max of step seconds without the sync; None on one rank
+    rank_phases: dict[str, list[float]] | None  # seconds by phase and rank, 6 decimals; None if ranks pass no phases
+    rank_losses: list[float | None] | None  # mean loss in nats by rank (None: computes no loss); None on one rank
     signal: str  # name of the stop signal that a rank got, or ""
     verdicts: list[Verdict]  # verdicts of all ranks, in rank order
     due: bool  # whether any rank requests a checkpoint
@@ -93,9 +93,9 @@ def group_by_phase(rows: Sequence[Sequence[float]]) -> dict[str, list[float]] | 
 
 
 def compute_rank_mfu(mfu: float | None, step_seconds: float, gathered: Gathered) -> list[float] | None:
-    """Return for each rank the MFU of a step that would take only the rank's own work time; None if it is unknown.
+    """Return the MFU of each rank if the step took only the rank's busy seconds; None if it is unknown.
 
-    Work time is capped at `step_seconds`, since it may include a validation before the step: at least `mfu`.
+    Busy seconds are capped at `step_seconds`, because they may include a validation before the step.
     """
     if mfu is None or gathered.rank_phases is None:
         return None

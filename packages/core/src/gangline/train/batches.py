@@ -29,14 +29,14 @@ class Batches:
         self.source, self.place = source, place
         self._peers = None if peers is None or peers.size == 1 else peers
         self._reader = source.open_reader(place) if self._peers is None or self._peers.index == 0 else None
-        self._next: tuple[int, int] | None = (
-            None  # (cursor, step) of the reader's next batch; other positions need `begin`
-        )
+        # (cursor, step) of the batch that the reader returns next; any other step needs `begin`
+        self._next: tuple[int, int] | None = None
         self._copied: torch.cuda.Event | None = None
 
     def take(self, cursor: int, step: int, size: int | None = None) -> list[Batch]:
-        """Return the microbatches of the step (from 0) that reads from sample `cursor` on; size: its global batch, if
-        that differs from the place's.
+        """Return the microbatches of step `step` (from 0), whose global batch begins at sample `cursor`.
+
+        size: global batch size of this and later steps; None: unchanged.
         """
         self._wait_for_copies()
         if size is not None and size != self.place.global_size:

@@ -172,7 +172,7 @@ def assemble(composed: Composed, directory: RunDirectory, mesh: Mesh, comms: Com
     finish = make_finish(run.job.recompute, run.job.compile, run.job.recompute_every, plan.seams)
     runtime: Runtime = registry.build(run.parallel, Job(composed, mesh, comms, precision, finish))
     checkpointer: Checkpointer = registry.build(run.checkpoint, run, comms.store)
-    if checkpointer.find_latest() is None and run.job.weights is None:  # else the weights come from there
+    if checkpointer.find_latest() is None and run.job.weights is None:  # else the weights come from a checkpoint
         check_pretrained_names(run, tree, plan)
         draw_weights(run, runtime.shards(), plan)
     optimizer = registry.build(run.optimizer, run, runtime)

@@ -180,8 +180,8 @@ def _add_name(place: str, error: BaseException) -> BaseException:
 def call_together(s: Session, place: str, call: Callable[..., T], *arguments: object) -> T:
     """Return the result of a method that all ranks call together, with collectives in it.
 
-    Raises the method's exception with the member's name, even for a check: a rank that continued alone would start
-    another collective than the one that its peers are still in.
+    Raises the method's exception with the name of the callback or check, also for a check: a rank that continued alone
+    would start a new collective while the other ranks still wait in the old one.
     """
     try:
         with _mark_calls(place):
@@ -226,7 +226,7 @@ def format_choice(place: str) -> str:
 
 
 def iterate_lent_weights(s: Session) -> Iterator[tuple[str, AbstractContextManager[None]]]:
-    """Yield ("ema/0.999", the context in which the run has these weights) for all weights that callbacks lend.
+    """Yield ("ema/0.999", context in which the run has these weights) for each weight set of a callback.
 
     Raises ValueError for a name of `Callback.list_validated_weights` that has no arrays.
     """
@@ -243,7 +243,7 @@ def iterate_lent_weights(s: Session) -> Iterator[tuple[str, AbstractContextManag
 
 @contextmanager
 def lend_weights(runtime: Runtime, prefix: str, shards: list[Shard]) -> Iterator[None]:
-    """Set every `model/<name>` to the values of `<prefix><name>`, if it exists, during the block, on all ranks.
+    """Replace each `model/<name>` by the array `<prefix><name>`, if there is one, in the block. Called on all ranks.
 
     Arrays of equal dtype are swapped in place, which needs no third copy of all weights.
     """

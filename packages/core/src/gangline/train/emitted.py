@@ -17,7 +17,7 @@ Emitted = dict[str, float | list[float]]
 
 
 def read_metrics(choice: str, metrics: object) -> Emitted:
-    """Return the metrics that `after_step` or `after_validation` of a member returned, as plain numbers.
+    """Return the metrics from `after_step` or `after_validation` of a callback or check, as plain numbers.
 
     choice: the callback or check in the user's words, "callback=ema". Raises TypeError for other values.
     """

@@ -48,7 +48,7 @@ def run_steps(s: Session) -> Ending:
         own_verdicts = verdicts.after_step(s, record)
         own = record.step_seconds - clock.seconds.get("sync", 0.0)  # without the wait for slower ranks
         due, ahead = request is not None, Clock()
-        with ahead("sync"):  # on a GPU includes the wait for the optimizer; counts in the next step
+        with ahead("sync"):  # counts in the next step's seconds; on a GPU it includes the wait for the optimizer
             rows, same = clock.pulse.take_rows(), hash_metrics(emitted)
             status = agree(s.comms.world, s.device, own, stop_requested(), own_verdicts, due, rows, own_loss, same)
         if not status.metrics_alike:

@@ -27,7 +27,8 @@ _ALIGNED = 8  # alignment in bytes, so that every tensor can be viewed in its ow
 def hand_over(batches: Sequence[StoredBatch] | Exception | None, peers: Comm) -> list[StoredBatch]:
     """Return the batches that the first peer read, on all peers, by two broadcasts between hosts.
 
-    batches: of the first peer, or its reader's error, which it raises; other peers pass None, and raise PeerFailed.
+    batches: the first peer passes its batches, or the error of its reader, and then raises the error; other peers pass
+    None, and raise PeerFailed.
     """
     content = b"" if batches is None else _pack(batches)
     size = torch.tensor([len(content)], dtype=torch.int64)

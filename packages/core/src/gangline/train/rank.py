@@ -1,4 +1,4 @@
-"""Life of one rank: from a run directory to its exit code."""
+"""Main program of one rank: from a run directory to its exit code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Resume of a run from a checkpoint (`restore`), and the document of a checkpoint (`capture`)."""
+"""Resume of a run from a checkpoint (`restore`), and the metadata of a new checkpoint (`capture`)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def compute_fingerprint(registry: Registry) -> str:
 
 
 def capture(session: Session) -> Document:
-    """Return the document of a checkpoint: all state except arrays."""
+    """Return the metadata of a new checkpoint: all training state except arrays."""
     states = {
         "optimizer": session.optimizer.state(),
         "precision": session.precision.state(),
@@ -175,7 +175,7 @@ def load(session: Session, id: CheckpointId, *, same_run: bool = True, same_data
     session.precision.load_state(document.states.get("precision", {}))
     for place, member in session.members.items():
         state = document.states.get(place.replace("/", ".", 1))
-        if state is None:  # reset: it may have counted steps past this checkpoint
+        if state is None:  # reset the state: it may count steps past this checkpoint
             state = deepcopy(session.first_states.get(place))
         if state is not None:
             call_member(session, place, member.load_state, state)
@@ -184,13 +184,13 @@ def load(session: Session, id: CheckpointId, *, same_run: bool = True, same_data
 
 
 def read_document(checkpointer: Checkpointer, id: CheckpointId) -> Document:
-    """Return the document of a checkpoint. Raises BadCheckpoint, also if the document is another checkpoint's."""
+    """Return the metadata of a checkpoint. Raises BadCheckpoint, also if it belongs to another checkpoint."""
     try:
         document = Document.of(checkpointer.read_document(id))
         if CheckpointId(document.step, document.attempt) != id:
             raise ValueError(f"it belongs to {CheckpointId(document.step, document.attempt)}")
     except ValueError as error:
-        raise BadCheckpoint("the document", None, str(id), str(error)) from error
+        raise BadCheckpoint("the metadata", None, str(id), str(error)) from error
     return document
 
 

@@ -31,7 +31,7 @@ def roll_back(session: Session, order: Response, line: Attempt) -> bool:
 
 
 def return_points(session: Session, order: Response, line: Attempt) -> Iterator[tuple[CheckpointId, Attempt]]:
-    """Yield (checkpoint, `line` as start of an attempt there) for each checkpoint that the order allows, best first."""
+    """Yield (checkpoint, copy of `line` that starts there) for each checkpoint that the order allows, best first."""
     read = session.cursor
     for checkpoint in list_allowed(order, attempts.branch(session.directory.path, list_common(session))):
         cursor, bad = _read_cursor(session, checkpoint)

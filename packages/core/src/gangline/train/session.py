@@ -47,7 +47,7 @@ class Session:
     source: DataSource
     batches: Batches
     validation: Batches | None
-    validation_sets: dict[str, Batches]  # further validation sets, by name
+    validation_sets: dict[str, Batches]  # extra validation sets, by name
     checkpointer: Checkpointer
     callbacks: dict[str, Callback]
     health: dict[str, HealthCheck]
@@ -66,7 +66,7 @@ class Session:
     failed_save: str | None = None  # reason if the most recently ended save failed
     bad_weights: str = ""  # nonfinite weights that the newest save found, until a verdict reports them
     cut_off: str = ""  # reason if this rank has lost the job's store and cannot save any more
-    first_states: dict[str, dict[str, Any]] = field(default_factory=dict)  # states of callbacks and checks, as built
+    first_states: dict[str, dict[str, Any]] = field(default_factory=dict)  # place -> state right after `attach`
     untold: dict[str, bool] = field(default_factory=dict)  # errors of checks on this rank -> whether they are reported
     notes: list[str] = field(default_factory=list)
     nodes: list[str] = field(default_factory=list)  # name of each rank's node
@@ -87,7 +87,7 @@ class Session:
 
     @property
     def members(self) -> dict[str, Callback]:
-        """Place -> part ("callback/ema"), first callbacks and then health checks, in configured order."""
+        """Place ("callback/ema") -> callback or check: first callbacks, then health checks, in configured order."""
         members: dict[str, Callback] = {f"callback/{name}": part for name, part in self.callbacks.items()}
         return members | {f"health/{name}": part for name, part in self.health.items()}
 

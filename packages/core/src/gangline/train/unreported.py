@@ -24,7 +24,7 @@ FILE = ".unreported"  # file whose first line is the waiting record, or empty
 
 
 def report(s: Session, record: StepRecord, waits: bool) -> None:
-    """Pass a step's record to the trackers, on rank 0. waits: only when the save that begins now is visible.
+    """Pass a step's record to the trackers, on rank 0. waits: whether to wait for the save that begins now.
 
     At most one record waits, because a save begins only when the previous save is visible.
     """

@@ -1,4 +1,4 @@
-"""Validation: losses of the run's weights, and of weights that callbacks lend, on held-out samples."""
+"""Validation: losses of the run's weights, and of the weight sets of callbacks, on held-out samples."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gangline.train.session import Session
 
 
 def validate(s: Session, record: StepRecord) -> None:
-    """Write every validation loss into the record; losses of lent weights under "<callback>/<weights>": "ema/0.999"."""
+    """Write all validation losses into the record; for weight sets of callbacks under names such as "ema/0.999"."""
     call_each(s, "before_validation", s.step)
     record.validation_loss, record.validation_losses = compute_losses(s)
     for name, context in iterate_lent_weights(s):

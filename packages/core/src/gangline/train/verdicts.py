@@ -23,7 +23,7 @@ Said = TypeVar("Said", bound=Verdict | Response | None)
 
 
 def before_run(s: Session) -> tuple[Response, Agreed]:
-    """Return the order and its input, verdicts before the first step; equal on all ranks."""
+    """Return (order, its input) for verdicts before the first step; equal on all ranks."""
     own_verdicts = [
         _as_json(verdict)
         for name, check in s.health.items()
