@@ -96,7 +96,7 @@ def refused(tmp_path: Path, *words: str, strangers=None, module: str = "gangline
         (["model.dropout=0.1"], ["Type  optimizer.weight_decay=0.1  (models have no dropout here"]),
         (["save_total_limit=3"], ["Did you mean checkpoint.keep_last?"]),
         (["batch.size=8"], ["Did you mean batch.global_size or batch.micro_size?"]),
-        (["--bf16"], ["there is no flag --bf16.", "Did you mean precision=bf16?"]),
+        (["--bf16"], ["there is no flag --bf16.", "Type  precision=bf16"]),
         (["--model_name_or_path", "x"], ["Type  model.weights=DIR"]),
         (["--job.config_file=x.toml"], ["Type  recipe=FILE.yaml"]),
         (
@@ -108,7 +108,7 @@ def refused(tmp_path: Path, *words: str, strangers=None, module: str = "gangline
             ["track.wandb=true"],
             ["add it:  track=[...,wandb]", "track=wandb is supplied by gangline-track:"],
         ),
-        (["bf16=true"], ["Did you mean precision=bf16?"]),
+        (["bf16=true"], ["Type  precision=bf16"]),
         (["tensorboard=on"], ["Did you mean track=[console,jsonl,tensorboard]?"]),
         (["--lr", "1e-3"], ["there is no flag --lr.", "without dashes:  optimizer.learning_rate=1e-3"]),
         (["--batch-size=8"], ["without dashes:  batch.global_size=8"]),

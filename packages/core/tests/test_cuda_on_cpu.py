@@ -43,7 +43,7 @@ def test_failed_sample_does_not_fail_finished_run(monkeypatch, capsys):
 
     monkeypatch.setattr(show, "Sampler", full)
     show.show_sample("out", 20)
-    assert "no sample: OutOfMemoryError: CUDA out of memory" in capsys.readouterr().err
+    assert "generating a sample text failed: OutOfMemoryError: CUDA out of memory" in capsys.readouterr().err
 
 
 def test_sync_wait_counts_toward_next_step(tmp_path, monkeypatch):

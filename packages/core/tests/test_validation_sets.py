@@ -55,7 +55,7 @@ def test_validation_set_overrides_data_options(corpora):
     [
         ("validate.sets.b={pth: b}", "validate.sets.b.pth: data=text has no such option"),
         ("validate.sets.b={document_masking: 7}", "validate.sets.b.document_masking=7: expected true or false"),
-        ("validate.sets.b={path: c}", "validate.sets.b: data.path=c names no text"),
+        ("validate.sets.b={path: c}", "validate.sets.b: data.path=c names no files"),
         (
             "validate.sets.b={validation_fraction: 2}",
             "validate.sets.b.validation_fraction=2.0 must be at least 0 and at most 1",

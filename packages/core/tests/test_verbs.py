@@ -17,7 +17,7 @@ def test_help_lists_commands_and_paragraph(capsys):
         assert run_verb("thing", VERBS, {}, argv, "More.") == 0
         page = capsys.readouterr().out
         assert page.startswith("usage: gangline thing VERB ...\n\n  show     what is there\n")
-        assert "\nMore.\ngangline thing VERB --help" in page
+        assert "\nMore.\nFor the options of a verb:  gangline thing VERB --help" in page
 
 
 def test_command_receives_its_arguments():
