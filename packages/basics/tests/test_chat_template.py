@@ -155,5 +155,5 @@ def test_tool_call_message_may_have_no_content():
     assert parse_messages([call], "row 1") == [{**call, "content": ""}]
     assert drop_nulls({"a": [{"b": None, "c": 1}], "d": None}) == {"a": [{"c": 1}]}
     for silent in ({"role": "assistant", "content": None}, {"role": "assistant", "tool_calls": None}):
-        with pytest.raises(UserError, match="whose content is not a text"):
+        with pytest.raises(UserError, match="whose content is not a string"):
             parse_messages([silent], "row 1")

@@ -303,7 +303,7 @@ def test_invalid_conversations_and_templates_are_refused(chats, tokenizer, tmp_p
     for row, why in (
         ({"messages": "hello"}, "line 1, is not a conversation"),
         ({"messages": [{"content": "x"}]}, "without a role"),
-        ({"messages": [{"role": "user", "content": 3}]}, "content is not a text"),
+        ({"messages": [{"role": "user", "content": 3}]}, "content is not a string"),
         ({"text": "x"}, "no field 'messages'"),
     ):
         (tmp_path / "one.jsonl").write_text(json.dumps(row))

@@ -1,4 +1,4 @@
-"""Advice for a run with problems: changes of options that leave it with fewer problems. Torch-free."""
+"""Advice for a configuration with problems: option changes that reduce the number of problems. Torch-free."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ MOST_TRIED = 24  # maximum number of candidates: checking the configuration of e
 
 
 def find_accepted(run: Run, candidates: Iterable[Mapping[str, Any]], most: int = 4) -> list[str]:
-    """Return the first `most` changes that leave the run with fewer problems, each as overrides that a user can type.
+    """Return the first `most` changes that reduce the problems of the run, each as overrides that a user can type.
 
     A change maps option paths to values. It is accepted if the problems of the changed run are a proper subset of the
-    run's own. Only the first MOST_TRIED candidates are tried. Checks of candidates give no advice: a nested call
-    returns [].
+    run's own. Only the first MOST_TRIED candidates are tried. A nested call, from the check of a candidate, returns [].
     """
     if _asking.get():
         return []

@@ -1,4 +1,4 @@
-"""Figures by matplotlib (the extra `pictures`) in one style; equal data gives equal bytes.
+"""Figures by matplotlib (the extra `pictures`) in one style. Equal data gives identical files.
 
     @use_style()
     def draw_loss(steps, losses):
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 INK, PALE = "#1a1a1a", "#d9d9d9"  # colours of letters and axes; and of grid lines and missing data
 PALETTE = ("#56b4e9", "#009e73", "#e69f00", "#f0e442", "#cc79a7", "#0072b2", "#d55e00")
-WIDTH = 8.75  # inches, 840 pixels of a browser
-ROOM = 8.0  # inches for titles and legends, until `render` measures them
+WIDTH = 8.75  # default width in inches, 840 pixels in a browser
+ROOM = 8.0  # preliminary height of titles and legends in inches; `render` measures them
 STYLE: dict[Any, Any] = {
     **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK),
     **dict.fromkeys(("axes.titlesize", "legend.fontsize", "xtick.labelsize", "ytick.labelsize"), 9),
@@ -48,12 +48,12 @@ STYLE: dict[Any, Any] = {
     "axes.prop_cycle": f"cycler('linestyle', ['-', '--', ':']) * cycler('color', {[*PALETTE[5:], *PALETTE[:5]]})",
     "axes.titlelocation": "left",
     "figure.constrained_layout.h_pad": 0.08,  # inches
-    "figure.constrained_layout.hspace": 0.0,  # a fraction of the figure's height, which is unknown until `render`
+    "figure.constrained_layout.hspace": 0.0,  # a fraction of the final height, which is unknown before `render`
     "figure.titlesize": 12,
     "figure.titleweight": "bold",
     "grid.color": PALE,
     "savefig.dpi": 144,
-    "svg.fonttype": "none",  # text stays text
+    "svg.fonttype": "none",  # write text as text, not as paths
     "svg.hashsalt": "gangline",
 }
 
@@ -79,7 +79,7 @@ def use_style() -> Iterator[None]:
 def make_subplots(
     title: str, about: str = "", heights: Sequence[float] = (3.5,), width: float = WIDTH, sharex: bool = False
 ) -> tuple[Figure, list[Axes]]:
-    """Return a figure and a plot for each height, from top to bottom. Lengths are in inches."""
+    """Return a figure, and its plots from top to bottom, one for each of `heights`. Lengths are in inches."""
     from matplotlib.figure import Figure
 
     figure = Figure((width, sum(heights) + ROOM + len(heights)), layout="constrained")
@@ -92,7 +92,7 @@ def make_subplots(
 def add_legend(axes: Axes, below: int = 0, **options: Any) -> None:
     """Add a legend outside the data: right of the plot, or below all plots in `below` columns.
 
-    An entry takes 0.19 inches of the height of the plot.
+    Each entry of a legend on the right takes 0.19 inches of the height of the plot.
     """
     if below:
         axes.figure.legend(loc="outside lower left", ncols=below, **options)
@@ -108,7 +108,7 @@ def use_integer_ticks(*axes: Axis) -> None:
 
 
 def add_bars(axes: Axes, seconds: Mapping[str, float], colours: Sequence[str]) -> None:
-    """Add a bar for each kind of time, from top to bottom, with its seconds and its share of the sum."""
+    """Add a bar for each key of `seconds`, from top to bottom, labelled with its seconds and its share of the sum."""
     together = sum(seconds.values()) or 1.0
     bars = axes.barh([*seconds], [*seconds.values()], color=colours)
     shares = [f"{value:.4g} s, {value / together:.1%}" for value in seconds.values()]
@@ -121,7 +121,7 @@ def add_bars(axes: Axes, seconds: Mapping[str, float], colours: Sequence[str]) -
 def add_tip(artist: Artist, text: str) -> None:
     """Add a tooltip, which a browser shows when the pointer is at the mark `artist` of a plot."""
     artist.set_gid(f"tip:{text}")
-    artist.set_in_layout(False)  # saves the layout from measuring each mark
+    artist.set_in_layout(False)  # the layout engine need not measure each mark
 
 
 @use_style()

@@ -14,7 +14,7 @@ MOST = 1e24  # maximum number that a flag accepts
 
 
 class Flags(argparse.ArgumentParser):
-    """Argument parser that raises UserErrors and rejects abbreviated flags. command: such as "plan search"."""
+    """Argument parser that raises UserErrors and rejects abbreviated flags. command: for example "plan search"."""
 
     def __init__(self, command: str, text: str, more: str = "") -> None:
         super().__init__(

@@ -27,7 +27,7 @@ from gangline.plugin.registry import OFF, installed
 
 _TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", types.NoneType: "null"}
 _KEYWORDS = {Ge: "minimum", Gt: "exclusiveMinimum", Le: "maximum", Lt: "exclusiveMaximum", MultipleOf: "multipleOf"}
-_REFERENCE = {"type": "string", "pattern": r"\$\{"}  # interpolation of another option or an environment variable
+_REFERENCE = {"type": "string", "pattern": r"\$\{"}  # interpolation of another option or of an environment variable
 
 
 def main(argv: Sequence[str]) -> int:
@@ -77,10 +77,10 @@ def run_schema(note: Callable[[str], None] = lambda text: None) -> dict[str, Any
 
 
 def _iterate_rules(group: str, offers: Mapping[str, Offer]) -> Iterator[dict[str, Any]]:
-    """Yield rules: a group takes the options of its chosen part; a group that the part opens, its default part's.
+    """Yield rules for the options of a group, and of the groups inside it that its parts open.
 
-    The default part needs no choice. A recipe may leave the choice for a plugin's group to the command line; the group
-    then accepts the options of any of its parts.
+    A group accepts the options of its chosen part, or without a choice those of its default part. A recipe may leave
+    the choice for a plugin's group to the command line; the group then accepts the options of any of its parts.
     """
     for name, offer in offers.items():
         choice = {group: {"enum": _list_switches([name])}}
@@ -103,7 +103,7 @@ def _iterate_rules(group: str, offers: Mapping[str, Offer]) -> Iterator[dict[str
 def _make_rule(
     place: str, parts: Mapping[str, Any], then: Mapping[str, Any], needed: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Return a JSON Schema if/then rule: `then` applies at `place` if choices match `parts` and `needed` are set."""
+    """Return a JSON Schema if/then rule: `place` must match `then` if choices match `parts` and `needed` are set."""
     part_schema: dict[str, Any] = {"properties": parts}
     condition: dict[str, Any] = {"properties": {"parts": part_schema}}
     if needed:
@@ -115,7 +115,7 @@ def _make_rule(
 
 
 def _list_switches(names: list[str]) -> list[Any]:
-    """Return the names of parts, with true and false as YAML 1.1 reads on and off."""
+    """Return the names of parts, and true for "on" and false for "off", because YAML 1.1 reads them as booleans."""
     return [*names, *(value for word, value in (("on", True), (OFF, False)) if word in names)]
 
 

@@ -8,7 +8,8 @@ Each step is therefore sent once. The next start sends the records that a kill l
 repeated after a kill or a rollback keeps the values that were sent first, because the history of a service cannot be
 rewritten. metrics.jsonl and TensorBoard show the current branch of the run.
 
-The next call of the training loop raises an exception of the service; core reports it once and removes the tracker.
+If the service raises an exception, the next call from the training loop raises TrackingFailed. Core reports the failure
+once and removes the tracker.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Connection(ABC):
 
     @abstractmethod
     def open(self, start: Start) -> int:
-        """Create or continue the run at the service, and return the newest step there; 0 without steps."""
+        """Create or continue the run at the service, and return its newest step there; 0 if it has no steps."""
 
     @abstractmethod
     def send(self, records: list[StepRecord]) -> None:
@@ -57,7 +58,7 @@ class Connection(ABC):
 
 
 class BackgroundTracker(Tracker):
-    """Tracker that sends records to a `Connection`, which its thread creates by `connect`. name: for messages."""
+    """Tracker that sends records to a `Connection`, which its thread opens by `connect`. name: used in messages."""
 
     def __init__(self, name: str, config: Service, connect: Callable[[], Connection]) -> None:
         self.name, self.config, self.connect = name, config, connect
@@ -80,7 +81,7 @@ class BackgroundTracker(Tracker):
         self._raise_failure()
         if record.step % self.config.every and record.validation_loss is None:
             return
-        if self.waiting.qsize() < self.config.queue:  # the last slot is for the summary; only this thread puts items
+        if self.waiting.qsize() < self.config.queue:  # the last slot is for the summary; no other thread puts items
             self.waiting.put_nowait(record)
         else:
             self.missed += 1
@@ -176,7 +177,7 @@ class BackgroundTracker(Tracker):
         return missing[-1].step if missing else newest
 
     def _receive_records(self) -> tuple[list[StepRecord], dict[str, Any] | None]:
-        """Collect items for up to `PAUSE` s after the first, and return (records, summary or None during the run)."""
+        """Wait for an item, collect more for up to `PAUSE` s, and return (records, summary, or None during the run)."""
         records: list[StepRecord] = []
         until: float | None = None
         while len(records) < BATCH:

@@ -24,7 +24,8 @@ class Service(TrackConfig):
     home: ClassVar[str] = ""  # module with the `connect` function of the service
 
     project: str = "gangline"  # project name at the tracking service
-    every: PositiveInt = 1  # step interval between sent records; steps with a validation loss are always sent
+    # interval in steps between records sent to the service; records with a validation loss are always sent
+    every: PositiveInt = 1
     queue: PositiveInt = 10_000  # maximum number of records queued for a slow service; further records are dropped
     deadline_seconds: PositiveFloat = 30.0  # timeout for sending the remaining records when the run ends, in seconds
 

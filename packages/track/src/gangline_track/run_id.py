@@ -10,7 +10,7 @@ from gangline.storage.files import read_regular, write_whole
 
 
 class RunId:
-    """Stored id of a run at a service. place: server address and project; another place needs another id."""
+    """Stored id of a run at a service. place: server address and project; an id is valid only there."""
 
     def __init__(self, run_dir: str | Path, service: str, place: str) -> None:
         self.path, self.place = Path(run_dir) / "track" / f"{service}.json", redact_secrets(place)
@@ -24,7 +24,7 @@ class RunId:
                 return None
         except (OSError, ValueError, KeyError, TypeError):
             return None
-        if place != self.place:  # an earlier version of gangline stored the URL with its secrets
+        if place != self.place:  # an earlier version of gangline stored the URL with its secrets, so overwrite the file
             self.write(name)
         return name
 

@@ -17,7 +17,8 @@ from gangline_track.background import Connection, flatten_options, get_scalars
 from gangline_track.config import Mlflow
 from gangline_track.run_id import RunId
 
-METRICS, PARAMS, LENGTH = 1000, 100, 500  # limits of MLflow: metrics per call, params per call, characters of a value
+# limits of MLflow: metrics per call, params per call, characters of a param value
+METRICS, PARAMS, LENGTH = 1000, 100, 500
 NOTE = "mlflow.note.content"  # tag that MLflow shows as the run's description
 STATUS = {
     "done": "FINISHED",
@@ -33,7 +34,8 @@ class MlflowConnection(Connection):
         self.config = config
 
     def open(self, start: Start) -> int:
-        logging.getLogger("mlflow").setLevel(logging.WARNING)  # MLflow logs each database table that it creates
+        # MLflow logs a line for each database table that it creates
+        logging.getLogger("mlflow").setLevel(logging.WARNING)
         logging.getLogger("alembic").setLevel(logging.WARNING)
         uri = self.config.uri or os.environ.get("MLFLOW_TRACKING_URI") or make_local_uri(start.directory)
         self.client = MlflowClient(tracking_uri=uri)
@@ -54,7 +56,7 @@ class MlflowConnection(Connection):
         return max((point.step for point in self.client.get_metric_history(self.id, "loss")), default=0)
 
     def _goes_on(self) -> bool:
-        """Return whether the stored run exists and is not deleted; if so, mark it as running."""
+        """Return whether the stored run exists and is not deleted; if so, set its status to running."""
         try:
             alive = self.id and self.client.get_run(self.id).info.lifecycle_stage == "active"
         except MlflowException as error:

@@ -33,7 +33,7 @@ class TrackioConnection(Connection):
             config={**start.config, "parameters": start.parameters, "world": start.world},
             resume="allow" if name else "never",
             embed=False,
-            auto_log_cpu=False,  # the step record has these measurements
+            auto_log_cpu=False,  # step records have CPU and GPU measurements
             auto_log_gpu=False,
         )
         run_id.write(self.run.name)

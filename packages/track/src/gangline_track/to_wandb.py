@@ -38,7 +38,7 @@ class WandbConnection(Connection):
                 why = explain_no_service(self.config.connect_seconds)
                 mode = "offline" if why else mode
             self.run = self._begin(start, name, mode)
-        except Exception as error:  # such as an expired key, a missing network, or another user's project
+        except Exception as error:  # for example an expired key, no network, or a project of another user
             if mode != "online":
                 raise
             why = str(error).strip().splitlines()[0]
@@ -62,7 +62,7 @@ class WandbConnection(Connection):
             init_timeout=config.connect_seconds,
             finish_timeout=config.deadline_seconds,
             silent=True,
-            console="off",  # core stores the console output
+            console="off",  # gangline stores the console output in the run directory
             disable_git=True,  # provenance.json has the commit
             disable_code=True,
             x_disable_stats=True,  # the step record has these measurements
@@ -94,7 +94,7 @@ class WandbConnection(Connection):
         self.run.summary.update({f"run/{name}": value for name, value in summary.items() if value is not None})
         if (
             pictures and self.last is not None
-        ):  # at the last sent step, because another step would count as a training step
+        ):  # logged at the last sent step, because a new step would count as a training step
             self.run.log({f"pictures/{path.stem}": wandb.Image(str(path)) for path in pictures}, step=self.last)
         self.run.finish(exit_code=0 if summary.get("why") == "done" else 1)
 

@@ -39,7 +39,8 @@ def read_messages(path: Path) -> Iterator[bytes]:
 
 def read_history(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
     """Yield (step, {name: value as JSON text}) of every logged step."""
-    protocol = import_module("wandb.proto.wandb_internal_pb2")  # generated at run time, so type checkers do not see it
+    # the module is generated at run time, so type checkers cannot find it
+    protocol = import_module("wandb.proto.wandb_internal_pb2")
     for message in read_messages(path):
         record = protocol.Record()
         try:

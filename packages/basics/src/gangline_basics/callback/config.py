@@ -50,7 +50,8 @@ class Ema(CallbackConfig):
 class Profile(CallbackConfig):
     """torch.profiler traces of chosen steps, in `RUN_DIR/profile/`, for Perfetto, chrome://tracing and TensorBoard."""
 
-    steps: list[PositiveInt] = field(default_factory=lambda: [10])  # steps to trace, from 1; consecutive share a file
+    # steps to trace, from 1; consecutive steps share a trace file
+    steps: list[PositiveInt] = field(default_factory=lambda: [10])
     ranks: list[NonNegativeInt] = field(default_factory=lambda: [0])  # global ranks that write a trace
     memory: bool = True  # memory allocated by each operator; on a GPU also a memory snapshot for pytorch.org/memory_viz
     shapes: bool = False  # input shapes of each operator in the trace
@@ -74,7 +75,7 @@ class Profile(CallbackConfig):
         try:
             world = count_ranks(run)
         except UserError:
-            return  # the check of the layout reports it
+            return  # another check reports an invalid layout
         absent = [rank for rank in self.ranks if rank >= world]
         if absent:
             yield Problem(f"callback.profile.ranks contains {absent[0]}, but the run has only ranks 0 to {world - 1}.")

@@ -20,20 +20,20 @@ BLOCKS = 100_000  # maximum number of events in a memory snapshot
 
 
 class ProfileCallback(Callback):
-    """Callback that writes a trace file for each row of consecutive steps; the step before a row warms the profiler up.
+    """Callback that writes a trace file for each range of consecutive steps; the profiler is prepared one step earlier.
 
-    If a run starts inside a row or ends before the row does, the file covers the steps that ran, and its name states
-    them. In every other step the callback costs two look-ups. The loop's phases and each step (`ProfilerStep#10`, the
-    name that TensorBoard needs) are ranges of the trace.
+    If a run starts or ends inside a range, the trace file covers the steps that ran, and the file name contains the
+    first and last of these steps. In a step without a trace, the callback costs two dict look-ups. The phases of the
+    training loop and each step (`ProfilerStep#10`, the name that TensorBoard needs) are annotated in the trace.
     """
 
     def __init__(self, config: Profile, run: Run) -> None:
         self.config = config
         self.directory = Path(str(run.job.dir)) / "profile"
-        self._last: dict[int, int] = {}  # chosen step -> last step of its row of consecutive steps
+        self._last: dict[int, int] = {}  # step to trace -> last step of its range of consecutive steps
         self._tracer: profile | None = None
-        self._steps: tuple[int, int] = (0, 0)  # first and newest recorded step
-        self._next = 0  # expected next step, unless the run rewinds
+        self._steps: tuple[int, int] = (0, 0)  # first and last step in the current trace
+        self._next = 0  # expected next step; another step means that the run has rewound
         self._recording = False
         self._range: record_function | None = None
 
@@ -70,7 +70,7 @@ class ProfileCallback(Callback):
         self._close()
 
     def _prepare(self) -> None:
-        """Start the profiler without recording, because its first step would show the cost of starting the profiler."""
+        """Start the profiler one step early without recording, so that its startup cost is not in the trace."""
         config = self.config
         self._tracer = profile(record_shapes=config.shapes, profile_memory=config.memory, with_stack=config.stacks)
         self._tracer.prepare_trace()
@@ -91,7 +91,7 @@ class ProfileCallback(Callback):
         if tracer is None:
             return
         if not self._recording:
-            tracer.start_trace()  # a prepared trace can only be ended by starting it
+            tracer.start_trace()  # the profiler must start a prepared trace before it can stop
             tracer.stop_trace()
             return
         self._recording = False
@@ -113,14 +113,14 @@ class ProfileCallback(Callback):
 
     @property
     def _name(self) -> str:
-        """Name of the files without ending: TensorBoard shows the text before ".pt.trace.json" as a worker's name."""
+        """File name without extension; TensorBoard shows the text before ".pt.trace.json" as the name of the worker."""
         first, last = self._steps
         steps = f"step-{first:08d}" if first == last else f"steps-{first:08d}-{last:08d}"
         return f"{steps}.rank-{self.rank:05d}"
 
 
 def iterate_rows(steps: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Yield (first, last) of each row of consecutive numbers, in ascending order."""
+    """Yield (first, last) of each range of consecutive numbers, in ascending order."""
     numbers = sorted(set(steps))
     starts = [step for step in numbers if step - 1 not in numbers]
     ends = [step for step in numbers if step + 1 not in numbers]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class TorchCheckpoint(CheckpointConfig):
     """Checkpoints in the format of torch.distributed.checkpoint, with checksums and an atomic commit by one rename."""
 
-    keep_last: PositiveInt | None = None  # number of newest checkpoints to keep (1: no fallback); null: keep all
+    keep_last: PositiveInt | None = None  # number of newest checkpoints to keep (1: no fallback if damaged); null: all
 
     def check(self, run: Run) -> list[Problem]:
         if self.every != "auto":
@@ -37,7 +37,7 @@ class TorchCheckpoint(CheckpointConfig):
 class Off(CheckpointConfig):
     """No checkpoints: an interrupted run restarts from step 0."""
 
-    at_end: bool = False  # final checkpoint, after the last step; checkpoint=off stores none
+    at_end: bool = False  # final checkpoint after the last step; not supported by checkpoint=off
 
 
 PARTS = (
@@ -47,7 +47,7 @@ PARTS = (
         default=True,
         synonyms={"keep_last": "save_total_limit keep_latest_k max_checkpoints"},
         build="gangline_basics.checkpoint.torch_dcp:build",
-        summary="torch.distributed.checkpoint files with checksums; saved by any layout, read by any other",
+        summary="torch.distributed.checkpoint files with checksums; saved with any layout, loadable with any other",
     ),
     Part(
         name="off",

@@ -1,7 +1,7 @@
 """Planners of torch.distributed.checkpoint for shards: which boxes a rank writes, and which stored boxes it reads.
 
-DCP describes a tensor as a list of chunks (offset, sizes) of a global shape. A `Shard` holds the same facts, so shards
-pass through the planner interface without DTensor, and any stored boxes fill any requested boxes.
+DCP describes a tensor as a list of chunks (offset, sizes) of a global shape. A `Shard` has the same fields, so the
+planners need no DTensor. A requested box may overlap any number of stored boxes.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class ShardSavePlanner(SavePlanner):
         return SavePlan([_write_item(index, shard) for index, shard in self.local.items()])
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        """Return all plans and the table of chunks.
+        """Return the save plans of all ranks and the table of chunks.
 
         Raises ValueError for shards that the registry does not list, or that do not tile their array.
         """
@@ -110,7 +110,11 @@ class ShardLoadPlanner(LoadPlanner):
         self.stored = get_arrays(metadata)
 
     def create_local_plan(self) -> LoadPlan:
-        """Return the reads. Raises UserError for a missing array or another shape or dtype, BadCheckpoint for a gap."""
+        """Return the load plan of this rank.
+
+        Raises UserError if the checkpoint lacks an array, or stores it with another shape or an incompatible dtype;
+        BadCheckpoint if the stored boxes do not cover a shard.
+        """
         missing = [name for name in self.local if name not in self.stored]
         if missing:
             raise UserError(

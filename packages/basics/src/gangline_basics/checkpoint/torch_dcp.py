@@ -64,7 +64,7 @@ class DcpCheckpointer(Checkpointer):
             _call(dcp.save, registry, storage_writer=writer, planner=planner)
         except BaseException as error:
             if _coordinates(registry):
-                rmtree(writer.path, ignore_errors=True)  # frees space on a full disk
+                rmtree(writer.path, ignore_errors=True)  # frees the space if the disk is full
             if isinstance(error, OSError) and not isinstance(error, FileExistsError):
                 raise SaveFailed(id, f"{error.strerror or error} ({self.directory})") from error
             raise
@@ -92,7 +92,7 @@ class DcpCheckpointer(Checkpointer):
         _call(dcp.load, registry, storage_reader=reader, planner=ShardLoadPlanner(shards, reader.directory))
 
     def _get_reader(self, id: CheckpointId) -> DcpReader:
-        """Return a reader, cached because reading its table of chunks takes seconds per 10,000 chunks."""
+        """Return a reader. It is cached, because reading a table of 10,000 chunks takes seconds."""
         path = self._make_path(id)
         if self._reader is None or self._reader.directory != path:
             self._reader = DcpReader(path)
@@ -106,7 +106,7 @@ class DcpCheckpointer(Checkpointer):
         return path
 
     def _delete_old(self, saved: CheckpointId) -> None:
-        """Delete checkpoints beyond the newest `keep_last` that led to a durable save, also on abandoned branches."""
+        """Delete all checkpoints except `saved` and the newest `keep_last` complete ones of the current branch."""
         if self.keep_last is None:
             return
         self._trusted.add(saved)
@@ -144,7 +144,7 @@ def _call(function: Callable, registry: Registry, **arguments: Any) -> None:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
             function({}, no_dist=registry.mesh.world == 1, **arguments)
-    except dcp.api.CheckpointException as error:  # a BaseException; the causes are in a table by rank
+    except dcp.api.CheckpointException as error:  # DCP raises a BaseException, with a dict of causes by rank
         rank = min(error.failures)
         cause = error.failures[rank][0]
         if registry.mesh.world > 1:

@@ -10,7 +10,7 @@ from gangline.shard import MODEL, name_model_array
 
 
 def add_weights(parser: argparse.ArgumentParser) -> None:
-    """Add the option `--weights` of commands that read a model."""
+    """Add the flag `--weights` to the parser of a command that loads a model."""
     parser.add_argument(
         "--weights",
         default=MODEL,
@@ -20,12 +20,12 @@ def add_weights(parser: argparse.ArgumentParser) -> None:
 
 
 def find_weights_under(prefix: str, stored: Collection[str], names: Iterable[str]) -> dict[str, str]:
-    """Return name -> stored array that is loaded, for the model's parameters and buffers `names` (without "model/").
+    """Return {name: name of the stored array to load} for the model's parameters and buffers `names`.
 
-    prefix: "model", or the prefix of other weights, such as "callback/ema/0.999". Parameters and buffers that are never
-    trained have no array under such a prefix; their "model/" array is loaded. Raises UserError if the checkpoint has no
-    weights under the prefix, or if a trained parameter has no array under it. A parameter is trained if it has
-    optimizer state, under its name or as the matrices of a stack (`name.0`).
+    prefix: "model", or the prefix of other weights, such as "callback/ema/0.999". Frozen parameters and buffers have no
+    array under such a prefix, so their arrays under "model" are loaded. Raises UserError if the checkpoint has no
+    weights under the prefix, or lacks the array of a trained parameter. A parameter counts as trained if the checkpoint
+    has optimizer state for it, under its name or, for stacked matrices, under `name.0` and so on.
     """
     prefix, names = prefix.strip("/"), list(names)
     arrays = {name: f"{prefix}/{name}" for name in names if f"{prefix}/{name}" in stored}
@@ -33,7 +33,7 @@ def find_weights_under(prefix: str, stored: Collection[str], names: Iterable[str
         return arrays
     if prefix not in list_prefixes(stored, names):
         others = ", ".join([MODEL, *list_prefixes(stored, names)])
-        raise UserError(f"the checkpoint has no weights {prefix}.", f"Weights in the checkpoint: {others}.")
+        raise UserError(f"the checkpoint has no weights under {prefix}.", f"Weights in the checkpoint: {others}.")
     trained_names = {name.rpartition("/")[2] for name in stored if name.startswith("optimizer/")}
     trained_names |= {
         stack for name in trained_names for stack, _, number in [name.rpartition(".")] if number.isdecimal()
@@ -41,8 +41,8 @@ def find_weights_under(prefix: str, stored: Collection[str], names: Iterable[str
     lacking = [name for name in names if name in trained_names and name not in arrays]
     if lacking:
         raise UserError(
-            f"the weights {prefix} are incomplete: {lacking[0]} is missing.",
-            f"{len(lacking)} trained parameters are missing under {prefix}.",
+            f"the weights under {prefix} in the checkpoint are incomplete: {lacking[0]} is missing.",
+            f"{len(lacking)} trained parameters have no array under {prefix}.",
         )
     return {name: arrays.get(name, name_model_array(name)) for name in names}
 

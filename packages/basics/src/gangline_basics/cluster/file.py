@@ -225,7 +225,7 @@ def _read(path: Path) -> Cluster:
 
 
 def _check_names(given: dict[str, Any], names: Sequence[str], place: str, path: Path) -> None:
-    """Raise UserError for an unknown name."""
+    """Raise UserError for a key of `given` that is not in `names`."""
     for name in given:
         if name not in names:
             choices = ", ".join(f"{place}{choice}" for choice in names)

@@ -12,19 +12,22 @@ from gangline.explain.topology import Topology
 
 @dataclass(frozen=True)
 class GivenNodes:
-    """Nodes of a start in rank order. places: paths from the top of the network, "spine.rack0.n1", or node names."""
+    """Nodes of one start of a run, in rank order.
+
+    places: each node's path from the top of the network, such as "spine.rack0.n1", or its name.
+    """
 
     names: tuple[str, ...]
     places: tuple[str, ...]
-    processes: int  # processes that train
-    spares: int  # spare processes that wait
+    processes: int  # number of processes that train
+    spares: int  # number of spare processes, which wait
 
     @property
     def ranks_of_node(self) -> int:
         return (self.processes + self.spares) // len(self.names)
 
     def build_topology(self, base: Topology | None = None) -> Topology:
-        """Return `base` with the GPUs per node and nodes per rack of the ranks that train."""
+        """Return a copy of `base` with the numbers of GPUs per node and of nodes per rack of the ranks that train."""
         each = self.ranks_of_node
         training = self.places[: -(-self.processes // each)]
         return replace(base or Topology(), gpus_per_node=each, nodes_per_rack=count_nodes_per_rack(training))

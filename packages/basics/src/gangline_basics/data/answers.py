@@ -1,9 +1,9 @@
 """Assistant answers in a rendered conversation, for loss masking.
 
-A template that marks answers (`{% generation %}`) yields their spans. For another template, the span of an answer is
-found by rendering the conversation before the answer and with it: the added text is the answer. If a template renders
-earlier turns differently when more turns follow, no such spans exist for all answers, and the conversation is refused.
-An answer of `weight` 0 is not trained on.
+A template that marks answers by `{% generation %}` gives their spans directly. For any other template, the conversation
+is rendered up to the answer, once without and once with the answer; the added text is the answer. This fails if the
+template renders earlier turns differently when more turns follow; then the conversation is refused. An answer of
+`weight` 0 is not trained on.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ Messages = list[dict[str, Any]]
 ASSISTANT = "assistant"  # the role whose messages are trained on
 REASONING = ("reasoning_content", "reasoning", "thinking")  # fields of a message in which data sets store reasoning
 CHANGES = "the template renders earlier turns differently if more turns follow"
-# Two answers that occur in no template and differ in their first character; only digits, which no filter changes.
+# Two placeholder answers. They occur in no template, differ in the first character, and are digits, which no Jinja
+# filter changes.
 _OTHER = tuple(f"{first}{uuid4().int}" for first in (1, 2))
 HALF_CHARACTER = "the text contains half of a surrogate pair"
 
 
 class AnswerSpan(NamedTuple):
-    """Characters [start, stop) of an answer in the rendered text. content_stop: end of its text without end token."""
+    """Characters [start, stop) of an answer in the rendered text. content_stop: end of its text before an end token."""
 
     start: int
     stop: int
@@ -96,7 +97,7 @@ def _check_reasoning(template: ChatTemplate, messages: Messages, text: str, firs
 
 
 def _iterate_rests(reasoning: Any, text: str) -> Iterator[Any]:
-    """Yield the reasoning without one of its parts, for each part with a text that the rendered `text` lacks."""
+    """Yield, for each part of the reasoning with a string that `text` lacks, the reasoning without that part."""
     parts = reasoning if isinstance(reasoning, list) else [reasoning]
     for number, part in enumerate(parts):
         if any(one.strip() not in text for one in _list_texts(part)):
@@ -158,8 +159,8 @@ def _render_before(template: ChatTemplate, messages: Messages) -> str:
 def _render_behind(template: ChatTemplate, messages: Messages) -> str | None:
     """Return the text that the template writes after the last message, an answer: an end token, and often a newline.
 
-    Returns None if the text cannot be found. It is taken from the conversation with a plain answer instead, because the
-    answer itself may have tool calls after its content.
+    Returns None if the text cannot be found. The conversation is rendered with a plain answer in place of the last
+    message, because the last message may have tool calls after its content.
     """
     word = _OTHER[0]
     for answer in ({"role": ASSISTANT}, messages[-1]):

@@ -47,13 +47,13 @@ class ChatTemplate:
         environment.filters["tojson"] = _dump_json
         try:
             self._template = environment.from_string(source)
-        except Exception as error:  # compiling folds constants, and deep nesting raises RecursionError
+        except Exception as error:  # the compiler evaluates constants; deep nesting raises RecursionError
             raise UserError(f"{name} is not a valid chat template.", f"{type(error).__name__}: {error}") from error
         tag = environment.extensions[GenerationTag.identifier]
         self.marks = isinstance(tag, GenerationTag) and tag.seen
 
     def bind_tools(self, tools: list[Any] | None) -> ChatTemplate:
-        """Return the template for conversations whose prompts list `tools`, as JSON objects (None: no tools)."""
+        """Return a copy of the template that renders conversations with the JSON objects `tools`; None: no tools."""
         if not tools:
             return self
         template = copy(self)
@@ -119,7 +119,7 @@ def read_template(tokenizer: str | None, template: str | None = None) -> ChatTem
     if file is not None and file.is_file():
         return ChatTemplate(_read_text(file), special, str(file))
     source = None if beside is None else read_object(beside / CONFIG).get("chat_template")
-    if isinstance(source, list) and all(isinstance(one, dict) for one in source):  # several templates with names
+    if isinstance(source, list) and all(isinstance(one, dict) for one in source):  # a list of named templates
         defaults = [one for one in source if one.get("name") == "default"]
         source = defaults[0].get("template", "") if defaults else None
     if not isinstance(source, str | None):

@@ -12,9 +12,9 @@ TOOLS = "tools"  # field of a row that lists tools
 
 
 def parse_messages(value: Any, where: str) -> list[dict[str, Any]]:
-    """Return the validated messages, {role, content, ...}; an answer with `weight` 0 is not trained on.
+    """Return the validated messages of a row, as dicts with role, content and any other fields.
 
-    A message with tool calls may have no text. Raises UserError that names the row.
+    The content may be missing in a message with tool calls. Raises UserError that names the row.
     """
     if not isinstance(value, list) or not value:
         raise UserError(
@@ -26,7 +26,7 @@ def parse_messages(value: Any, where: str) -> list[dict[str, Any]]:
             raise UserError(f"{where} has a message without a role: {message!r:.60}.")
         content = "" if message.get("content") is None and message.get("tool_calls") else message.get("content")
         if not isinstance(content, str):
-            raise UserError(f"{where} has a message whose content is not a text: {message!r:.60}.")
+            raise UserError(f"{where} has a message whose content is not a string: {message!r:.60}.")
         if message["role"] == ASSISTANT and message.get("weight") not in (None, 0, 1):
             raise UserError(
                 f"{where} has a message with weight {message['weight']!r:.60}.",
@@ -38,9 +38,10 @@ def parse_messages(value: Any, where: str) -> list[dict[str, Any]]:
 
 
 def parse_tools(row: dict[str, Any], where: str) -> list[Any] | None:
-    """Return the tools that a row's conversation may call: the list of objects `tools`; list and objects may be JSON.
+    """Return the tools that a row's conversation may call, or None if the row lists no tools.
 
-    None if the row names no tools. Raises UserError that names the row.
+    The field `tools` is a list of objects; the list and the objects may be JSON strings. Raises UserError that names
+    the row.
     """
     value = row.get(TOOLS)
     try:
@@ -51,7 +52,7 @@ def parse_tools(row: dict[str, Any], where: str) -> list[Any] | None:
     if not all(isinstance(one, dict) for one in tools):
         raise UserError(
             f"{where} has an invalid field {TOOLS}: {value!r:.60}.",
-            "Required: a list of objects that describe functions by JSON Schema, or that list as a JSON string.",
+            "Required: a list of objects, each describing a function by JSON Schema, or such a list as a JSON string.",
             f"To train without tools, remove the field {TOOLS} from the rows.",
         )
     return tools or None

@@ -7,11 +7,11 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.runtime import Context, Macro
 
-MARK = "_answer_mark"  # template variable that is rendered before and after each answer; unset: ""
+MARK = "_answer_mark"  # template variable; its text is rendered before and after each answer, to find the answer
 
 
 class GenerationTag(Extension):
-    """The tag `{% generation %}`, which marks answers in transformers. As in transformers, it is a call block.
+    """The tag `{% generation %}`, which marks answers. It is compiled to a Jinja call block, as in transformers.
 
     seen: whether the template has this tag.
     """

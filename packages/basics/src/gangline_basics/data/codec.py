@@ -80,7 +80,7 @@ class ByteCodec(TextCodec):
 
     def decode(self, tokens: list[int]) -> str:
         text = bytes(token for token in tokens if token < 256).decode(errors="replace")
-        return text.replace("\0", "\n")  # NUL separates files; a terminal would not show it
+        return text.replace("\0", "\n")  # byte 0 separates files, and a terminal would not show it
 
 
 class TokenizerCodec(TextCodec):

@@ -13,15 +13,15 @@ from typing import Any, BinaryIO, cast
 
 from gangline.errors import UserError
 
-_PIECE = 1 << 14  # number of compressed bytes read at once; Zstandard holds their complete expansion in memory
+_PIECE = 1 << 14  # number of compressed bytes read at a time; zstandard decompresses all of them into memory
 _BUFFER = 1 << 18
 
 
 class _Streams(io.RawIOBase):
-    """Content of concatenated compressed streams. Raises EOFError if the last one is incomplete.
+    """Reader of the decompressed content of concatenated streams. Raises EOFError if the last stream is incomplete.
 
-    The readers of bz2 and lzma end silently before a damaged stream, and the reader of zstandard ends silently inside
-    an incomplete stream.
+    The libraries' own readers do not report this damage: bz2 and lzma end before a damaged stream, and zstandard ends
+    inside an incomplete stream.
 
     start    function that creates the decompressor of a stream
     most     (maximum number of bytes per decompress call,), or () for decompressors without that argument
@@ -52,7 +52,7 @@ class _Streams(io.RawIOBase):
         return size
 
     def _read_more(self) -> bool:
-        """Read input if none is buffered, and return whether there is any."""
+        """Read input if the input buffer is empty, and return False at the end of the file."""
         self._input = self._input or self._raw.read(_PIECE)
         return bool(self._input)
 
@@ -62,7 +62,8 @@ class _Streams(io.RawIOBase):
             rest = self._input.lstrip(b"\0")
             zeros, self._input = zeros + len(self._input) - len(rest), rest
         if self._padding:
-            self._input = bytes(zeros % self._padding) + self._input  # leftover zeros are not a valid stream
+            # a remainder of zero bytes is not valid padding, so the decompressor must reject it
+            self._input = bytes(zeros % self._padding) + self._input
 
 
 def _open_zstd(raw: BinaryIO) -> _Streams:

@@ -33,10 +33,12 @@ class TextConfig(DataConfig):
     path: str | list[str] | None = None  # file, directory, glob or list of paths to read; null: Python's stdlib source
     tokenizer: str | None = None  # path of a tokenizer.json; null: byte-level, one token per byte (vocabulary 256)
     text_field: str = "text"  # JSON field with the text of a document, in each line of a .jsonl file
-    binary: bool = False  # permission to read binary files, which do not look like text
-    separator: str | None = None  # token between files; null: tokenizer's end-of-text or eos token (bytes: byte 0)
+    binary: bool = False  # permission to read files that do not look like text
+    # separator token between files; null: the tokenizer's end-of-text or eos token, or byte 0 without a tokenizer
+    separator: str | None = None
     document_masking: bool = False  # document masking: no attention across files or .jsonl lines, positions restart
-    validation_fraction: Share = 0.02  # validation fraction of files, or of one file's end; 1: all (validation sets)
+    # fraction held out for validation: of the files, or of the text if there are few files; 1: all (validation sets)
+    validation_fraction: Share = 0.02
     encoding_errors: Literal["replace", "ignore", "strict"] = "replace"  # invalid UTF-8 handling, if tokenizer is set
 
     def build_codec(self, run: Run) -> TextCodec:
@@ -90,7 +92,7 @@ class TextConfig(DataConfig):
             return [*problems, error.to_problem()]
         stored = any(
             find_compression(file.path) or is_lines(file.path) for file in files
-        )  # the size of their text differs from the size of the file
+        )  # the size of the text differs from the size of the file
         size = sum(file.size for file in files)
         least_size = run.batch.sequence_length + 1
         if self.tokenizer is None and not stored and size < least_size:

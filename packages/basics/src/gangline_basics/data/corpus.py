@@ -42,7 +42,8 @@ class FilePart:
         """
         path = self.file.path
         content = formats.read(path)
-        cut = None if self.cut is None else self.cut * len(content) // self.file.size  # both count stored bytes
+        # `cut` and `size` count compressed bytes
+        cut = None if self.cut is None else self.cut * len(content) // self.file.size
         if formats.is_lines(path):
             lines, first = formats.read_lines(content, cut, self.after)
             return formats.read_documents(lines, path, field, first)
@@ -72,7 +73,7 @@ def list_corpus(path: str | list[str] | None, fix: str = "data.path=null reads t
 
 
 def _find_root(path: str) -> str:
-    """Return the folder to which the names of a path's files are relative, whatever files the folder has."""
+    """Return the folder to which the file names of a path are relative, independent of the files in the folder."""
     if os.path.isdir(path):
         return path
     while glob.has_magic(path) and not os.path.exists(path):

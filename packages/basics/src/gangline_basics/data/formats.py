@@ -10,7 +10,8 @@ from gangline.errors import UserError
 from gangline_basics.data.compressed import COMPRESSED, find_compression, open_decompressed
 
 HEAD = 1 << 16  # number of bytes that are enough to distinguish text from binary data
-NULS, INVALID = 1e-3, 0.3  # maximum fractions of bytes in a text: prose in Latin-1 is up to 0.1 invalid UTF-8
+# maximum fractions of NUL bytes and of invalid UTF-8 in a text: Latin-1 prose has up to 0.1 invalid UTF-8
+NULS, INVALID = 1e-3, 0.3
 LINES = (".jsonl", ".ndjson")
 _HALF = re.compile("[\ud800-\udfff]")
 
@@ -38,7 +39,8 @@ def check_head(path: str, field: str, binary: bool) -> None:
 def describe_binary(content: bytes) -> str:
     """Return count and kind of the non-text bytes at the beginning of a file, or "" if the file looks like text."""
     head = content[:HEAD]
-    nuls, invalid = head.count(0), head[:-4].decode(errors="replace").count("�")  # its end may split a character
+    # the end of `head` may split a character
+    nuls, invalid = head.count(0), head[:-4].decode(errors="replace").count("�")
     if nuls > NULS * len(head):
         return f"{nuls} NUL bytes"
     return f"{invalid} bytes that are not UTF-8" if invalid > INVALID * len(head) else ""
@@ -105,11 +107,11 @@ def _explain_no_text(record: dict[str, Any], number: int, path: str, field: str)
 
 
 def read_lines(content: bytes, cut: int | None, after: bool) -> tuple[bytes, int]:
-    """Return the complete lines that start before or after byte `cut`, and the number of the first line."""
+    """Return the complete lines that start before byte `cut`, or after it, and the line number of the first of them."""
     if cut is None:
         return content, 1
     at = content.rfind(b"\n", 0, cut) + 1
     at = at if at == cut else (content.find(b"\n", cut) + 1 or len(content))
-    if at >= len(content.rstrip()):  # the last line is always held out
+    if at >= len(content.rstrip()):  # the part after `cut`, for validation, always has at least the last line
         at = content.rstrip().rfind(b"\n") + 1
     return (content[at:], content.count(b"\n", 0, at) + 1) if after else (content[:at], 1)

@@ -16,8 +16,8 @@ GENERATION = "generation_config.json"
 def read_special_tokens(directory: Path) -> dict[str, str]:
     """Return name -> text of special tokens in tokenizer_config.json and special_tokens_map.json, like transformers.
 
-    A config that lists its added tokens is complete; otherwise the map overrides the config. Raises UserError for
-    a file that cannot be read.
+    If tokenizer_config.json has `added_tokens_decoder`, special_tokens_map.json is ignored; otherwise it takes
+    precedence. Raises UserError for a file that cannot be read.
     """
     return map_words(read_object(directory / CONFIG), read_object(directory / MAP))
 

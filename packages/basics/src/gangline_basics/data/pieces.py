@@ -2,11 +2,11 @@
 
 A tokenizer needs many times the memory of a text, so a long text is encoded piece by piece. A text may be split where
 
-- the pre-tokenizer splits the text, if the pre-tokenizer adds nothing to the beginning of a text (byte-level BPE)
-- a single space becomes the beginning of a word (Metaspace; or "▁" prepended to a text, as by Llama 2), if no token
-  contains "▁" after another character
+- the pre-tokenizer splits it, if the pre-tokenizer adds no character to the beginning of a text (byte-level BPE)
+- a single space begins a word, for tokenizers that replace a space by "▁" (Metaspace, or the normalizer of Llama 2), if
+  no token contains "▁" after another character
 
-For any other tokenizer, a text is not split.
+With any other tokenizer, a text is not split.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 PIECE = 1 << 18  # minimum length of a piece in characters
-WINDOW = 512  # number of characters around a position that the pre-tokenizer is run on
-SHIFTS = 4  # number of windows: a position is a border if the pre-tokenizer splits there in all windows
+WINDOW = 512  # number of characters before and after a position that are passed to the pre-tokenizer
+SHIFTS = 4  # number of overlapping windows; a text is split only where the pre-tokenizer splits it in all windows
 SIGN = "▁"
 FORMS = (None, "NFC", "NFD", "NFKC", "NFKD")  # normalizers that never merge an ASCII character with its predecessor
-LOCAL = {"Split", "Digits", "Punctuation", "Whitespace", "WhitespaceSplit"}  # pre-tokenizers with local rules
+# pre-tokenizers whose splits depend only on nearby characters
+LOCAL = {"Split", "Digits", "Punctuation", "Whitespace", "WhitespaceSplit"}
 
 
 class TextPieces:
@@ -36,11 +37,13 @@ class TextPieces:
         self._normal = str if self._form is None else tokenizer.normalizer.normalize_str
         tokens = [token["content"] for token in about.get("added_tokens") or () if token["content"]]
         self._added = {*tokens, *map(self._normal, tokens)}
-        self._starts = {token[:2] for token in self._added}  # few prefixes, so the search of a window is fast
+        # two-character prefixes: a window without any of these prefixes has no added token
+        self._starts = {token[:2] for token in self._added}
         self._longest = max(map(len, self._added), default=0)
         self._words, self._spaces, self._dropped = _splits_at_words(about), _splits_at_spaces(about), 0
         if _puts_sign_first(about):
-            self._spaces, self._dropped = True, 1  # the prepended sign of each piece replaces the space
+            # the "▁" that the tokenizer prepends to each piece replaces the dropped space
+            self._spaces, self._dropped = True, 1
 
     def __call__(self, text: str) -> list[str]:
         """Return the pieces of a text, each of at least `PIECE` characters except the last."""
@@ -78,10 +81,11 @@ class TextPieces:
         firsts = {first for _, (first, _) in self._before.pre_tokenize_str(normal)}
         borders, last, at = set(), begin, 0
         for place in range(start, start + WINDOW):
-            if self._form is None or text[place].isascii():  # then both sides normalize independently
+            # an ASCII character is normalized independently of the text before it
+            if self._form is None or text[place].isascii():
                 at += len(self._normal(text[last:place]))
                 last = place
-                # White space at the end of a piece would be split differently: patterns have look-ahead.
+                # A piece must not end in white space: the look-ahead of patterns would split it differently.
                 if at in firsts and not normal[at - 1].isspace():
                     borders.add(place)
         return borders
@@ -95,7 +99,7 @@ class TextPieces:
 
 
 def _list_steps(part: dict[str, Any] | None, kinds: str) -> list[dict[str, Any]]:
-    """Return the parts of a sequence of normalizers or pre-tokenizers, or the single part."""
+    """Return the steps of a sequence of normalizers or pre-tokenizers, or the single step."""
     if part is None:
         return []
     return list(part[kinds]) if part["type"] == "Sequence" else [part]
@@ -125,7 +129,7 @@ def _puts_sign_first(about: dict[str, Any]) -> bool:
 
 
 def _begins_words(about: dict[str, Any]) -> bool:
-    """Return whether no token contains the sign after another character."""
+    """Return whether every token contains "▁" only at its beginning."""
     vocabulary = about["model"].get("vocab") or ()
     words = vocabulary if isinstance(vocabulary, dict) else [word for word, _ in vocabulary]
     return not any(SIGN in word.lstrip(SIGN) for word in words)

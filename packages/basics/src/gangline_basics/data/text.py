@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gangline_basics.data.config import TextConfig
 
 
-COUNTED = 1 << 16  # minimum number of tokens per bincount
+COUNTED = 1 << 16  # minimum number of tokens per call of bincount
 
 
 class TextSource(DataSource):
@@ -102,7 +102,7 @@ class TextSource(DataSource):
     def _entropy(self) -> float:
         counts = np.zeros(int(self.tokens.max()) + 1, np.int64)
         block = max(COUNTED, 8 * len(counts))
-        for start in range(0, len(self.tokens), block):  # bincount converts each token to 8 bytes
+        for start in range(0, len(self.tokens), block):  # in blocks, because bincount converts tokens to int64
             counts += np.bincount(self.tokens[start : start + block], minlength=len(counts))
         p = counts[counts > 0] / len(self.tokens)
         return float(-(p * np.log(p)).sum())

@@ -61,7 +61,7 @@ def read_tokenizer_files(tokenizer: str | None, weights: str | None, template: s
 
 
 def find_file(directory: Path, name: str) -> Path | None:
-    """Return the path of a file in a directory, to be copied, or None if it is missing.
+    """Return the path of the file `name` in a directory, or None if the file is missing. The caller copies the file.
 
     Raises UserError for a symbolic link out of the directory, whose target may be private. A link inside one repository
     of the Hugging Face cache, from models--OWNER--NAME/snapshots to its blobs, is followed.

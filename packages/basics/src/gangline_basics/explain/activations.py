@@ -1,10 +1,10 @@
 """Activation memory: bytes that the forward pass of one microbatch saves for the backward pass on one rank.
 
-After Korthikanti et al. (arXiv 2205.05198, section 4), adapted to this decoder: RMSNorm saves its input and one number
-per row; a matmul saves its input; fused attention saves queries, keys, values, output and one number per row and head,
-never the scores; SwiGLU saves both matmuls' outputs, the gate's activation and the input of the last matmul. Under
-sequence parallelism tp shards the residual stream, the norms and the inputs of the first matmuls along tokens, and the
-tensors between the matmuls along heads and features.
+After Korthikanti et al. (arXiv 2205.05198, section 4), adapted to this decoder. RMSNorm saves its input and the
+reciprocal root mean square of each row. A matmul saves its input. Fused attention saves queries, keys, values, output
+and the log-sum-exp of each row and head, never the scores. SwiGLU saves both matmuls' outputs, the gate's activation
+and the input of the last matmul. Under sequence parallelism, tp shards the residual stream, the norms and the inputs of
+the first matmuls along tokens, and the tensors between the matmuls along heads and features.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gangline_basics.model.rope_rates import Rope
 
 @dataclass(frozen=True, kw_only=True)
 class ActivationSizes:
-    """Sizes and facts for counting the saved bytes of a rank's modules.
+    """Inputs for counting the bytes that the modules of a rank save for the backward pass.
 
     local  sizes passed to the methods of nodes
     gpu    whether GPU kernels are used. On a CPU a norm saves its input and a float32 copy of the input, and attention
@@ -36,7 +36,7 @@ class ActivationSizes:
     local: LocalSizes
     gpu: bool = True
     plan: Plan | None = None
-    ulysses: int = 1  # ranks among which Ulysses exchanges tokens for heads
+    ulysses: int = 1  # number of ranks among which Ulysses exchanges tokens for heads
 
     @property
     def tokens(self) -> int:
@@ -60,7 +60,7 @@ class ActivationSizes:
 
 
 def count_norm_bytes(sizes: ActivationSizes, rows: int, width: int, offset: float = 0.0) -> int:
-    """Return the bytes that a norm over `rows` rows saves, except its output, which the next operator saves.
+    """Return the bytes that a norm of `rows` rows saves. Its output is not counted, because the next operator saves it.
 
     With an `offset`, the sum of weight and offset is saved as well.
     """
@@ -69,7 +69,7 @@ def count_norm_bytes(sizes: ActivationSizes, rows: int, width: int, offset: floa
 
 
 def reads(node: Node, path: str, sizes: ActivationSizes, *names: str) -> bool:
-    """Return whether one of the linears `names` of the node at `path` saves its input: if it is trained or wrapped."""
+    """Return whether any of the linears `names` of the node at `path` is trained or wrapped, and so saves its input."""
     return any(
         _is_wrapped(getattr(node, name)) or sizes.plan is None or not sizes.plan.is_frozen(f"{path}.{name}.weight")
         for name in names
@@ -88,7 +88,7 @@ def count_attention(node: AttentionNode, sizes: ActivationSizes, path: str) -> i
     heads, key_heads = node.heads // sizes.tp, max(1, node.kv_heads // sizes.tp)
     nbytes = sizes.tokens * node.dim * sizes.itemsize if reads(node, path, sizes, "wq", "wk", "wv") else 0
     outputs = 2 if copies_output(node, sizes, heads) and reads(node, path, sizes, "wo") else 1
-    copies = sizes.ulysses // gcd(sizes.ulysses, key_heads)  # copies of each key head over Ulysses ranks
+    copies = sizes.ulysses // gcd(sizes.ulysses, key_heads)  # number of copies of each key head over the Ulysses ranks
     nbytes += sizes.inner_tokens * ((1 + outputs) * heads + 2 * copies * key_heads) * node.head_dim * sizes.itemsize
     nbytes += sizes.inner_tokens * heads * sizes.master_itemsize
     for normed, own in ((node.q_norm, heads), (node.k_norm, key_heads)):
@@ -175,7 +175,8 @@ def count_head(
     inside = list_beside_head(head, plan.head)
     more = sum(isinstance(node, HeadNode) for _, node in inside)
     vocabulary = -(-plan.facts.get("vocab_size", 0) // sizes.tp)
-    rows = min(sizes.inner_tokens, plan.facts.get("loss_chunk", sizes.inner_tokens))  # rows that have logits at once
+    # number of rows whose logits are in memory at a time
+    rows = min(sizes.inner_tokens, plan.facts.get("loss_chunk", sizes.inner_tokens))
     stream = count_norm_bytes(sizes, sizes.tokens, width) + sizes.tokens * width * sizes.itemsize
     logits = rows * vocabulary * sizes.itemsize
     loss_bytes = sizes.inner_tokens * (sizes.master_itemsize + 9)

@@ -137,7 +137,7 @@ def _count_matrices(run: Run, mesh: Mesh, shapes: Mapping[str, tuple[int, ...]])
 def _count_part(
     run: Run, node: Node, path: str, plan: Plan, sizes: ActivationSizes, recomputed: bool
 ) -> tuple[StageWork, int, int]:
-    """Return (work, bytes saved from the forward to the backward pass, bytes recomputed in the backward pass)."""
+    """Return (work, bytes saved for the backward pass, bytes recomputed in the backward pass) of a node."""
     node_bytes = count_node(node, sizes, path)
     work = replace(
         count_work(node, path, plan, sizes.local, sequence_length=run.batch.sequence_length), kept=node_bytes

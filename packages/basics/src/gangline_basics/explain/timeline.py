@@ -1,4 +1,7 @@
-"""Timeline of a training step: start and end of each action, as early as rank, order and dependencies allow."""
+"""Timeline of a training step: start and end of each pipeline action.
+
+Each action starts as soon as the previous action of its rank and all its dependencies have ended.
+"""
 
 from __future__ import annotations
 
@@ -50,9 +53,8 @@ class StepTimeline:
 def step_timeline(explained: Explained, times: Sequence[ActionTimes], latency: float = 0.0) -> StepTimeline:
     """Return the timeline of a step of `explained`, with the `times` of its stages and a `latency` between ranks.
 
-    F of a stage needs F of the previous stage; B (or I) needs B (or I) of the next stage and the stage's F; W needs the
-    stage's I.
-    Two actions of one turn run in sequence, after the dependencies of both have ended. Raises ValueError
+    F of a stage depends on F of the previous stage; B (or I) on B (or I) of the next stage and on the stage's F; W on
+    the stage's I. Two actions of one turn run in sequence, after the dependencies of both have ended. Raises ValueError
     for a deadlock.
     """
     steps = _order(explained)
@@ -74,15 +76,17 @@ def step_timeline(explained: Explained, times: Sequence[ActionTimes], latency: f
     return StepTimeline(tuple(map(tuple, spans)))
 
 
-# (rank, its turn, indices of the other ranks' steps that the turn needs), in an order in which all steps can run
+# (rank, its turn, indices of steps of other ranks on which the turn depends), in topological order
 _Steps = list[tuple[int, tuple[StepAction, ...], tuple[int, ...]]]
-_KNOWN: dict[tuple[int, ...], tuple[object, _Steps]] = {}  # key: ids of the turns, which the value keeps alive
+# the key has ids of turns; the value holds the turns, so that no id is reused
+_KNOWN: dict[tuple[int, ...], tuple[object, _Steps]] = {}
 
 
 def _order(explained: Explained) -> _Steps:
-    """Return the order of the steps, cached by the turns of the ranks. Raises ValueError for a deadlock.
+    """Return the steps in topological order. Raises ValueError for a deadlock.
 
-    Layouts with the same turns share an order. Dependencies within a rank are omitted, because its turns run in order.
+    The order is cached by the turns of all ranks, so layouts with the same turns share it. Dependencies within a rank
+    are omitted, because its turns run in order.
     """
     all_turns = [rank.turns for rank in explained.ranks]
     key = (*map(id, all_turns), len(explained.work))
@@ -94,7 +98,7 @@ def _order(explained: Explained) -> _Steps:
 
 
 def _order_turns(all_turns: Sequence[tuple[tuple[StepAction, ...], ...]], last: int) -> _Steps:
-    producers: dict[tuple[str, int, int], tuple[int, int]] = {}  # result -> (step, rank)
+    producers: dict[tuple[str, int, int], tuple[int, int]] = {}  # result of an action -> (index of its step, rank)
     waiting: dict[tuple[str, int, int], list[int]] = defaultdict(list)
     steps: _Steps = []
     at, ready = [0] * len(all_turns), list(range(len(all_turns)))

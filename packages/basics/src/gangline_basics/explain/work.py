@@ -19,11 +19,11 @@ def count_work(
 ) -> StageWork:
     """Return the work of the node at `path` and of all nodes in it, without recomputation and saved bytes.
 
-    sizes: sizes of a rank. A matmul that tp shards reads `inner_tokens`, any other matmul reads the `tokens` of the
-    residual stream. A node is reported as unknown if the FLOPs of its matmuls do not sum to the FLOPs that it declares,
-    or if it has no child and declares neither FLOPs, parameters nor saved bytes.
-    ulysses: whether cp exchanges tokens for heads, so that attention has complete sequences; otherwise a rank has only
-    the queries of its own tokens.
+    sizes: local sizes of a rank. A matmul that tp shards reads `inner_tokens` tokens; any other matmul reads the
+    `tokens` of the residual stream. A node is reported as unknown if the FLOPs of its matmuls do not sum to the FLOPs
+    that it declares, or if it has no child and declares neither FLOPs, parameters nor saved bytes.
+    ulysses: whether cp exchanges tokens for heads, so that attention sees full sequences; otherwise a rank computes
+    attention only for the queries of its own tokens.
     """
     tp, cp = sizes.size("tp"), sizes.size("cp")
     sequences = max(1, sizes.inner_tokens * cp // sequence_length)
@@ -48,7 +48,8 @@ def count_work(
         for product in products:
             local: Product
             if isinstance(product, AttentionProduct):
-                trades = ulysses and product.heads % (tp * cp) == 0  # otherwise a rank's average share
+                # if False, the FLOPs of a rank are the average over ranks
+                trades = ulysses and product.heads % (tp * cp) == 0
                 share = tp * cp if trades else tp
                 local = replace(
                     product,

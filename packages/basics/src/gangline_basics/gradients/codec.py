@@ -9,11 +9,11 @@ from torch import Tensor
 
 from gangline_basics.gradients.config import CHUNK
 
-BITS = 8  # per byte
+BITS = 8  # number of bits per byte
 
 
 class GradCodec(ABC):
-    """Codec between rows of floating-point numbers and rows of bytes; `multiple` divides the length of a row."""
+    """Codec between rows of floating-point numbers and rows of bytes. `multiple` must divide the length of a row."""
 
     multiple: int
     feedback: bool  # error feedback: the encoding error is added to the gradients of the next step
@@ -40,7 +40,7 @@ class Bfloat16(GradCodec):
 
 
 class Signs(GradCodec):
-    """Codec of the sign of each element, and the mean magnitude of each chunk of 256, in float32.
+    """Codec that stores the sign of each element, and the mean magnitude of each chunk of 256 elements in float32.
 
     Source: Tang et al., arXiv 2102.02888, section 3.1, which uses one scale for the complete tensor.
     """

@@ -1,11 +1,13 @@
 """Compressed sums of gradients over ranks: 16 bits per element, or about one bit with error feedback.
 
-A rank encodes its gradients and sends each peer that peer's range; the owner of a range decodes the ranges of all ranks
-and sums them in rank order, in the dtype of the gradients, never in the encoded dtype. For an all-reduce, owners then
-encode the sums of their ranges and all-gather them. With error feedback (Tang et al., DoubleSqueeze, arXiv 1905.05957;
-1-bit Adam, arXiv 2102.02888, algorithm 1) the encoding error is added to the next input: the worker error of a rank's
-gradients, and the server error of the sum that the rank owns. 1-bit Adam compresses Adam's momentum after its warm-up;
-here the gradient is compressed, so that any optimizer can be used.
+Each rank owns one range of the elements. A rank encodes its gradients and sends each range to its owner. The owner
+decodes the range of every rank and sums them in rank order, in the dtype of the gradients, never in the encoded dtype.
+For an all-reduce, owners then encode the sums of their ranges and all-gather them.
+
+With error feedback (Tang et al., DoubleSqueeze, arXiv 1905.05957; 1-bit Adam, arXiv 2102.02888, algorithm 1) each
+encoding error is added to the input of the next step: the worker error to a rank's gradients, and the server error to
+the sum of the range that the rank owns. 1-bit Adam compresses Adam's momentum after its warm-up; here the gradient is
+compressed, so that any optimizer can be used.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ LOGGERS = ("torch.distributed.elastic", "torch.distributed.launcher", "torch.mul
 
 
 class AgentLog(logging.FileHandler):
-    """Log handler that drops lines on a full disk or in a deleted directory, instead of failing."""
+    """Log handler that drops lines instead of failing if the disk is full or the directory was deleted."""
 
     def _open(self) -> Any:
         return open_own(Path(self.baseFilename), "a")
@@ -36,7 +36,7 @@ class AgentLog(logging.FileHandler):
 
 @contextmanager
 def divert_log(path: Path) -> Iterator[None]:
-    """Divert the agent's own messages to a file: after a failure most of them describe consequences, not the cause."""
+    """Divert the log of torch's agent to a file, because after a failure most lines are consequences, not the cause."""
     handler = AgentLog(path, delay=True)
     handler.setFormatter(logging.Formatter("%(asctime)s %(name)s: %(message)s"))
     loggers = [logging.getLogger(name) for name in LOGGERS]

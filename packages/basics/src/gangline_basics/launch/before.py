@@ -1,4 +1,4 @@
-"""Ending of the last start of an earlier job in the same run directory. Torch-free.
+"""How the last start of an earlier job in the same run directory ended. Torch-free.
 
 A scheduler that requeues a job, a loop around the command and a user who repeats the command all begin a new job in the
 run directory of an earlier job. The earlier failure may recur, so the first `launch` event of the new job records it.
@@ -30,7 +30,7 @@ class StartBefore:
     after: str = ""
     evidence: str = ""
     member: str = ""
-    counted: bool = False  # True if a launcher counted the failure, and then gave up restarting
+    counted: bool = False  # True if the earlier launcher counted the failure as a restart before it gave up
 
     @property
     def failed(self) -> bool:
@@ -61,5 +61,5 @@ def identify_config(run_dir: Path) -> str:
 
 
 def _format_reason(ending: RunEnding) -> str:
-    missed = ending.reason == "killed" and ending.exit_code == EXIT_REQUEUE  # too few nodes joined: no rank failed
+    missed = ending.reason == "killed" and ending.exit_code == EXIT_REQUEUE  # if too few nodes joined, no rank failed
     return "preempted" if missed else ending.reason

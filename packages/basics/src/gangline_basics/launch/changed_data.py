@@ -1,4 +1,4 @@
-"""Local data files of a run that changed since its ranks were started: the usual reason for a SIGBUS. Torch-free."""
+"""Local data files that changed since the ranks were started, the most common cause of a SIGBUS. Torch-free."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gangline.run.events import read_events
 
 SECONDS = 3.0  # timeout of the search in seconds: a corpus may have millions of files, and a file system may hang
 NAMED = 3  # maximum number of files in a message
-CACHE = "cache"  # option that names a folder to which many runs write while they read from it
+CACHE = "cache"  # option for a cache folder, which many runs write to while they read from it
 
 
 def describe_changed_data(run_dir: Path) -> str:
@@ -56,7 +56,7 @@ def _search(run_dir: Path, stop: float) -> str:
 
 
 def _list_local_paths(run_dir: Path) -> list[str]:
-    """Return the local files and folders that options of the data and of the validation sets name."""
+    """Return the local files and folders in the options of the data and of the validation sets."""
     from gangline.config.validation import read_sets
     from gangline.run.directory import RunDirectory
 

@@ -24,7 +24,8 @@ class LocalLaunch(LaunchConfig):
     """Processes on this machine, monitored by torch.distributed's elastic agent."""
 
     max_restarts: NonNegativeInt | None = 0  # maximum number of restarts after a rank failed; null: no limit
-    futile_restarts: NonNegativeInt = 5  # maximum consecutive restarts without a new step, restart orders included
+    # maximum number of consecutive restarts without a new step; restarts ordered by health checks count too
+    futile_restarts: NonNegativeInt = 5
     monitor_interval: PositiveFloat = 0.1  # interval between checks of the ranks, in seconds
     grace_seconds: NonNegativeFloat = 60.0  # grace period in seconds from SIGTERM or Ctrl-C to SIGKILL
 
@@ -63,9 +64,11 @@ class ElasticLaunch(LocalLaunch):
     per_node: PositiveInt | None = None  # processes per node; null: launch.processes / maximum node count, rounded up
     max_restarts: NonNegativeInt | None = None  # maximum number of restarts after a rank failed; null: no limit
     gather_seconds: PositiveFloat = 30.0  # maximum wait for nodes beyond the minimum, at the first start, in seconds
-    join_seconds: PositiveFloat = 600.0  # timeout in seconds for the minimum number of nodes to join, then the job ends
+    # timeout in seconds for the minimum number of nodes to join; after the timeout, the job ends
+    join_seconds: PositiveFloat = 600.0
     lost_seconds: Annotated[float, Ge(2)] = 4.0  # heartbeat timeout of a node, in seconds; checked once a second
-    excluded_hours: PositiveFloat | None = 24.0  # duration of an ordered node exclusion, in hours; null: the whole run
+    # duration in hours of a node exclusion ordered by a health check; null: until the end of the run
+    excluded_hours: PositiveFloat | None = 24.0
 
     def count_max_nodes(self) -> int:
         return parse_nodes(self.nodes)[1]
@@ -75,7 +78,7 @@ class ElasticLaunch(LocalLaunch):
         return self.per_node or -(-self.count_ranks(run) // self.count_max_nodes())
 
     def find_refusals(self, run: Run) -> list[Problem]:
-        """Return the problems if no layout fits the processes of the minimum number of nodes."""
+        """Return the problems if no layout fits the number of processes of the minimum number of nodes."""
         from gangline_basics.launch.usable import find_usable
 
         if detect() is not None:
@@ -89,7 +92,7 @@ class ElasticLaunch(LocalLaunch):
         return [Problem(what, "", "Raise the minimum number of nodes, or leave axes of parallel unset."), *problems]
 
     def check(self, run: Run) -> list[Problem]:
-        """Return a problem for an invalid number of nodes, more ranks than GPUs, and a missing run directory."""
+        """Return problems: an invalid number of nodes or agents, more ranks than GPUs, a missing run directory."""
         try:
             fewest, most = parse_nodes(self.nodes)
         except UserError as error:

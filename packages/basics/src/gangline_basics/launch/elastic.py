@@ -49,8 +49,8 @@ from gangline_basics.launch.starts import JobStart, Starts, end
 from gangline_basics.launch.stops import UNUSED, start_killed_ranks, take_requests
 from gangline_basics.launch.worker import SPARE
 
-_UNANSWERED = "Timeout waiting for key"  # torch's FileStore raises a plain RuntimeError with this text
-_NO_LIMIT = 1 << 30  # for torch's agent; `Starts` counts and limits restarts
+_UNANSWERED = "Timeout waiting for key"  # part of the RuntimeError that torch's FileStore raises after a timeout
+_NO_LIMIT = 1 << 30  # torch's agent must not limit restarts, because `Starts` does
 _LAST_SECONDS = 30.0  # timeout in seconds for which a finished node waits for the other nodes
 
 
@@ -63,7 +63,7 @@ class Stopped(Exception):
 
 
 class NoAgreement(Exception):
-    """Error after repeated rendezvous, in each of which a node was lost."""
+    """Error after a series of rendezvous that failed because a node was lost."""
 
 
 @dataclass
@@ -73,7 +73,7 @@ class AgentNode:
     name: str
     ranks: int  # number of ranks that this node starts
     handler: RendezvousHandler
-    count: Callable[[], int]  # counts a start of the job, and returns the number of starts; called on the leading node
+    count: Callable[[], int]  # called on the leading node: counts a start of the job, returns the number of starts
     place: str = ""  # path from the top of the network to this node, if known
     address: str = ""  # address at which other nodes reach this node
     alone: bool = True  # True if the job has no other nodes
@@ -81,9 +81,10 @@ class AgentNode:
     met: Callable[[], None] = lambda: None  # called after each rendezvous
     over: Callable[[], None] = lambda: None  # called when this node ends the job for all nodes
     comes: Callable[[], None] = lambda: None  # blocks until this node may take part in the next start
-    left: Callable[[int], int] = lambda generation: 1  # counts this node as ended by a signal, returns the count
-    replaced: Callable[[], set[str]] = set  # returns nodes of the current start whose lost agent has a successor
-    meets_seconds: float = 0.0  # timeout in seconds of repeated rendezvous after a node is lost
+    # records that a signal ended this node, returns the number of such nodes
+    left: Callable[[int], int] = lambda generation: 1
+    replaced: Callable[[], set[str]] = set  # returns nodes of the current start whose agent was lost and replaced
+    meets_seconds: float = 0.0  # timeout in seconds for repeating the rendezvous after a node is lost
 
 
 class Agent(LocalElasticAgent):
@@ -142,7 +143,7 @@ class Agent(LocalElasticAgent):
                 failures.claim(self.starts.logs, self.files.start.generation, failure)
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
-        """Stop the ranks at a step boundary, or kill them after a rank was lost, as they cannot reach a boundary."""
+        """Stop the ranks at a step boundary; kill them if a rank was lost, because they cannot reach a boundary."""
         failed = worker_group.state in (WorkerState.FAILED, WorkerState.UNHEALTHY)
         if not failed:
             self.starts.note_end()
@@ -153,12 +154,12 @@ class Agent(LocalElasticAgent):
             self._shutdown(hand_on(signal.SIGTERM))
 
     def _has_lost_elsewhere(self) -> bool:
-        """Return whether a rank of any node has recorded a failure, perhaps before this agent notices that."""
+        """Return whether a rank of any node has recorded a failure, even if this agent has not yet detected it."""
         failure = failures.find_first(self.starts.logs, self.files.generation)
         return failure is not None and failure.kind in ("bug", "lost")
 
     def _refuse_hopeless(self) -> None:
-        """Raise Stopped, before a rendezvous, if no restart fixes the failure."""
+        """Raise Stopped before the next rendezvous if the ranks must not be restarted."""
         assert self.files.start is not None
         number = self.files.start.generation
         failure = failures.find_first(self.starts.logs, number)
@@ -168,7 +169,7 @@ class Agent(LocalElasticAgent):
             raise Stopped(number, stop)
 
     def _initialize_workers(self, worker_group: WorkerGroup) -> None:
-        """Start the workers after a rendezvous; if a node is lost meanwhile, the other nodes rendezvous again.
+        """Start the workers after a rendezvous. If a node is lost during the rendezvous, repeat it without that node.
 
         Raises NoAgreement if the repetitions last longer than `meets_seconds`.
         """
@@ -200,7 +201,8 @@ def run_agent(starts: Starts, node: AgentNode, config: LocalLaunch, target: str,
     logs.mkdir(exist_ok=True)
     # If the ranks shared the agent's store, restarted ranks would find the addresses of dead ranks in the store.
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    os.environ["TORCH_ELASTIC_WORKER_IDENTICAL"] = "1"  # all nodes have the same number of ranks: no exchange
+    # All nodes have the same number of ranks, so torch need not exchange it.
+    os.environ["TORCH_ELASTIC_WORKER_IDENTICAL"] = "1"
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = UNUSED
     os.environ.setdefault("TORCH_MP_PARALLEL_START", "1")
     files = RankFiles(logs, node)
@@ -216,7 +218,7 @@ def run_agent(starts: Starts, node: AgentNode, config: LocalLaunch, target: str,
     agent = Agent(spec, files, node, starts, config.grace_seconds)
     others = set(multiprocessing.active_children())
     with divert_log(logs / node.log), take_requests() as request:
-        goes = False  # True if only this node leaves: others may continue, so the rendezvous stays open
+        goes = False  # if only this node leaves, others may continue, so the rendezvous stays open
         try:
             if agent.run() is None:
                 return _as_the_others(starts)
@@ -253,13 +255,13 @@ def run_agent(starts: Starts, node: AgentNode, config: LocalLaunch, target: str,
             request.heard = True
             if node.alone or not goes:
                 node.over()
-                with suppress(Exception):  # other nodes notice later
+                with suppress(Exception):  # without a shutdown, other nodes detect the end later
                     node.handler.shutdown()
             _leave_nobody(others)
 
 
 def _report_done(starts: Starts, files: RankFiles) -> int:
-    """Return the exit code after every rank returned, from the ending that rank 0 wrote, or from a new ending."""
+    """Return the exit code after all ranks have returned, from the ending.json of rank 0, or of a new ending."""
     ending = read_ending(starts.run_dir)
     if ending is None or ending.generation != files.generation:
         ending = decide_ending(files.generation, done=True)
@@ -270,12 +272,12 @@ def _report_done(starts: Starts, files: RankFiles) -> int:
 
 def _report_signal(starts: Starts, files: RankFiles, signum: int) -> int:
     """Return the exit code after signal n: 75 if the ranks saved on request and may be restarted, else 128 + n."""
-    # Only the last node of a start that signals end reports the end of the job: others may continue without this node.
+    # If signals end all nodes of a start, the last node reports the end of the job. Until then, others may continue.
     last = files.start is None or files.node.left(files.generation) == len(files.start.nodes)
     ending = read_ending(starts.run_dir)
     if ending is None or ending.generation != files.generation:
         ending = decide_ending(files.generation, signal=signal.Signals(signum).name)
-        last = last and (files.start is not None or files.node.alone)  # before a first start other nodes may begin
+        last = last and (files.start is not None or files.node.alone)  # other nodes may still begin the first start
     if last:
         end(starts.run_dir, ending)
     return ending.exit_code
@@ -298,7 +300,7 @@ def _as_the_others(starts: Starts) -> int:
 
 
 class RankFiles(LogsSpecs):
-    """Log settings that leave the ranks' output to the ranks, and write no files to the temp folder."""
+    """Log settings of torch's agent: ranks redirect their own output, and no files are written to the temp folder."""
 
     def __init__(self, logs: Path, node: AgentNode) -> None:
         super().__init__(str(logs))
@@ -335,7 +337,7 @@ class RankFiles(LogsSpecs):
         return LogsDest(stdouts=nowhere, stderrs=dict(nowhere), error_files=dict.fromkeys(envs, os.devnull))
 
     def _find_interface(self, first: str) -> str | None:
-        """Return the network interface for gloo, or None for gloo's choice, which resolves this machine's name."""
+        """Return the network interface for gloo. None: gloo resolves this machine's name to choose an interface."""
         if sys.platform != "linux" or "GLOO_SOCKET_IFNAME" in os.environ:
             return None
         assert self.start is not None
@@ -349,8 +351,8 @@ class RankFiles(LogsSpecs):
 def _explain(stopped: Stopped, starts: Starts, leads: bool) -> int:
     """Return the exit code, and record and print the failure on one node. A user error is raised on every node.
 
-    The leading node of the start records a transient failure. The first node to get here records a failure that ends
-    the job, because other nodes may not have seen the failure.
+    The leading node of the start records a transient failure. A failure that ends the job is recorded by the first node
+    that calls this function, because the other nodes may not have detected the failure.
     """
     failure = stopped.failure
     ending = read_ending(starts.run_dir)
@@ -358,7 +360,8 @@ def _explain(stopped: Stopped, starts: Starts, leads: bool) -> int:
     notes = first and (leads or not failure.is_transient)
     if notes:
         Starts.end(starts.run_dir, stopped.generation, failure)
-    elif leads and ending is not None and not _has_exit(starts.run_dir, ending.generation):  # the ranks wrote it
+    elif leads and ending is not None and not _has_exit(starts.run_dir, ending.generation):
+        # the ranks have written ending.json
         end(starts.run_dir, ending)
     if failure.kind == "user":
         raise failure.make_error()

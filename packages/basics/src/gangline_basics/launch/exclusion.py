@@ -1,8 +1,8 @@
 """Exclusion of nodes by orders of health checks: which nodes stay out of a job, and until when. Torch-free.
 
-Enough nodes for a start always remain. Every node decides for itself, at each start and while it is excluded, from data
-that all nodes share: the orders in attempts.jsonl and the names of the live nodes at the rendezvous. If excluded nodes
-are needed, the nodes that were excluded first take part, so that two nodes never leave in favour of each other.
+The minimum number of nodes for a start always remains. Every node decides for itself, at each start and while it is
+excluded, from data that all nodes share: the orders in attempts.jsonl and the names of the live nodes at the
+rendezvous. If excluded nodes are needed, they take part in order of exclusion, so all nodes decide alike.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Meeting(Protocol):
         """Return the names of the live nodes except this node."""
 
     def mark_waiting(self) -> None:
-        """Announce to all nodes, also excluded ones, that this node, excluded or between starts, can take part."""
+        """Announce to all nodes that this node is live and can take part, although it is in no start now."""
 
     def list_waiting(self) -> Collection[str]:
         """Return the names of the nodes that called `mark_waiting` recently."""
@@ -40,7 +40,7 @@ class Meeting(Protocol):
 
 
 def list_excluded(run_dir: str | Path, hours: float | None, now: datetime | None = None) -> list[str]:
-    """Return the excluded nodes in order of exclusion; it ends `hours` after the newest order (None: never)."""
+    """Return the excluded nodes in order of exclusion. A node is excluded until `hours` after its newest order."""
     since = None if hours is None else ((now or datetime.now(UTC)) - timedelta(hours=hours)).timestamp()
     orders: dict[str, bool] = {}
     for line in attempts.read(run_dir):
@@ -84,7 +84,7 @@ class Exclusion:
         """Return as soon as this node may take part in a start. Raises RendezvousClosedError if the job is over."""
         out = self._list_excluded()
         first, self.patience = time.monotonic() + self.patience, 0.0
-        if out:  # between two starts this node is not a member, and other nodes must not count it as lost
+        if out:  # between two starts this node has no heartbeat, and other nodes must not count it as lost
             self.meeting.mark_waiting()
         if self.name not in out:
             return
@@ -115,5 +115,6 @@ class Exclusion:
         if not self.machines or not out:
             return out
         names = {self.name, *self.meeting.list_others(), *self.meeting.list_waiting()}
-        in_order = sorted(names, key=lambda name: (name in out, name))  # nodes that no order names come first
+        # nodes of an excluded machine that no order names come first
+        in_order = sorted(names, key=lambda name: (name in out, name))
         return [name for one in dict.fromkeys(map(get_machine, out)) for name in in_order if get_machine(name) == one]

@@ -1,7 +1,7 @@
 """First failure of a start: the first rank to fail writes its reason to a file. Torch-free.
 
-A rank with an error from a collective has lost a peer, and only the peer knows the cause. So the rank writes nothing
-and waits a moment before it exits, so that the agent sees the failed peer exit first.
+An error of a collective means that another rank has failed, and only that rank knows the cause. A rank with such an
+error therefore records no failure, and waits a moment before it exits, so that the other rank exits first.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _HINTS = {
 _TAIL_BYTES = 1 << 16  # maximum number of bytes read from the end of a log
 
 
-_unwritten: dict[Path, RankFailure] = {}  # failures that this process could not write to a full disk
+_unwritten: dict[Path, RankFailure] = {}  # failures that this process could not write, because the disk was full
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def claim(logs: Path, attempt: int, failure: RankFailure) -> bool:
 
 
 def is_written(logs: Path, attempt: int) -> bool:
-    """Return whether the first failure of the `attempt`-th start is in a file, visible to other processes."""
+    """Return whether the first failure of the `attempt`-th start is in a file, where other processes can read it."""
     return _make_path(logs, attempt).exists()
 
 
@@ -154,7 +154,7 @@ def _read_tail(log: Path, lines: int = 5) -> str:
             tail = file.read().decode(errors="replace").splitlines()[-lines:]
     except OSError:
         return ""
-    except UserError as error:  # shown instead of the log, so that it hides no failure
+    except UserError as error:  # shown in place of the log, so that the failure is still reported
         tail = str(error).splitlines()
     return "".join(f"  | {line}\n" for line in tail)
 

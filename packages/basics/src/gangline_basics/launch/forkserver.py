@@ -25,10 +25,10 @@ from gangline_basics.launch import semaphores
 if TYPE_CHECKING:
     from gangline.config.schema import Run
 
-# Modules that every rank needs, or may need while its run is not yet known. The server silently skips a name that fails
-# to import, so a test imports each module.
+# Modules that every rank needs, or may need while its run is not yet known. The server silently skips a module that
+# cannot be imported, so a test imports each module.
 PRELOAD = (
-    "gangline_basics.launch.server",  # first, because it sets the server's handling of signals
+    "gangline_basics.launch.server",  # first, because it installs the signal handlers of the server
     "torch",
     "torch.distributed",
     "torch.distributed.elastic.multiprocessing.api",
@@ -43,9 +43,9 @@ PRELOAD = (
 # Modules of PRELOAD that a known run needs only for some parts; `list_modules` then adds them.
 OF_SOME_PARTS = ("torch.distributed.checkpoint", "gangline_basics.launch.ready")
 
-_ENDS_SECONDS = 5.0  # timeout in seconds for the exit of a server whose connections have closed, on a loaded machine
+_ENDS_SECONDS = 5.0  # maximum wait in seconds for the exit of a server after its connections have closed
 
-# Error numbers of an unusable TMPDIR; None: Python's own error for a path that is too long.
+# Error numbers of an unusable TMPDIR. None: Python raises an OSError without a number if the path is too long.
 _OF_THE_SOCKET = (None, errno.ENAMETOOLONG, errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOENT)
 
 _loading: set[str] = set()  # modules that the running server loads
@@ -55,8 +55,8 @@ _adopted = 0  # process id of a server that another process started
 def warm(more: Iterable[str] = (), run: Run | None = None) -> None:
     """Start the server in the background, unless a running server also loads `more`; return at once.
 
-    Call this before anything slow, and again with the modules that the run needs. The environment is copied at the
-    server's start: later changes do not reach the ranks. Each rank loads modules that an adopted server lacks.
+    Call this before anything slow, and again with the modules that the run needs. The ranks get the environment of the
+    server's start, without later changes. If an adopted server lacks modules, each rank imports them.
     run: the only run whose ranks will be forked, so that only the modules of its parts are loaded.
     Raises UserError if the server cannot start: no socket in TMPDIR, no semaphore in /dev/shm.
     """
@@ -149,7 +149,7 @@ def find_usual() -> set[str]:
 
 
 def list_modules(run: Run) -> set[str]:
-    """Return the modules of `find_needed`, and the modules of the run's parts from the default distributions."""
+    """Return the modules of `find_needed`, and the modules of all parts of the run from the default distributions."""
     from gangline.config.defaults import find_default_suppliers
     from gangline.plugin.registry import installed
 
@@ -164,8 +164,8 @@ def list_modules(run: Run) -> set[str]:
 def set_environment() -> None:
     """Set the variables that torch must find when it is first imported, unless the user has set them."""
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # counting GPUs must not open one before a fork
-    # A waiting OpenMP thread spins, and blocks a core that other threads need if cores are shared: on two busy
-    # cores two threads take ten times as long. libgomp itself uses 1000 spins if there are more threads than cores.
+    # A waiting OpenMP thread spins, and so blocks a core that other threads may need. On two busy cores, two threads
+    # take ten times as long. 1000 spins is libgomp's own setting if there are more threads than cores.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
@@ -173,8 +173,8 @@ def set_environment() -> None:
 def read_exit() -> int:
     """Return the exit code of a server that does not answer: -n after signal n; 0 if the server is alive.
 
-    On a loaded machine its connections close some time before the system reports its exit, so this waits. The exit code
-    of an adopted server is unknown, and reported as SIGKILL, which the out-of-memory killer sends.
+    On a busy machine the server's connections close some time before the system reports its exit, so this function
+    waits. The exit code of an adopted server is unknown; SIGKILL is assumed, the signal of the out-of-memory killer.
     """
     end = time.monotonic() + _ENDS_SECONDS
     while not (code := _poll_exit()) and time.monotonic() < end:

@@ -1,4 +1,4 @@
-"""`launch=local`: ranks on this machine, forked from a preloaded server. Torch-free until they start."""
+"""`launch=local`: ranks on this machine, forked from a preloaded server. Torch is imported when ranks start."""
 
 from __future__ import annotations
 

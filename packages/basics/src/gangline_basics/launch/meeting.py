@@ -47,9 +47,10 @@ REGATHER_SECONDS = 1.0  # maximum wait in seconds for nodes beyond the minimum, 
 
 
 class FileBackend(RendezvousBackend):
-    """State of a rendezvous as JSON in one file, replaced atomically; the file's content is its fencing token.
+    """State of a rendezvous as JSON in one file. The content of the file is the fencing token of its state.
 
-    After a partial write all nodes would join again in round 0, and read an old round's values from the store.
+    The file is replaced atomically. With a partial file, all nodes would join again in round 0, and read values of an
+    earlier round from the store.
     """
 
     def __init__(self, path: Path) -> None:
@@ -69,7 +70,7 @@ class FileBackend(RendezvousBackend):
             if (there or None) != token:
                 return (self._dump(there), there, False) if there else None
             content = meeting_state.encode(state)
-            temporary = f"stnew-{self.path.name}"  # a fixed name, because the lock admits one writer
+            temporary = f"stnew-{self.path.name}"  # a fixed name is enough, because the lock admits one writer
             write_whole(self.path, content, mode=0o600, durable=False, temporary=temporary)
             return state, content, True
 
@@ -137,12 +138,13 @@ class JobMeeting:
     def record_members(self) -> None:
         """Record the members of a start, after its rendezvous."""
         self.patience.has_met()
-        self._make_wait_path(self.own).unlink(missing_ok=True)  # from now on this node has heartbeats
+        # the node sends heartbeats now, which replace the announcement
+        self._make_wait_path(self.own).unlink(missing_ok=True)
         state = self.backend.read()
         self.members = frozenset(state.participants) if state else frozenset()
 
     def list_replaced(self) -> set[str]:
-        """Return the names of lost members of the current start: a new agent of the same name waits."""
+        """Return the names of members of the current start that were lost, and whose new agent waits to join."""
         state = self.backend.read()
         if state is None:
             return set()
@@ -173,9 +175,10 @@ class JobMeeting:
         handler._op_executor.run(_RendezvousExitOp(), time.monotonic() + CLOSE_SECONDS)
 
     def mark_waiting(self) -> None:
-        """Announce in a file that this node is in no start and can take part in one; the store cannot expire keys.
+        """Announce in a file that this node is in no start, and can take part in the next one.
 
-        The announcement is valid until the node's next rendezvous, or for `lost_seconds`.
+        A file is used because keys of the store never expire. The announcement is valid until the node's next
+        rendezvous, or for `lost_seconds`.
         """
         temporary = f"stnew-{uuid.uuid4().hex}"
         write_whole(self._make_wait_path(self.own), f"{self.own}\n{time.time()}", durable=False, temporary=temporary)
@@ -213,7 +216,8 @@ def _make_private_folder(folder: Path) -> Path:
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     probe = folder / f"stnew-{uuid.uuid4().hex}"
-    probe.touch(0o600)  # some file systems report the same owner for all files, including this probe
+    # the probe tells the reported owner of own files: some file systems report one owner for all files
+    probe.touch(0o600)
     own_uid, there = probe.stat().st_uid, folder.lstat()
     probe.unlink()
     if there.st_uid != own_uid or not stat.S_ISDIR(there.st_mode):

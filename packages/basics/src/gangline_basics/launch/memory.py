@@ -83,7 +83,7 @@ def count_one_copy(run: Run) -> dict[str, int]:
 
 
 def count_weight_bytes(plan: Plan, name: str, width: ItemSizes) -> tuple[int, int]:
-    """Return (bytes of the compute weight, bytes of a separate master weight or 0) per element of a parameter."""
+    """Return the bytes per element of a parameter's compute weight, and of its separate master weight or 0."""
     dtype = plan.get_dtype(name)
     itemsize = width.master if dtype is None else get_itemsize(dtype)
     if (dtype is not None and plan.computes_as_kept(name)) or itemsize == width.compute:

@@ -28,7 +28,7 @@ def main(run_dir: str, index: str, owner: str) -> int:
         ending = read_ending(run_dir)
         if ending is None or ending.evidence != "\n".join((error.what, *error.details)):
             print(f"train: agent {index}: {error}", file=sys.stderr, flush=True)
-        return error.exit_code  # the command that started the agents prints the ending
+        return error.exit_code  # `train`, which started the agents, prints the ending
 
 
 if __name__ == "__main__":

@@ -33,14 +33,15 @@ def divert(logs: Path, rank: int) -> TextIO:
 
 
 class Copied(OutlivingStream):
-    """A stream whose finished lines also go to a log, as a reader would see them: no colours, no overwritten text."""
+    """Stream that also writes finished lines to a log, as the terminal shows them, but without colours."""
 
     def __init__(self, stream: TextIO, log: TextIO) -> None:
         super().__init__(stream)
         self._log = log
         self._line = ""
         self._drawn = False  # True if the current line has overwritten text
-        self._held = ""  # finished line with overwritten text: the next output may move up and overwrite it
+        # last finished line, if it had overwritten text; the next output may move up and overwrite the line
+        self._held = ""
 
     def write(self, text: str) -> int:
         *lines, rest = text.split("\n")
@@ -68,7 +69,7 @@ class Copied(OutlivingStream):
             self._log.write(text)
 
     def _add(self, text: str) -> None:
-        """Add text to the current line, and drop overwritten text, because progress lines overwrite text for hours."""
+        """Add text to the current line, and drop overwritten text, so that a progress line does not grow for hours."""
         line = self._line + text
         begin = _BEGINS.match(line)
         assert begin is not None

@@ -14,9 +14,9 @@ _usual = find_default_suppliers()
 for _group in installed().list_groups():
     for _offer in installed().get_offers(_group).values():
         if _offer.distribution in _usual:
-            with suppress(ImportError):  # a rank that needs it raises the error
+            with suppress(ImportError):  # a rank that needs the module raises the error
                 import_module(_offer.part.build.partition(":")[0])
 for _module in find_usual():
     import_module(_module)
 
-installed.cache_clear()  # a rank checks again what is installed
+installed.cache_clear()  # each rank must check again which packages are installed

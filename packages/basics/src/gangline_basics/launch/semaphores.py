@@ -1,7 +1,7 @@
 """Semaphores in shared memory, named by their launcher, so that semaphores of a dead launcher can be removed.
 
-Python's own tracker removes the semaphores of a dead process, unless the tracker is killed too, for example with the
-complete process group. Torch-free.
+Python's own tracker removes the semaphores of a dead process, unless the tracker is killed too, for example together
+with all other processes of the process group. Torch-free.
 """
 
 from __future__ import annotations

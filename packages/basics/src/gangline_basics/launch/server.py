@@ -1,12 +1,13 @@
 """Signal handling of the fork server, which imports this module first. No other process imports it.
 
 While the server loads torch, a signal or the end of its parent ends the server at once; later multiprocessing ends it.
-A notice signal, such as a scheduler's notice of the time limit, does not end it, because there is nothing to save yet.
+A notice signal, such as a scheduler's notice of the time limit, does not end the server, because there is nothing to
+save yet.
 
 After the server has forked a rank, it runs until the last process that can request a rank has ended. A signal to the
-complete process group must not end it sooner, because it reports the exits of ranks to the agent. Ranks end by
-themselves when their agent is gone, except a stopped rank (SIGSTOP): the server kills the remaining ranks when its
-parent is gone.
+entire process group must not end the server earlier, because the server reports the exits of ranks to the agent. Ranks
+end by themselves when their agent is gone, except a stopped rank (SIGSTOP). Therefore the server kills all remaining
+ranks when its parent is gone.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 
 _PARENT = os.getppid()
 _LOOK_SECONDS = 1.0  # interval in seconds between checks of the parent, after a rank was forked
-_LOOKS = 3  # number of checks that find the parent gone, before remaining ranks are killed
+_LOOKS = 3  # number of consecutive checks that find the parent gone before the remaining ranks are killed
 # Signals that the command ignores, as under nohup; ranks read them from `gangline.launch.signals.stop_signals`.
 _IGNORED = {signum for signum in (signal.SIGINT, signal.SIGHUP) if signal.getsignal(signum) == signal.SIG_IGN}
 _gone = 0  # number of consecutive checks that found the parent gone
@@ -54,7 +55,8 @@ def _stay() -> None:
 
 
 def _be_a_rank() -> None:
-    for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGALRM):  # notices stay ignored until the rank handles them
+    # notice signals are ignored until the rank installs its own handlers
+    for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGALRM):
         if signum not in _IGNORED:
             signal.signal(signum, signal.SIG_DFL)
 
@@ -65,5 +67,6 @@ for _signum in (signal.SIGUSR1, signal.SIGUSR2):
     signal.signal(_signum, signal.SIG_IGN)
 signal.signal(signal.SIGALRM, _look)
 signal.setitimer(signal.ITIMER_REAL, 0.2, 0.2)
-atexit.register(signal.setitimer, signal.ITIMER_REAL, 0)  # the interpreter removes its handlers first
+# otherwise SIGALRM could arrive after the interpreter has removed its handlers
+atexit.register(signal.setitimer, signal.ITIMER_REAL, 0)
 os.register_at_fork(before=_stay, after_in_child=_be_a_rank)

@@ -42,7 +42,7 @@ NODE = "gangline_basics.launch.node"
 
 
 class UsableRanks:
-    """Cache of `find_usable` for one run with at most `most` ranks: the nodes of a start wait for its result."""
+    """Cache of `find_usable` for one run and at most `most` ranks, because all nodes of a start wait for the result."""
 
     def __init__(self, run: Run, most: int | None) -> None:
         self._run, self._most = run, most
@@ -82,12 +82,12 @@ def run_node(run_dir: Path, run: Run, name: str, address: str, place: str = "", 
     """Run the agent of this node to the end of the job, and return the exit code.
 
     place     path from the top of the network to the node, "spine.rack0.n1"
-    machines  whether orders exclude complete machines of nodes named "MACHINE/NUMBER", because the numbers of nodes on
-              a machine may change
+    machines  whether an order against the node "MACHINE/NUMBER" excludes all nodes of the machine, because the
+              number of a node may change
     """
     config: ElasticLaunch = run.launch  # type: ignore[assignment]
     directory = RunDirectory(run_dir)
-    job = directory.share(waits=False)  # the command that waits for this process has the same job
+    job = directory.share(waits=False)  # `train`, which waits for this process, belongs to the same job
     forkserver.warm(forkserver.find_needed(run))
     running = sidecars.start(sidecars.list_sidecars(run), run_dir, owner=os.getpid())
     try:
@@ -166,13 +166,13 @@ class Agents:
                 self.again.pop(index, None)
                 command = [sys.executable, "-P", "-m", NODE, str(self.run_dir), str(index), str(os.getpid())]
                 self.running[index] = subprocess.Popen(command, stdin=subprocess.DEVNULL)
-                if self.stop_signal:  # the signal arrived meanwhile, and was not sent to this agent
+                if self.stop_signal:  # the signal arrived during Popen, and was not sent to this agent
                     guard.send(self.running[index].pid, hand_on(self.stop_signal))
 
     def _handle_end(self, index: int, code: int, begun: int) -> int:
         now = read_progress(self.run_dir).generation
         self.hopeless = 0 if now > begun else self.hopeless + 1
-        ending = self._read_ending()  # an ending with requeue may be from a start that ended so that a node can join
+        ending = self._read_ending()  # an ending with requeue may be of a start that ended only to let a node join
         over = self.stop_signal or (ending is not None and not ending.requeue) or self.hopeless > HOPELESS
         if code < 0 and not over:
             say(f"train: agent {index} of {self.count} was killed by {name_of(-code)}; restarting the agent")

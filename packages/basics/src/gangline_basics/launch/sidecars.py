@@ -34,7 +34,7 @@ class Running:
     sidecar: Sidecar
     pid: int
     process: subprocess.Popen | None
-    born: int | None  # start time (`guard.read_birth`), which with the id identifies the process
+    born: int | None  # start time (`guard.read_birth`); pid and start time identify the process
 
 
 def list_sidecars(run: Run) -> list[Sidecar]:
@@ -60,7 +60,7 @@ def _start(sidecar: Sidecar, run_dir: str | Path, owner: int) -> Running:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            start_new_session=True,  # an agent that kills a rank kills the rank's process group
+            start_new_session=True,  # otherwise an agent that kills a rank's process group would kill the sidecar
         )
     content = {"owner": _name(owner), "sidecar": _name(process.pid)}
     new = note.with_name(f"{note.name}.{process.pid}")
@@ -71,7 +71,7 @@ def _start(sidecar: Sidecar, run_dir: str | Path, owner: int) -> Running:
 
 
 def _name(pid: int) -> list[int | None]:
-    """Return a unique identity of a process: ids are reused, soon in a container, and equal on several machines."""
+    """Return a unique identity of a process, because process ids are reused, and are equal on several machines."""
     return [pid, guard.read_birth(pid), guard.read_namespace()]
 
 

@@ -22,12 +22,13 @@ from gangline_basics.launch.before import StartBefore, identify_config, start_be
 from gangline_basics.launch.config import LocalLaunch
 from gangline_basics.launch.failures import RankFailure
 
-Usable = Callable[[int], tuple[int, list[Problem]]]  # number of ranks -> (number that trains, why no more train)
+# number of ranks -> (number of them that a layout can use, problems of using all)
+Usable = Callable[[int], tuple[int, list[Problem]]]
 
 
 @dataclass(frozen=True)
 class JobStart:
-    """One start of the ranks, equal on every node. `stop`: the reason why no ranks are started."""
+    """Decision on one start of the ranks, equal on every node. stop: the reason to start no ranks, or None."""
 
     generation: int
     nodes: tuple[str, ...]
@@ -51,8 +52,9 @@ class Starts:
     def __init__(self, run_dir: Path, config: LocalLaunch, usable: Usable, say: Callable[[str], None]) -> None:
         self.run_dir, self.config, self.usable, self.say = run_dir, config, usable, say
         self.logs = run_dir / "logs"
-        self.places: Sequence[str] = ()  # paths in the network of the nodes of the next start
-        self.found: tuple[str, float] | None = None  # time at which the previous start was found to have ended
+        self.places: Sequence[str] = ()  # network paths of the nodes of the next start
+        # when the end of the previous start was detected: (UTC timestamp, monotonic seconds)
+        self.found: tuple[str, float] | None = None
 
     def note_end(self) -> None:
         """Record the current time as the detected end of the previous start's ranks."""
@@ -87,8 +89,8 @@ class Starts:
     ) -> RankFailure | None:
         """Return why ranks are not restarted after `failure` (None: not recorded by a rank), or None for a restart.
 
-        Reasons are a user error, a verdict that stops the run, and an exhausted budget of restarts. now: progress with
-        the next restart counted. stays: whether no node was lost or joined.
+        Reasons are a user error, a verdict that stops the run, and an exhausted budget of restarts. now: progress that
+        already counts the next restart. stays: whether the set of nodes is unchanged.
         """
         preempted = failure is not None and failure.preempted
         if preempted and not stays:
@@ -141,7 +143,7 @@ class Starts:
             return "rank", failure.evidence
         if come:
             return "joined", f"nodes joined: {', '.join(sorted(come))}"
-        if failure is not None and failure.preempted:  # a rank got the signal instead of a launcher
+        if failure is not None and failure.preempted:  # the signal was sent to a rank, not to a launcher
             ending = read_ending(self.run_dir)
             return "rank", f"a rank received a stop request: {ending.evidence if ending else 'the run is saved'}"
         return "rank", failure.evidence if failure is not None else "a rank was lost"

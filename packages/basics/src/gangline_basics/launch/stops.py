@@ -14,8 +14,8 @@ from torch.distributed.elastic.multiprocessing import SignalException
 
 from gangline.launch.signals import HandedOn, Requests, find_asker, hand_on, stop_signals
 
-UNUSED = "SIGQUIT"  # the agent requires a signal for its own handler
-_LEFT_SECONDS = 1.0  # time in seconds in which other ranks may finish writing after a rank failed
+UNUSED = "SIGQUIT"  # torch's agent must handle at least one signal
+_LEFT_SECONDS = 1.0  # time in seconds for the other ranks to finish writing after a rank has failed
 
 
 class Request:
@@ -52,8 +52,8 @@ def take_requests() -> Iterator[Request]:
 def start_killed_ranks() -> Iterator[None]:
     """Make the processes started in the `with` block die a second after torch asks them to end.
 
-    As soon as one rank has failed, torch sends SIGTERM to the others. A rank treats SIGTERM as a user's request, and
-    continues to the next step boundary; but then no rank reaches it, because the collectives never finish.
+    As soon as one rank has failed, torch sends SIGTERM to the other ranks. A rank treats SIGTERM as a user's request to
+    stop at the next step boundary. After a failure no rank reaches that boundary, because collectives never finish.
     """
     before = set(multiprocessing.active_children())
     yield

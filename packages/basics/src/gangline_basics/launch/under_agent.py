@@ -30,13 +30,13 @@ from gangline_basics.launch.starts import Starts, end
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-COMPOSE_SECONDS = 600.0  # timeout in seconds of the other ranks for rank 0 to compose the run
+COMPOSE_SECONDS = 600.0  # timeout in seconds for which the other ranks wait until rank 0 has composed the run
 
-# Seconds for which the other ranks stay, because the agent ends all ranks, also rank 0 before its report, as soon as
-# one rank has ended.
+# Seconds that the other ranks wait before they exit after a refusal. As soon as one rank has exited, the agent ends all
+# ranks, also rank 0, which must first print the reason.
 REFUSED_SECONDS = 5.0
 
-# Seconds that rank 0 waits, for the failing rank to read its report, before it deletes a refused run's directory.
+# Seconds that rank 0 waits until the rank that refused the run has reported, before it deletes the run directory.
 REPORT_SECONDS = 5.0
 
 
@@ -70,7 +70,7 @@ def run_under_agent(
     code = worker.main(run_dir, target, args)
     _say_ending(job, Path(run_dir), number, code)
     if code in (0, EXIT_USER_ERROR):
-        sidecars.stop(owned)  # after other codes sidecars stay for the next start, and end with the agent
+        sidecars.stop(owned)  # after any other code, sidecars keep running for the next start, and end with the agent
     if code:
         _report(job, Path(run_dir, "logs"), terminal)
         _end_refused(job, store, directory, Path(run_dir, "logs"))
@@ -78,7 +78,7 @@ def run_under_agent(
 
 
 def _say_ending(job: DetectedJob, run_dir: Path, number: int, code: int) -> None:
-    """Write ending.json and the exit event, on rank 0 if it knows the ending, or on the rank that failed first."""
+    """Write ending.json and the exit event, on the rank that failed first, and on rank 0 if it knows the ending."""
     failure = failures.find_first(run_dir / "logs", number)
     if failure is not None and failure.rank == job.rank and failure.kind != "ended":
         if failure.kind != "restart":  # the agent may restart the rank
@@ -146,7 +146,7 @@ def _tell_events(job: DetectedJob, run_dir: Path, now: generation.Progress, why:
 
 
 def _read_end_time(run_dir: Path, number: int) -> str | None:
-    """Return when start `number` failed, from its first failure's file, because an external agent writes no time."""
+    """Return when start `number` failed: when its first failure was written. An external agent records no time."""
     at = failures.find_time(run_dir / "logs", number)
     return None if at is None else datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
 
@@ -159,7 +159,7 @@ def _receive_end(job: DetectedJob, store: Store) -> tuple[int, int, str]:
 
 
 def _wait_until_read(job: DetectedJob, store: Store) -> None:
-    """Wait until the other ranks have read the exit code, because rank 0 may serve the store."""
+    """Wait until the other ranks have read the exit code, because the store ends with rank 0 if rank 0 serves it."""
     _wait_for_others(job, store, "read", 30)
 
 
@@ -205,11 +205,11 @@ def _open_store(job: DetectedJob) -> Store:
 
 
 def _make_key(job: DetectedJob) -> str:
-    return f"gangline/run_dir/{job.restarts}"  # an agent's store outlives the ranks
+    return f"gangline/run_dir/{job.restarts}"  # a key for each restart, because an agent's store outlives the ranks
 
 
 def _report(job: DetectedJob, logs: Path, terminal: int) -> None:
-    """Print the first failure, if this rank caused it, on the terminal of this rank before its output was diverted."""
+    """Print the first failure, if this rank caused it, to `terminal`, which was stderr before output was diverted."""
     failure = failures.find_first(logs, generation.read_generation())
     if failure is None or failure.rank != job.rank or failure.kind == "ended":
         return

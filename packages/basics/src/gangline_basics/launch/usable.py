@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 def find_usable(run: Run, world: int) -> tuple[int, list[Problem]]:
-    """Return (largest number of ranks, up to `world`, that a layout and the batch allow; problems of more ranks).
+    """Return (largest number of ranks up to `world` that layout and batch allow, or 0; problems of `world` ranks).
 
-    Returns (0, problems of all `world` ranks) if no number works. Axes and batch are checked first: this check takes a
-    ten-thousandth of the time of the complete check, and nearly all numbers fail it.
+    Axes and batch are checked first. This check takes a ten-thousandth of the time of the full check, and nearly all
+    numbers fail it.
     """
     reasons: list[Problem] = []
     for ranks in range(world, 0, -1):

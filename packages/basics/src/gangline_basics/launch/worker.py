@@ -23,7 +23,7 @@ from gangline_basics.launch.failures import RankFailure
 from gangline_basics.launch.rank_log import divert
 
 WORK = "gangline.train.rank:train_rank"
-SPARE = "GANGLINE_SPARE"  # environment variable that is set for a spare rank, which waits
+SPARE = "GANGLINE_SPARE"  # environment variable that is set only for spare ranks
 SPARE_SECONDS = 0.5  # interval in seconds between a spare rank's checks of the job
 
 
@@ -33,7 +33,7 @@ def main(run_dir: str, target: str = WORK, args: tuple[Any, ...] = (), agent: in
     agent: process id of the local launcher, if it monitors this rank; None: torchrun or Slurm monitors the rank.
     Exceptions are not raised: they are written to the rank's log, and the start's first failure also to its own file.
     """
-    guard.die_with(os.getppid())  # parent: the fork server, torchrun or Slurm's step
+    guard.die_with(os.getppid())  # the parent is the fork server, torchrun or a Slurm step
     if agent is not None:
         guard.die_with(agent)
     signals.install(by_agent=agent is not None)
@@ -42,10 +42,10 @@ def main(run_dir: str, target: str = WORK, args: tuple[Any, ...] = (), agent: in
     logs.mkdir(exist_ok=True)
     log = divert(logs, rank)
     attempt = read_generation()
-    if agent is None:  # gangline's launcher has checked this
+    if agent is None:  # with gangline's launcher, the launcher checks this
         before = failures.find_first(logs, attempt - 1)
         final = before is not None and not before.is_transient and before.exit_code != EXIT_REQUEUE
-        if before is not None and final:  # no restart fixes a user error or undoes a verdict
+        if before is not None and final:  # a restart cannot fix a user error or reverse a verdict
             failures.claim(logs, attempt, before)
             return before.exit_code
     if SPARE in os.environ:
@@ -73,13 +73,13 @@ def enter(run_dir: str, target: str, args: tuple[Any, ...], agent: int) -> int:
 
 
 def leave(code: int) -> NoReturn:
-    """End this process without tearing down the interpreter, as the fork server ends its ranks.
+    """Exit without tearing down the interpreter, like a rank that the fork server forked.
 
     Threads of live communicators sometimes abort the process during teardown, which would make a finished run fail. A
     failed rank does not wait for threads.
     """
     if code == 0:
-        threading._shutdown()  # type: ignore[attr-defined]  # ends idle executors, and waits for other threads
+        threading._shutdown()  # type: ignore[attr-defined]  # ends idle executors, and waits for all other threads
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):  # a full disk
             stream.flush()
@@ -99,7 +99,7 @@ def _wait(run_dir: str, mine: int) -> int:
 
 
 def show_outside(run_dir: str, rank: int, owner: int, log: TextIO) -> None:
-    """Publish this rank's pulse, and on `signals.STACKS` write the stacks of its threads to its log, even when busy."""
+    """Publish this rank's pulse, and write thread stacks to its log on the signal `signals.STACKS`, even when busy."""
     if os.environ.get("LOCAL_RANK", "0") == "0":
         memory.sweep()
     pulse.use(pulse.Pulse.open(run_dir, rank, int(os.environ.get("WORLD_SIZE", "1")), read_generation(), owner))

@@ -33,7 +33,7 @@ PLAIN = AttentionCall()
 
 @dataclass(frozen=True)
 class PlainAttention:
-    """Default of the `attention` seam. Layers with the same call share an instance (`get_plain_attention`) and a mask.
+    """Default of the `attention` seam. Layers with equal calls share an instance (`get_plain_attention`) and its masks.
 
     Raises ValueError for a call with terms beyond the formula of `AttentionCall`.
     """
@@ -57,9 +57,10 @@ class PlainAttention:
     ) -> Tensor:
         """Return the attention output that `AttentionCall` defines, (B, H, T, C).
 
-        Without window, soft cap or sinks, attention uses the causal path of the fused kernels, for each document if the
-        batch has documents. If no such kernel supports the call, it uses FlexAttention, or a mask of documents and
-        windows. With a mask key heads are repeated, because fused kernels with a mask do not accept fewer key heads.
+        Without window, soft cap and sinks, fused kernels compute the attention without a mask, for each document if the
+        batch has documents. If no such kernel supports the call, FlexAttention computes it on CUDA, and otherwise an
+        operator with a mask of documents and windows. With a mask, key and value heads are repeated, because fused
+        kernels with a mask do not accept fewer key heads than query heads.
         """
         call = self.computes
         if document_BT is None and call.window is None and call.soft_cap is None and sinks_H is None:

@@ -28,7 +28,7 @@ class DecoderConfig(ModelConfig):
     dim: PositiveInt = 768  # width of the residual stream
     layers: PositiveInt = 12  # number of blocks of attention and feed-forward
     heads: PositiveInt = 12  # number of query heads of attention
-    kv_heads: PositiveInt | None = None  # number of key and value heads (GQA), divides heads; null: heads
+    kv_heads: PositiveInt | None = None  # number of key and value heads (GQA), a divisor of heads; null: heads
     head_dim: PositiveInt | None = None  # width of a head; null: dim / heads
     ffn_dim: PositiveInt = 2048  # hidden (intermediate) size of the feed-forward
     qk_norm: bool = False  # RMSNorm of each query and key head, as in Qwen3
@@ -36,16 +36,20 @@ class DecoderConfig(ModelConfig):
     norm_eps: NonNegativeFloat = 1e-5  # epsilon added to the mean square in every RMSNorm
     rope_theta: PositiveFloat = 10_000.0  # RoPE base: base of the wavelengths of rotary positions
     rope_scaling_factor: Annotated[float, Ge(1)] | None = None  # RoPE scaling factor as in Llama 3.1; null: unscaled
-    rope_low_freq_factor: PositiveFloat = 1.0  # RoPE wavelengths above rope_original_max_position/factor scale fully
-    rope_high_freq_factor: PositiveFloat = 4.0  # RoPE wavelengths below rope_original_max_position/factor do not scale
+    # RoPE wavelengths above rope_original_max_position / rope_low_freq_factor are multiplied by rope_scaling_factor
+    rope_low_freq_factor: PositiveFloat = 1.0
+    # RoPE wavelengths below rope_original_max_position / rope_high_freq_factor are not scaled
+    rope_high_freq_factor: PositiveFloat = 4.0
     rope_original_max_position: PositiveInt = 8192  # RoPE context length before scaling, in tokens
     window: PositiveInt | None = None  # sliding window: tokens that a query sees, itself included; null: full attention
-    full_every: PositiveInt | None = None  # full attention in every n-th block if window is set; null: in no block
+    full_every: PositiveInt | None = None  # interval between blocks with full attention if window is set; null: none
     attention_scale: PositiveFloat | None = None  # softmax scale of the attention scores; null: 1 / sqrt(head_dim)
     soft_cap: PositiveFloat | None = None  # logit soft cap: cap · tanh(scores / cap), as in Gemma 2; null: none
     sinks: bool = False  # attention sinks: a learned extra logit in each head's softmax, as in gpt-oss
-    z_loss: NonNegativeFloat = 0.0  # z-loss weight of log²Z, in gradients but not in the reported loss (PaLM: 1e-4)
-    init_std: NonNegativeFloat = 0.02  # standard deviation of initial weights; residual outputs: / sqrt(2 · layers)
+    # z-loss coefficient: weight of log²Z in the gradients; not part of the reported loss (PaLM: 1e-4)
+    z_loss: NonNegativeFloat = 0.0
+    # standard deviation of initial weights; matrices that write to the residual stream: init_std / sqrt(2 · layers)
+    init_std: NonNegativeFloat = 0.02
     weights: str | None = None  # Hugging Face directory of initial weights; null: random weights
 
     def get_weights_directory(self) -> str | None:
@@ -174,7 +178,7 @@ PARTS = (
             "tied": "tie_embeddings tie_word_embeddings tie_weights tied_embeddings",
         },
         build=BUILD,
-        capabilities={  # from an optional package; inherited by parts whose options derive from `DecoderConfig`
+        capabilities={  # in an optional package; inherited by parts whose options derive from `DecoderConfig`
             "pretrained": "gangline_models.hugging_face.pretrained:HuggingFace",
             "hugging_face": "gangline_models.families.decoder:DecoderFormat",
         },

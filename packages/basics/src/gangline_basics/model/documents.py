@@ -97,7 +97,7 @@ def attend_documents(
 
 
 class _Within(torch.autograd.Function):
-    """CPU flash kernel on one span after another; autograd would allocate a gradient of all T tokens for each slice."""
+    """CPU flash kernel, called for each span. Through slices, autograd would allocate a full-size gradient per span."""
 
     @staticmethod
     def forward(
@@ -134,9 +134,9 @@ class _Within(torch.autograd.Function):
 
 
 def _make_rows_dense(x: Tensor) -> Tensor:
-    """Return `x` with contiguous heads: flash kernels assume that without a check.
+    """Return `x` with stride 1 in the last dim, which flash kernels assume without a check.
 
-    torch.cat returns channels_last where that fits, for example for rotary positions of heads of width 2.
+    torch.cat may return a channels_last tensor, for example in the rotation of heads of width 2.
     """
     return x if x.stride(-1) == 1 else x.contiguous()
 

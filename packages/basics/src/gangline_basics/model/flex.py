@@ -55,7 +55,7 @@ def attend_flex(
     sinks_H: Tensor | None,
     kernel: Callable[..., Any] | None = None,
 ) -> Tensor:
-    """Return (B, H, T, C) as `AttentionCall` defines. A sink scales a row's output by the softmax mass of the keys."""
+    """Return (B, H, T, C) as `AttentionCall` defines. A sink scales the output by the probability of all keys."""
     from torch.nn.attention.flex_attention import AuxRequest
 
     cap = call.soft_cap or 1.0

@@ -1,10 +1,10 @@
-"""KV cache: features of a text's tokens stored by attention during decoding (Pope et al., arXiv 2211.05102, section 2).
+"""KV cache: features of earlier tokens, stored by attention during decoding (Pope et al., arXiv 2211.05102, section 2).
 
 Prompts of different lengths are padded on the left. Padding has document number 0 and text has 1, so document
 masks exclude padding.
 
 B batch, T tokens, S keys, H query heads, K key-value heads, C width
-G queries to each key-value head, M rows of a batched matmul (here B · K)
+G query heads per key-value head, M rows of a batched matmul (here B · K)
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ NARROW = (torch.bfloat16, torch.float16)  # dtypes whose attention scores are ca
 class KeptTokens:
     """Cache of the features of tokens that a later token may see: contiguous tensors (B, K, S, C).
 
-    With a sliding window of W tokens, it stores the last W tokens; the buffer holds 2 W tokens, so that tokens are
-    moved to its front only once in W tokens.
+    With a sliding window of W tokens, it stores the last W tokens. The buffer has room for 2 W tokens, so tokens are
+    moved to the front of the buffer only once in W tokens.
     """
 
     def __init__(self, length: int, window: int | None = None) -> None:

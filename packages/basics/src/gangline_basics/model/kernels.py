@@ -1,6 +1,6 @@
 """Choice between gangline's Triton kernels and plain operators. Each kernel has a plain reference next to it.
 
-The name of a module of kernels ends in `_triton`, and it is only imported if `takes_kernels` returns True.
+A module of kernels has a name that ends in `_triton`. It is imported only if `takes_kernels` returns True.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from torch import Tensor
 def takes_kernels(x: Tensor) -> bool:
     """Return whether a Triton kernel computes with `x`: on a GPU, at most 32 bits per element, outside torch.compile.
 
-    torch.compile generates kernels of plain operators itself. With TRITON_INTERPRET=1 Triton interprets
-    kernels, so they also run on a CPU. Triton launches kernels only on the current GPU.
+    In a compiled graph, torch.compile generates kernels from the plain operators. With TRITON_INTERPRET=1 Triton
+    interprets kernels, so they also run on a CPU. Triton launches kernels only on the current GPU.
     """
     if x.dtype == torch.float64 or torch.compiler.is_compiling():
         return False

@@ -1,4 +1,4 @@
-"""Memory-efficient cross-entropy: autograd saves the logits and one number per row, and no log-probabilities.
+"""Memory-efficient cross-entropy: autograd saves the logits and the log-sum-exp of each row, no log-probabilities.
 
 N rows (tokens), V vocabulary, D model width
 """
@@ -65,7 +65,7 @@ class _CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, logits_NV: Tensor, targets_N: Tensor, counts_N: Tensor) -> tuple[Tensor, Tensor]:
-        targets_N = targets_N.masked_fill(~counts_N, 0)  # masked targets need any valid index
+        targets_N = targets_N.masked_fill(~counts_N, 0)  # `gather` needs a valid index also for masked targets
         lse_N = log_sum_exp(logits_NV)
         ctx.save_for_backward(logits_NV, targets_N, counts_N, lse_N)
         losses_N = lse_N - widen(logits_NV.gather(1, targets_N[:, None]).squeeze(1))
@@ -134,9 +134,10 @@ def compute_gradients_by_chunks(
     soft_cap: float | None,
     wanted: tuple[bool, ...],
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Return the gradients of hidden and of the weight, None unless `wanted`; arguments: `compute_logits_gradient`.
+    """Return the gradients of hidden and of the weight, each None unless `wanted`.
 
-    The gradient of the weight is accumulated over the chunks in float32 at least.
+    Other arguments as in `compute_logits_gradient`. The gradient of the weight is accumulated over the chunks in
+    float32 at least.
     """
     dh_ND = torch.empty_like(h_ND) if wanted[0] else None
     dw_VD = torch.zeros_like(w_VD, dtype=torch.promote_types(w_VD.dtype, torch.float32)) if wanted[1] else None
@@ -216,7 +217,8 @@ def compute_logits_gradient(
     """Return (softmax - onehot) · each_N + softmax · z_N, in the dtype of the logits, computed a few rows at a time.
 
     here_N: whether the target is among these V logits, if the vocabulary is sharded; None: every target is.
-    lse_N: log-sum-exp over the complete vocabulary. z_N: factor of the z-loss; None: no z-loss.
+    each_N: gradient of each row's loss. lse_N: log-sum-exp over the unsharded vocabulary. z_N: derivative of the
+    z-loss by each row's log-sum-exp; None: no z-loss.
     """
     if takes_kernels(logits_NV):
         from gangline_basics.model import loss_triton

@@ -1,11 +1,11 @@
-"""Quantised frozen weights: their storage in fewer bits (`Plan.low_bit`), and matmuls with codes.
+"""Quantised frozen weights: storage as 8-bit codes with scales (`Plan.low_bit`), and matmuls with them.
 
     w ≈ c · s      c (out, in) int8, s (out, in / block) float32
 
-`block` adjacent weights of a row share a scale s = max |w| / 127, and c = round(w / s), so |w - c · s| <= s / 2: absmax
-quantisation (Dettmers et al., LLM.int8(), arXiv 2208.07339, section 2) in blocks (arXiv 2110.02861, section 2.1), like
-the frozen base weights of QLoRA (arXiv 2305.14314, section 2), but with 8 bits. A block is part of one row and is never
-split by a shard, so codes and scales depend on the weight alone, not on the sharding.
+`block` adjacent weights of a row share a scale s = max |w| / 127, and c = round(w / s), so |w - c · s| <= s / 2. It is
+absmax quantisation (Dettmers et al., LLM.int8(), arXiv 2208.07339, section 2) in blocks (arXiv 2110.02861, section
+2.1), like the frozen base weights of QLoRA (arXiv 2305.14314, section 2), but with 8 bits. A block is part of one row,
+and no shard splits a block, so codes and scales depend on the weight alone, not on the sharding.
 
 (R, F): rows and input features of a shard of a matrix; (R, S): the scales of its rows
 """
@@ -48,7 +48,7 @@ def decode(codes_RF: Tensor, scales_RS: Tensor, dtype: torch.dtype = torch.float
 
 @torch.no_grad()
 def fill_codes(shard: Shard, plan: Plan, fill: Callable[[Shard], None]) -> None:
-    """Fill a shard of codes or of scales; `fill` fills a shard of the original weight.
+    """Fill a shard of codes or of scales from the original weight, a shard of which `fill` fills.
 
     A floating-point shard of the weight is filled with the dequantised values.
     Raises UserError if a weight is not finite, ValueError if a shard splits a block.

@@ -1,4 +1,4 @@
-"""Frozen weights in fewer bits: rules of the plan, and the node around a linear. Torch-free."""
+"""Frozen weights stored in bfloat16 or as 8-bit codes: rules of the plan, and the node around a linear. Torch-free."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class EightBitNode(WrapNode):
 
 
 def keep_in_bf16(tree: Node, plan: Plan) -> Plan:
-    """Store frozen matrices and stacks of matrices in bfloat16, except matrices whose matmul is in the master dtype."""
+    """Store frozen matrices, also stacked ones, in bfloat16, except matrices whose matmul is in the master dtype."""
     shapes = get_parameter_shapes(tree)
     dtypes = {
         name: "bfloat16"
@@ -69,8 +69,8 @@ def keep_in_bf16(tree: Node, plan: Plan) -> Plan:
 def keep_in_8_bits(tree: Node, plan: Plan) -> tuple[Node, Plan, list[str]]:
     """Return (tree, plan, paths of the linears stored as codes); all other frozen matrices are stored in bfloat16.
 
-    The linears stored as codes are plain linears whose input features divide into blocks of at least `SMALLEST` codes.
-    If a weight is sharded along its inputs, the block size divides the unit of the sharding.
+    A plain linear is stored as codes if a block size from `SMALLEST` to `LARGEST` divides its input features, and also
+    the unit of the sharding if the weight is sharded along its input features.
     """
     plain = _find_plain(tree, plan)
     blocks = {path: size for path, linear in plain.items() if (size := _choose_block(path, linear, plan))}
@@ -88,7 +88,8 @@ def keep_in_8_bits(tree: Node, plan: Plan) -> tuple[Node, Plan, list[str]]:
     plan = plan.extend(
         low_bit=tuple(LowBit(f"{place}.weight", "int8", size, CODES) for place, (size, _) in rules.items()),
         cuts=tuple(replace(cut, pattern=f"{place}.scales") for place, (_, cut) in rules.items()),
-        inits=tuple(Init(f"{place}.scales", "constant", 0.0) for place in rules),  # placeholder: CODES fills scales
+        # a placeholder: the function CODES fills the scales
+        inits=tuple(Init(f"{place}.scales", "constant", 0.0) for place in rules),
         names=tuple(HFName(f"{place}.scales", "") for place in rules),
     )
     return tree, keep_in_bf16(tree, plan), list(blocks)
@@ -118,9 +119,10 @@ def _choose_block(path: str, linear: LinearNode, plan: Plan) -> int:
 
 
 def _merge_rules(said: Mapping[str, V], every: Iterable[str]) -> dict[str, V]:
-    """Return pattern -> value: one pattern for all blocks, if all paths of `every` that it matches have the same value.
+    """Return {pattern: value} for `said`, which maps paths to values.
 
-    Otherwise each path has its own rule, because blocks may differ in width, and some may be trained.
+    Paths that differ only in block numbers share one pattern if all such paths of `every` have the same value.
+    Otherwise each path is its own pattern, because blocks may differ in width, and some may be trained.
     """
     alike: dict[str, list[V | None]] = {}
     for path in every:

@@ -29,8 +29,9 @@ LAYER = {
 class ModuleNames:
     """Names of modules in the files of an architecture.
 
-    layer       module of a block -> its name; a parameter whose last name component differs from gangline's has an
-                entry of its own. A parameter without an entry gets no name: the architecture does not have it
+    layer       module of a block -> its name. A parameter has its own entry if the last component of its Hugging Face
+                name differs from gangline's. A parameter without an entry gets no name, because the architecture
+                does not have it.
     top         module outside of blocks -> its name
     layers      prefix of the names of a layer; {0} is its number
     transposed  modules of a layer whose matrix is transposed in the files

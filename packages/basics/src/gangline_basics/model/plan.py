@@ -23,7 +23,7 @@ DECODER_NAMES = ModuleNames()
 
 
 def plan_decoder(config: DecoderConfig, run: Run | None = None) -> tuple[DecoderNode, Plan]:
-    """Return the tree and the plan of a decoder, for every part with the decoder's options."""
+    """Return the tree and the plan of a decoder, for any model part whose options derive from `DecoderConfig`."""
     head_norm = NormNode(dim=config.head_width, eps=config.norm_eps) if config.qk_norm else None
     own: dict[str, Any] = {
         "q_norm": head_norm,

@@ -12,9 +12,9 @@ from torch import Tensor
 class Recall:
     """Cache of the last value derived from a tensor, returned for the identical tensor.
 
-    It compares identity, not equality (it reads no values, so it does not synchronize with a GPU), and the tensor's
-    version, so that a tensor written in place counts as new. A compiled graph recomputes the value: the compiler
-    fuses the few operations into the following ones.
+    It compares the identity and the version counter of the tensor, so a tensor written in place counts as new. It reads
+    no values, so it does not synchronize with a GPU. A compiled graph does not use the cache: it recomputes the value,
+    and the compiler fuses the few operations into those that follow.
     """
 
     def __init__(self) -> None:

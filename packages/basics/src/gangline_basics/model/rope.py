@@ -35,7 +35,7 @@ def compute_angles(
 
 @lru_cache(maxsize=64)
 def _copy_rates(rates: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Copy the rates to the device once, because a copy from the host waits for all queued work of the device."""
+    """Copy the rates to the device once, because a copy from the host waits until the device's queue is empty."""
     with torch.inference_mode(False):
         return torch.tensor(rates, dtype=dtype, device=device)
 
@@ -62,7 +62,8 @@ def rotate_pair(
     else:
         recall = _recall_of(rates, magnitude)
         cos, sin = recall(dtype, position_BT, lambda: compute_angles(position_BT, rates, dtype, magnitude))
-    if q.shape[2] == 1 and q.dtype == k.dtype:  # for one token, operator calls cost more than their arithmetic
+    # one call for q and k: for one token, launching an operator costs more than its arithmetic
+    if q.shape[2] == 1 and q.dtype == k.dtype:
         both = rotate(torch.cat((q, k), dim=1), cos, sin)
         return both[:, : q.shape[1]], both[:, q.shape[1] :]
     return rotate(q, cos, sin), rotate(k, cos, sin)

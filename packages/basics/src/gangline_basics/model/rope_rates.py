@@ -33,8 +33,8 @@ def compute_plain_rates(theta: float, width: int) -> tuple[float, ...]:
 class BandScaling(RopeScaling):
     """Scaling that stretches long wavelengths only (`apply_scaling` in Meta's reference code for Llama 3.1).
 
-    Wavelengths beyond original_max_position / low_freq_factor are stretched by `factor`; wavelengths below
-    original_max_position / high_freq_factor are unchanged; between the two bounds the rate is interpolated.
+    Wavelengths above original_max_position / low_freq_factor are multiplied by `factor`. Wavelengths below
+    original_max_position / high_freq_factor are unchanged. Between the two bounds the rate is interpolated.
     """
 
     factor: float
@@ -46,7 +46,8 @@ class BandScaling(RopeScaling):
         low, high = self.low_freq_factor, self.high_freq_factor
         scaled = []
         for rate in compute_plain_rates(theta, width):
-            turns = self.original_max_position * rate / (2 * math.pi)  # full rotations over the original context
+            # number of full rotations over the original context
+            turns = self.original_max_position * rate / (2 * math.pi)
             keep = min(1.0, max(0.0, (turns - low) / (high - low)))
             scaled.append(keep * rate + (1 - keep) * rate / self.factor)
         return tuple(scaled)

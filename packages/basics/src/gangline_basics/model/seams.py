@@ -13,8 +13,8 @@ from gangline.plan import Plan, names
 def find_call(node: Node, seam: str) -> Call | None:
     """Return the call that the module of `node` computes at the seam of that name, or None if it is not declared.
 
-    A class that names another module than its base and does not override `get_seams` declares nothing,
-    because the base's declaration is for the base's module.
+    A subclass that sets another `module` must override `get_seams`; otherwise None is returned, because the inherited
+    declaration is for the module of the base class.
     """
     return node.get_seams().get(seam) if _says(node, "get_seams") else None
 
@@ -29,7 +29,7 @@ def list_recomputed(tree: Node) -> list[str]:
 
 
 def _says(node: Node, method: str) -> bool:
-    """Return whether `method` is declared for the module that the node's own class names, not for a base's."""
+    """Return whether `method` is declared for the module of the node's class, not only for that of a base class."""
     for cls in type(node).__mro__:
         if method in vars(cls):
             return True
@@ -39,10 +39,11 @@ def _says(node: Node, method: str) -> bool:
 
 
 def get_calls(tree: Node, plan: Plan, seam: Literal["attention", "loss"]) -> dict[str, Call | None]:
-    """Return path of a node -> the call at the seam of its module; None: *unknown*, because no node declares it.
+    """Return path of a node -> the call at the seam of its module, or None if no node declares the call.
 
     The nodes match the plan's patterns for the seam. A matching node that declares no call (a wrapper) is replaced by
-    its inner nodes that declare a call. For attention, a block without such a node is unknown too: it may mix tokens.
+    its inner nodes that declare a call. For attention, a block without any such node is included as None, because it
+    may mix tokens.
     """
     patterns = [place.pattern for place in plan.seams if place.name == seam]
     calls: dict[str, Call | None] = {}

@@ -18,7 +18,7 @@ from gangline_basics.optimizer.pieces import group_pieces, state_shard
 
 
 class AdamwOptimizer(Optimizer):
-    """AdamW with torch's kernels; this class allocates the state before the first step, under global names.
+    """AdamW with torch's kernels. All state is allocated before the first step, and has global names for checkpoints.
 
     Uses the fused kernel; under `run.deterministic` the foreach kernel, because the fused kernel rounds the tail of a
     sharded vector differently from the middle.

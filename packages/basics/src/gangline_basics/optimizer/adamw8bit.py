@@ -4,10 +4,10 @@
     M, V, W  <-  one step of AdamW, in the dtype of the master weights
     codes and scales  <-  M, V
 
-Blocks of codes follow the rows of the full array, and no layout may split a block, so results are layout-invariant. A
-value near the midpoint of two levels is rounded to either level, like a sign in Lion: layouts whose gradients agree
-within rounding agree until that happens. If a run continues with another block length, its moments are quantised once
-more, with an error of at most half of the distance between two levels.
+Blocks of codes follow the rows of the full array, and no layout may split a block, so results are layout-invariant up
+to rounding. If the gradients of two layouts differ by rounding, a value near the midpoint of two levels may get another
+level; from then on the results differ by more than rounding, as for a sign in Lion. If a run continues with another
+block length, its moments are quantised once more, with an error of at most half of the distance between two levels.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from gangline_basics.optimizer.config import Adamw8bit
 from gangline_basics.optimizer.pieces import group_pieces
 
 AT_ONCE = 1 << 24  # maximum number of elements of a piece that are decoded at a time
-STATES = (("exp_avg", True), ("exp_avg_sq", False))  # state, and whether it is signed
+STATES = (("exp_avg", True), ("exp_avg_sq", False))  # name of the state, and whether its values are signed
 
 
 @dataclass
@@ -68,7 +68,8 @@ class Adamw8bitOptimizer(Optimizer):
             for (rate, decay), pieces in group_pieces([p for p in parameters if p.name in set(coded)], config).items()
         ]
         self._steps = 0
-        self._read: list[tuple[_Piece, _Moment, Tensor]] = []  # scales of rows in another block length, to convert
+        # moments to convert: (piece, moment, scales of complete rows in the block length of the checkpoint)
+        self._read: list[tuple[_Piece, _Moment, Tensor]] = []
 
     def _make_piece(self, name: str, piece: ParamShard) -> _Piece:
         rows, moments = _flatten_rows(piece.tensor.detach()), []
@@ -125,7 +126,7 @@ class Adamw8bitOptimizer(Optimizer):
         yield Shard(f"{state}_scales/{piece.name}", shape, scales.dtype, offset, scales, of.primary)
 
     def select_filled(self, state: Mapping[str, Any]) -> Iterator[Shard]:
-        """Yield the shards to load; if the checkpoint has another block length, with the scales of complete rows."""
+        """Yield the shards to load; if the checkpoint has another block length, also the scales of complete rows."""
         block, self._read = int(state.get("block", self.config.block)), []
         if block == self.config.block:
             yield from self.shards()
@@ -159,7 +160,7 @@ class Adamw8bitOptimizer(Optimizer):
     def _take_over(
         self, moment: _Moment, rows: slice, scales_RS: Tensor, block: int, first: int, dtype: torch.dtype
     ) -> None:
-        """Convert the codes of columns from `first` on, in blocks of length `block`, to the run's own block length."""
+        """Convert codes from block length `block` to that of the run. first: first column of the piece in the array."""
         codes_RF = moment.codes[rows]
         columns = torch.arange(first, first + codes_RF.shape[1], device=codes_RF.device)
         full = decode(codes_RF, scales_RS[:, columns // block], 1, moment.signed, dtype)

@@ -17,9 +17,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 DECADES = 7
-MANTISSA = 9  # bits for the table look-up: enough that a cell contains at most one midpoint
+MANTISSA = 9  # mantissa bits of a cell: enough that a cell contains at most one midpoint
 SHIFT = 23 - MANTISSA
-LEAST, MOST = (127 - 24) << MANTISSA, 127 << MANTISSA  # cells that begin at 2^-24, below every midpoint, and at 1
+# first cell, from 2^-24 on (below every midpoint), and last cell, from 1 on
+LEAST, MOST = (127 - 24) << MANTISSA, 127 << MANTISSA
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Levels:
 
     values   levels in ascending order; the positive levels follow index `zero`
     between  between[i]: midpoint of the i-th nonnegative level and the next level
-    cells    by the leading bits of a float32 number from 2^-24 to 1 (a cell): number of midpoints below the cell
+    cells    number of midpoints below each cell; a cell is the range of float32 numbers with the same leading bits
     """
 
     values: Tensor
@@ -42,7 +43,7 @@ class Levels:
         cell = (size.view(torch.int32) >> SHIFT).clamp_(LEAST, MOST).sub_(LEAST)
         indices = self.cells.index_select(0, cell)
         indices += size > self.between.index_select(0, indices)
-        if self.zero:  # there is one level fewer below 0 than above
+        if self.zero:  # signed levels: -1 is not a level
             indices = torch.where(x.view(-1) < 0, -indices.clamp(max=self.zero), indices).add_(self.zero)
         return indices.view(x.shape)
 

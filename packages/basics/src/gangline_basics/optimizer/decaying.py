@@ -21,7 +21,8 @@ class DecayingConfig(OptimizerConfig):
 
     weight_decay: NonNegativeFloat = 0.1  # decoupled weight decay; a step scales matrices by 1 - learning rate · decay
     decay_vectors: bool = False  # weight decay also for vectors: biases and norm weights
-    lr_multipliers: dict[str, PositiveFloat] = field(default_factory=dict)  # learning rate factor by name: {embed: 0.1}
+    # learning rate multipliers by parameter or module name: {embed: 0.1}
+    lr_multipliers: dict[str, PositiveFloat] = field(default_factory=dict)
     weight_decay_overrides: dict[str, NonNegativeFloat] = field(
         default_factory=dict
     )  # weight decay by parameter or module name: {embed: 0}

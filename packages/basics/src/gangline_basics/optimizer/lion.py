@@ -4,7 +4,7 @@
     W <- (1 - η λ) W - η sign(C)
     M <- β₂ M + (1 - β₂) G
 
-Each weight moves by the learning rate, whatever the size of its gradient; if a gradient is only rounding error, its
+Each weight changes by the learning rate, for any magnitude of its gradient. If a gradient is only rounding error, its
 sign is random. The state has one element per weight; AdamW's has two.
 """
 

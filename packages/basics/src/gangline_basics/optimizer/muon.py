@@ -49,7 +49,7 @@ def orthogonalise(matrix: Tensor, iterations: int = 5, eps: float = 1e-7) -> Ten
 
 
 class MuonOptimizer(Optimizer):
-    """Muon for `matrices`, AdamW for `rest`; `names`: names of both, on all pipeline stages."""
+    """Muon for `matrices`, AdamW for `rest`. names: (names of matrices, names of rest) on all pipeline stages."""
 
     def __init__(
         self,

@@ -38,7 +38,7 @@ def get_decay(parameter: ShardedParam, config: DecayingConfig) -> float:
 
 
 def list_block_matrices(run: Run, runtime: Runtime) -> dict[str, None]:
-    """Return the names of parameters that are mapped as matrices, in the blocks of all pipeline stages, in order."""
+    """Return the names of parameters in the blocks that are optimized as matrices, on all pipeline stages, in order."""
     _, plan = compose_model(run)
     shapes = ((name, runtime.registry[name_model_array(name)].shape) for name in runtime.names())
     return {name: None for name, shape in shapes if is_mapped(name, shape) and matches(plan.blocks, name)}

@@ -36,7 +36,7 @@ from gangline_basics.optimizer.adamw import AdamwOptimizer
 from gangline_basics.optimizer.config import Soap
 from gangline_basics.optimizer.pieces import get_decay, list_block_matrices
 
-FIRST = 8  # number of power iterations in the first step; each later refresh runs one
+FIRST = 8  # number of power iterations in the first step; each later refresh does one
 
 
 class Side:

@@ -1,4 +1,4 @@
-"""Differentiable collectives. The objective is the sum of all ranks' results, so a backward pass is the adjoint.
+"""Differentiable collectives. The loss is the sum over all ranks, so the backward pass of a collective is its adjoint.
 
 forward          backward
 all_reduce       all_reduce

@@ -1,7 +1,7 @@
 """Buckets for the reduction of gradients over ranks; each is reduced as soon as its last gradient is computed.
 
-As in PyTorch DDP (Li et al., VLDB 2020, section 3.2.3): parameters fill buckets in reverse order, which is about the
-order of the backward pass, and buckets are sent in order, so all ranks make the same calls.
+Parameters fill buckets in reverse order, which is roughly the order of the backward pass. Buckets are sent in order, so
+all ranks make the same calls. This follows PyTorch DDP (Li et al., VLDB 2020, section 3.2.3).
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class Buckets:
 
 
 def _iterate_shares(parameters: Iterable[tuple[str, nn.Parameter]], numel: int) -> Iterator[dict[str, nn.Parameter]]:
-    """Yield groups of consecutive parameters, of at most `numel` elements each; a larger parameter is a group alone."""
+    """Yield groups of consecutive parameters, of at most `numel` elements each; a larger parameter is its own group."""
     share: dict[str, nn.Parameter] = {}
     size = 0
     for name, parameter in parameters:

@@ -1,4 +1,4 @@
-"""Arrays that a reduction of gradients stores (error feedback), as `local/...` arrays of a checkpoint.
+"""Arrays that a reduction of gradients keeps between steps (error feedback), as `local/...` arrays of a checkpoint.
 
 Each array of a bucket is stacked over the ranks that have the bucket, in rank order: one row for each rank.
 If the arrays of a bucket differ in shape between ranks, every row is flat and as long as the longest array.
@@ -21,7 +21,7 @@ from gangline.shard import Division, Layout, Registry, Shard
 class KeptArrays:
     """Arrays that the reduction stores for one bucket on this rank.
 
-    buckets  the bucket's distinct layouts on all ranks that have the bucket: their arrays share rows
+    buckets  the bucket's distinct layouts on all ranks that have the bucket; a row has room for the arrays of each
     own      layout of the bucket on this rank, one of `buckets`
     like     tensor with the dtype and the device of the arrays
     """
@@ -59,7 +59,7 @@ def hash_buckets(buckets: Iterable[BucketLayout]) -> str:
 def name_array(reduction: GradientReduction, mesh: Mesh, bucket: str, label: str, array: str) -> str:
     """Return the name of an array that the reduction stores.
 
-    The name contains the reduction, the mesh and the hash of the bucket, because the array is valid only for them.
+    The name contains the reduction, the mesh and the hash of the bucket, because the array is valid only for these.
     """
     ranks = "-".join(f"{axis}{size}" for axis, size in mesh.sizes)
     return f"local/gradients/{reduction.name}/{ranks}/{bucket}-{label}/{array}"

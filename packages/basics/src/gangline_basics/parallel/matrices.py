@@ -1,8 +1,8 @@
 """Full matrices for optimizers that need them (Muon, SOAP), each on one rank instead of on all ranks.
 
-The parts of a batch of matrices are sent to the matrices' owners in one all-to-all, each owner maps its matrices one by
-one, and the parts of the results are sent back in another all-to-all. So a matrix is mapped once, with the same bits
-that every rank with a part of the matrix would compute by itself.
+Each matrix has one owner rank. For a batch of matrices, one all-to-all sends the ranks' parts of each matrix to its
+owner. Each owner applies the optimizer's function to its matrices ("maps" them), one by one. Another all-to-all sends
+the parts of the results back. So a matrix is mapped only once, and the result has the same bits on all ranks.
 
 The registry alone determines the owners (`gangline_basics.parallel.owners`).
 """
@@ -36,7 +36,7 @@ _Function = Callable[[Tensor, MatrixId], Tensor]
 
 @dataclass
 class _Plan:
-    """A rank's work for a batch: matrices that it maps, and moves (matrix, part, from, to) that it takes part in."""
+    """A rank's work for a batch: the matrices that it maps, and its transfers (matrix, part, source, target)."""
 
     own: list[Matrix]
     gathers: list[_Move]
@@ -105,7 +105,8 @@ class Matrices:
             if source == target:
                 put(matrix, part).copy_(taken(matrix, part))
             elif source == me:
-                out[target].append(taken(matrix, part).reshape(-1).to(self.device))  # pieces may be offloaded
+                # pieces may be offloaded to the host
+                out[target].append(taken(matrix, part).reshape(-1).to(self.device))
             else:
                 into[source].append(put(matrix, part))
         if size == 1:
@@ -132,7 +133,7 @@ class Matrices:
         return self._matrices[name]
 
     def _plan(self, names: tuple[str, ...]) -> _Plan:
-        """Return the matrices of the parameters `names` that this rank maps, and the moves that it takes part in."""
+        """Return the matrices of the parameters `names` that this rank maps, and the transfers of this rank."""
         if names not in self._plans:
             matrices = [matrix for name in names for matrix in self._list_matrices(name)]
             owners, me, plan = assign_owners(matrices, self.comm.size), self.comm.index, _Plan([], [], [])

@@ -1,8 +1,8 @@
 """Sums of the loss and of metrics that modules emit, over the microbatches of a step and the ranks.
 
-All values are float64; sums are reduced as one vector, and maxima as another. The layout of the vectors is a list of
-keys that the ranks have synchronized. They synchronize again when a rank emits a new key, so a rank may emit fewer keys
-than other ranks.
+All values are float64. Sums are reduced as one vector, and maxima as another. The layout of the vectors is a list of
+keys, which is equal on all ranks. The ranks extend the list together when any rank emits a new key, so ranks need not
+all emit the same keys.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class Tallied:
 
 
 class Tally:
-    """Sums and maxima over the ranks of `comm`; one process sums in the order in which `groups` ranks would.
+    """Sums and maxima over the ranks of `comm`. groups: number of ranks whose summation order one process reproduces.
 
-    A summed number or vector takes its own slots in the reduced vector, and a slot that counts its emissions.
+    A summed number or vector takes its own slots in the reduced vector, and one more slot for its number of emissions.
     """
 
     def __init__(self, comm: Comm, device: torch.device, groups: int = 1) -> None:
@@ -109,7 +109,7 @@ class Tally:
         return sum_rows(torch.stack(shares))
 
     def _agree(self) -> None:
-        """Synchronize the keys of all ranks in sorted order, which is the layout of the vectors."""
+        """Set the keys to the sorted union of the keys of all ranks, which is the layout of the vectors."""
         everyone = gather_json(self.comm, self.device, sorted({*self.agreed, *self._values}))
         self.agreed = sorted({(path, name, how, tuple(shape)) for keys in everyone for path, name, how, shape in keys})
 

@@ -1,7 +1,7 @@
 """Global gradient norm.
 
-Under `run.deterministic` squares are summed per row, then per name, in float64, so that the sum is the same for any
-distribution of the rows over ranks (one sum over a full tensor differs from the sum over its pieces).
+Under `run.deterministic` squares are summed in float64, first per row, then per parameter. The sum is then the same for
+any distribution of the rows over ranks. (A sum over a full tensor would differ from a sum over its pieces.)
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ def compute_global_norm(gradients: Sequence[Tensor], deterministic: bool) -> Ten
 
 
 def clip(parameters: Sequence[Tensor], max_norm: float, norm: Tensor, value: float) -> None:
-    """Scale `.grad` so that the global norm is at most `max_norm`. norm, value: the norm on the device and host.
+    """Scale `.grad` so that the global norm is at most `max_norm`. norm: global norm on the device; value: on the host.
 
-    Below `max_norm` torch would multiply all gradients by 1; this function skips the loop, with a margin so that
-    rounding cannot change the decision.
+    If the norm is below `max_norm`, torch would multiply all gradients by 1, so this function skips the multiplication.
+    A margin ensures that rounding cannot change the result.
     """
     if value > max_norm * (1 - 1e-5):
         clip_grads_with_norm_(parameters, max_norm, norm.to(parameters[0].dtype))
 
 
 class MeasuredNorm:
-    """The global norm of the gradients of a runtime's leaves, measured in `step` and checked in `clip`.
+    """Global norm of the gradients of a runtime's leaf tensors: measured in `step`, checked for staleness in `clip`.
 
     leaves        (parameter name, leaf tensor) of this rank
     measure_norm  function that returns the global norm of the leaves' `.grad`, 0-d, equal on all ranks
     is_local      whether `measure_norm` needs no other rank, so that this rank may measure again by itself
 
-    `clip` compares every `.grad` and its version counter with those at the measurement. Writes through `.data`, NumPy
-    or a custom kernel do not raise the version counter: call `discard` after such a write.
+    `clip` detects a stale norm by the identity and the version counter of every `.grad`. Writes through `.data`, NumPy
+    or a custom kernel do not increase the version counter, so call `discard` after such a write.
     """
 
     def __init__(
@@ -60,7 +60,8 @@ class MeasuredNorm:
         self._measure_norm, self._is_local = measure_norm, is_local
         self._measured: tuple[list[Tensor | None], list[int]] | None = None
         self._norm = torch.zeros(())
-        self.value: float | None = None  # the norm as a number; None until a runtime sets it or `clip` reads it
+        # norm on the host; None until a runtime or `clip` has copied it from the device
+        self.value: float | None = None
 
     def discard(self) -> None:
         """Drop the norm and release the gradients; the next `clip` measures again. All ranks must call `discard`."""

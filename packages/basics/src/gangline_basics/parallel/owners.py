@@ -1,8 +1,8 @@
 """Assignment of matrices to ranks that map them (`gangline_basics.parallel.matrices`), from the registry. Torch-free.
 
 The cost of a matrix (m, n) is m · n · min(m, n), like the matmuls of a Newton-Schulz iteration. The most expensive
-matrices are assigned first, each to the least loaded of the ranks that hold a part of the matrix, or to the least
-loaded of all ranks if the cost would exceed the equal share of each holder.
+matrices are assigned first. A matrix is assigned to the least loaded of the ranks that hold a part of it, unless the
+matrix would raise the load of each of these ranks above the mean; then to the least loaded of all ranks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 @dataclass
 class MatrixPart:
-    """A part of a matrix: the primary box around the part, the part's own box, and the comm indices of its holders."""
+    """A part of a matrix: its box `box` inside the primary box `of`, and the comm indices of the ranks that hold it."""
 
     of: Box
     box: Box

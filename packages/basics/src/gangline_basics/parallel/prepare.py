@@ -17,7 +17,7 @@ from gangline.runtime import Finish
 
 
 def set_products(model: nn.Module, plan: Plan, precision: Precision) -> None:
-    """Set the matmul of every `Linear` by the precision; linears in `plan.master_dtype` use the dtype of their weights.
+    """Set the matmul of every `Linear` as the precision requires; for `plan.master_dtype`, in the dtype of the weights.
 
     Other modules with matmuls get the precision (`OwnProducts`). Raises UserError for a `Linear.product` that user code
     has replaced.
@@ -47,10 +47,10 @@ def multiply_full(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
 
 
 def bind_folds(model: nn.Module, plan: Plan, comm_of: Callable[[str], Comm]) -> None:
-    """Give each module on a fold its Comm, once.
+    """Bind each module whose parameters are sharded along a fold to the Comm of the fold, once.
 
-    A module is on a fold if one of its parameters is sharded along the fold; the nearest `Bindable` module around the
-    parameter is bound. Raises TypeError if no module around the parameter is `Bindable`.
+    For such a parameter, the nearest enclosing module that is `Bindable` is bound. Raises TypeError if no enclosing
+    module is `Bindable`.
     """
     folds = {fold.name for fold in plan.folds}
     bound: set[str] = set()

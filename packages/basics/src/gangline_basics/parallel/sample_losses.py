@@ -1,4 +1,4 @@
-"""Losses in global order on every rank, for `Runtime.score` and `Runtime.evaluate` of any layout."""
+"""Losses of samples in global order, equal on every rank, for `Runtime.score` and `Runtime.evaluate`."""
 
 from __future__ import annotations
 
@@ -40,10 +40,12 @@ def gather_in_order(
 ) -> Tensor:
     """Return minus the loss of each sample, (width · count,) float64 in host memory, in order of data-parallel index.
 
-    losses      0-d, of this rank's `count` samples, or of their tokens on this rank; [] if other ranks compute losses
-    coordinate  (index, width) of this rank among the data-parallel ranks
-    comm        all ranks that compute losses; losses of different ranks for one sample are summed
-    losses_per_sample: if more than 1, losses are (losses_per_sample,), the result (width · count, losses_per_sample).
+    losses             0-d losses of this rank's `count` samples, or of their tokens on this rank; [] on a rank that
+                       computes no loss
+    coordinate         (index, width) of this rank among the data-parallel ranks
+    comm               all ranks that compute losses; losses of different ranks for one sample are summed
+    losses_per_sample  if more than 1, each loss has the shape (losses_per_sample,), and the result has the shape
+                       (width · count, losses_per_sample)
     """
     summed = comm.all_reduce(-_place(losses, count, coordinate, device, losses_per_sample)).cpu()
     return summed if losses_per_sample == 1 else summed.view(-1, losses_per_sample)

@@ -22,7 +22,7 @@ class WholeStorage:
 
     masters   name -> master weight, a leaf tensor in `param_dtype` or the dtype of `plan.low_bit`: optimized and saved
     used      name -> the module's parameter: the master itself, or its copy if the compute dtype differs. Modules
-              of `plan.master_dtype` compute with their masters, quantised ones with codes
+              of `plan.master_dtype` compute with their masters, quantised modules with codes
     buffers   name -> persistent buffer: state that no optimizer updates
 
     Gradients appear in the used parameters in `grad_dtype`, for any compute dtype. A tied parameter is one tensor under
@@ -85,8 +85,8 @@ class WholeStorage:
     def refresh(self) -> None:
         """Copy the master weights to the compute copies.
 
-        The copy is unconditional, because fused optimizers do not raise a tensor's version, and it costs far less than
-        the forward pass that follows.
+        The copy is unconditional, because fused optimizers do not increase a tensor's version counter. It costs far
+        less than the forward pass that follows.
         """
         if self._copies:
             with torch.no_grad():

@@ -33,9 +33,9 @@ from gangline_basics.sampling.on_ranks import keeps, prepare_model, share_writin
 class WholeRuntime(Runtime):
     """Runtime of the complete model on this rank's share of the batch; subclasses sum gradients over ranks.
 
-    One step: count the valid tokens of all ranks while the first forward runs; each microbatch's backward starts from
-    (loss scale / global tokens), so gradients are summed and never averaged; sums of loss and metrics are reduced over
-    the ranks while the last backward runs.
+    In a step, the valid tokens of all ranks are counted during the first forward pass. Each microbatch's backward pass
+    starts from (loss scale / global tokens), so gradients are summed and never averaged. Sums of loss and metrics are
+    reduced over the ranks during the last backward pass.
     """
 
     def __init__(self, job: Job, groups: int = 1) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ROWS = 12  # maximum number of rows in the table of curves
-ASIDE = ("run.dir", "run.name")  # options that always differ
+ASIDE = ("run.dir", "run.name")  # options that differ between any two runs, and are not compared
 
 
 def main(argv: Sequence[str]) -> int:
@@ -78,7 +78,8 @@ def draw_picture(names: Sequence[str], curves: Sequence[Curve], metric: str, ove
     labels = [textwrap.fill(name, 30) for name in names]
     finite = any(math.isfinite(value) for points in curves for _, value in points)
     about = "" if finite else "The runs have no steps yet."
-    high = max(3.5, 0.19 * sum(len(label.splitlines()) for label in labels) + 0.2)  # inches, so that the legend fits
+    # height in inches, so that the legend fits
+    high = max(3.5, 0.19 * sum(len(label.splitlines()) for label in labels) + 0.2)
     figure, (axes,) = make_subplots(f"{metric} of {', '.join(names)}", about, [high])
     for label, points in zip(labels, curves, strict=True):
         draw_curve(axes, points, label)
@@ -132,7 +133,7 @@ def _make_table(first: str, names: Sequence[str]) -> Any:
 
 
 def _format_at(curve: Curve, place: float) -> str:
-    """Return the value at the last point up to `place`, or "" before the first and after the last point."""
+    """Return the curve's value at its last point with x <= `place`; "" if `place` is outside of the curve's x range."""
     before = [y for x, y in curve if x <= place]
     return f"{before[-1]:.4f}" if before and place <= curve[-1][0] else ""
 

@@ -18,7 +18,7 @@ Curve = list[tuple[float, float]]
 
 
 def read_curve(run_dir: str | Path, metric: str, over: str) -> Curve:
-    """Return (x, value) of each step with the metric; over: unit of x. Raises UserError if no step has the metric."""
+    """Return (x, value) for each step that has the metric. over: unit of x. Raises UserError if no step has it."""
     curve: Curve = []
     names: set[str] = set()
     lists: set[str] = set()

@@ -17,7 +17,7 @@ def is_held(run_dir: Path) -> bool:
     except OSError:
         return False
     device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"
-    for line in lines:  # 1: FLOCK ADVISORY WRITE 3271 fd:01:1057 0 EOF
+    for line in lines:  # example of a line, 1: FLOCK ADVISORY WRITE 3271 fd:01:1057 0 EOF
         words = line.split()
         if "FLOCK" not in words or "->" in words:
             continue
@@ -34,6 +34,6 @@ def _has_open(pid: str, file: Path) -> bool:
     try:
         return any(os.path.realpath(handle) == os.path.realpath(file) for handle in Path(f"/proc/{pid}/fd").iterdir())
     except PermissionError:
-        return True  # the process belongs to another user, and is alive
+        return True  # a process of another user is alive
     except OSError:
         return False

@@ -20,9 +20,10 @@ from gangline.run.generation import read_most_steps
 from gangline.storage.files import LINES_BYTES, open_regular
 from gangline_basics.runs.held import is_held
 
-TAIL = 1 << 16  # number of bytes read first from a file's end
-SILENT_SECONDS = 600.0  # time without writes after which a run on another machine is silent
-MARKS = ("config.yaml", "metrics.jsonl", "events.jsonl", "parts.json", "provenance.json")  # files that only runs have
+TAIL = 1 << 16  # number of bytes first read from the end of a file; more are read if they contain no result
+SILENT_SECONDS = 600.0  # seconds without writes after which the state of a run on another machine is "silent"
+# files that identify a run directory
+MARKS = ("config.yaml", "metrics.jsonl", "events.jsonl", "parts.json", "provenance.json")
 _ENDED = {"done": "done", "verdict": "stopped", "preempted": "preempted", "signal": "signal", "killed": "killed"}
 STATES = ("running", "silent", *_ENDED.values(), "failed", "new", "damaged")
 
@@ -139,7 +140,7 @@ def _iterate_runs(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def _record(directory: Path) -> tuple[dict[str, Any], int]:
-    """Return the newest complete record, or {}, and the number of unreadable lines at the file's end."""
+    """Return the newest complete record, or {}, and the number of unreadable lines in the part that was read."""
     records, missed_lines = keep_newest(_read_tail(directory / "metrics.jsonl", record_of))
     return (records[-1] if records else {}), missed_lines
 
@@ -153,7 +154,7 @@ def _parse_event(line: bytes) -> dict[str, Any] | None:
 
 
 def _read_tail(path: Path, read: Callable[[bytes], dict[str, Any] | None]) -> list[dict[str, Any] | None]:
-    """Return the results of `read` for lines at the end of a file, enough lines for one result that is not None.
+    """Return the results of `read` for the last lines of a file, with at least one result that is not None if possible.
 
     A last line without a newline is omitted if its result is None, because it may be incomplete.
     """
@@ -182,14 +183,14 @@ def _read_last_write(directory: Path) -> float:
 
 
 def _count_steps(directory: Path) -> int:
-    """Return the number of steps of a run without records (`track=[console]`)."""
+    """Return the number of steps of a run that writes no metrics.jsonl (`track=[console]`)."""
     with suppress(OSError):
         return read_most_steps(directory)
     return 0
 
 
 def _parse_number(value: Any) -> float | None:
-    """Return a number, such as "inf", which JSON stores as a string, or None."""
+    """Return the value as a float, also if JSON stores it as a string, such as "inf"; None if it is not a number."""
     try:
         return None if value is None else float(value)
     except (TypeError, ValueError, OverflowError):

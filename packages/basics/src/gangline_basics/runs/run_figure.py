@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 FILE = "loss.svg"
 POINTS = 1000  # maximum number of points of a curve; a longer curve is drawn as means of consecutive points
-LARGEST = 200_000_000  # maximum size in bytes of a metrics.jsonl that is read at the end of a run: takes seconds
+# maximum size in bytes of a metrics.jsonl that is read at the end of a run; reading it takes seconds
+LARGEST = 200_000_000
 
 
 @use_style()

@@ -109,7 +109,7 @@ def _require_least(least: float, kind: type):
             raise argparse.ArgumentTypeError(f"{text} is not a finite number of at least {least}")
         return value
 
-    parse.__name__ = kind.__name__  # argparse prints it in its message
+    parse.__name__ = kind.__name__  # argparse prints the name of the type in error messages
     return parse
 
 

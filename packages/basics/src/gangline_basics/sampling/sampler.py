@@ -45,12 +45,13 @@ if TYPE_CHECKING:
     from gangline_basics.model.decoder import Decoder
 
 USUAL = 200
-WORTH_PACKING = 16  # minimum number of tokens: packing a model's matrices takes as long as generating a few tokens
+# minimum number of tokens for which packed weights are used; packing takes as long as generating a few tokens
+WORTH_PACKING = 16
 
 
 @dataclass(frozen=True)
 class Text:
-    """Generated text after a prompt. tokens: tokens of `text`, and of the stop string that ended it, if any."""
+    """Generated text after a prompt. tokens: tokens of `text`, and of the stop string that ended the text, if any."""
 
     prompt: str
     text: str
@@ -109,9 +110,10 @@ class Writer(ABC):
 
         With a temperature above 0, a text depends on the index of its prompt.
 
-        tokens  maximum number of new tokens, an error if they exceed the context; None: `usual`, or what fits
-        stop    stop strings, before the first of which a text ends; they may name special tokens
-        bos     whether a text begins with the tokenizer's BOS; false for a chat template, which writes a BOS itself
+        tokens  maximum number of new tokens; raises UserError if they exceed the context. None: `usual`, or as many as
+                fit into the context
+        stop    stop strings, which may contain special tokens; a text ends before the first stop string
+        bos     whether to add the tokenizer's BOS; false for a rendered chat template, which contains a BOS
 
         Other arguments as in `Sampling`. Raises UserError if a prompt cannot be encoded, or is too long.
         """
@@ -140,7 +142,7 @@ class Sampler(Writer):
     """Writer with the model of a run on one device. Weights are loaded when the first text is generated.
 
     checkpoint  id of the checkpoint; None: the newest
-    weights     prefix of the weights in the checkpoint: "model", or such as "callback/ema/0.999"
+    weights     prefix of the weights in the checkpoint: "model", or for example "callback/ema/0.999"
     device      device of the model; None: a GPU if there is one
     usual       as for `Writer`
 
@@ -213,7 +215,7 @@ def _choose_device(name: str | torch.device | None) -> torch.device:
     if re.fullmatch(DEVICES, str(name)):
         try:
             return torch.empty(0, device=name).device
-        except (RuntimeError, AssertionError) as error:  # torch raises either
+        except (RuntimeError, AssertionError) as error:  # torch raises either type for an unavailable device
             failure = error
     choices = ["cpu"] + [f"cuda:{number}" for number in range(torch.cuda.device_count())]
     raise UserError(f"device {name} is not available.", f"Available devices: {', '.join(choices)}.") from failure
@@ -232,7 +234,7 @@ def generate(
 
     model: has `hidden(batch)` -> (B, T, D) and a `head` with `compute_logits(hidden)` -> (B, T, V).
     cached: as for `decode`.
-    For several prompts on a CPU, memory holds a second copy of large float32 matrices meanwhile (`pack_weights`).
+    For several prompts on a CPU, memory meanwhile holds a second, packed copy of large float32 matrices.
     """
     was_training = model.training
     model.eval()

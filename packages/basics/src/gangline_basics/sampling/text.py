@@ -55,7 +55,7 @@ def spell(codec: Codec, tokens: list[int]) -> str:
 
 
 def cut_at_stop(codec: Codec, written: list[int], stop: Sequence[str]) -> tuple[list[int], str]:
-    """Return (complete tokens before the first stop string, rest of the text between them and the stop string)."""
+    """Return (tokens that end before the first stop string, remaining text up to the stop string)."""
     text = spell(codec, written)
     end = len(truncate_at_stop(text, stop))
     for count in range(len(written), -1, -1):
@@ -66,7 +66,7 @@ def cut_at_stop(codec: Codec, written: list[int], stop: Sequence[str]) -> tuple[
 
 
 def decode_after(codec: Codec, prompt: list[int], written: list[int]) -> str:
-    """Return the text of the generated tokens, decoded with the prompt: a tokenizer may drop a text's first space."""
+    """Return the text of the generated tokens, decoded with the prompt; a tokenizer may drop a text's first space."""
     beginning, whole = codec.decode(prompt) or "", codec.decode([*prompt, *written]) or ""
     if whole.startswith(beginning):
         return whole[len(beginning) :]

@@ -33,7 +33,7 @@ class Constant(ScheduleConfig):
 
 @dataclass
 class Cosine(Constant):
-    """Warm-up, then half a cosine down to `final` at the last step (Loshchilov and Hutter, arXiv 1608.03983)."""
+    """Warm-up, then half a cosine down to `final` at the end of the run (Loshchilov and Hutter, arXiv 1608.03983)."""
 
     final: Share = 0.1  # final learning rate, as a fraction of the peak learning rate
 

@@ -1,4 +1,4 @@
-"""Learning rate schedules. `step` is the number of steps that finished before it, from 0. Torch-free."""
+"""Learning rate schedules, as functions of the index of a step, from 0. Torch-free."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class ConsoleTracker(Tracker):
         """Return the log line of a step."""
         width, seconds_left = len(str(self.final)), self.estimate_seconds_left(record)
         again = ", because the last save failed" if record.failed_save else ""
-        # (number, text) in the order of the line; if the line is too long, high numbers are dropped first.
+        # (priority, text) in the order of the line; if the line is too long, texts with high numbers are dropped first.
         parts = [
             (0, f"step {record.step:>{width}}/{self.final}"),
             (0, f"loss {record.loss:.4f}"),
@@ -104,7 +104,7 @@ class ConsoleTracker(Tracker):
         return f"{fit_parts([*parts, ending], columns)}\n  {fit_parts(events, columns)}"
 
     def estimate_seconds_left(self, record: StepRecord) -> float | None:
-        """Estimate the time left from the mean time per step with pauses; None before the first step and at the end."""
+        """Estimate the seconds left from the mean time per step, pauses included; None before and after the run."""
         steps = record.step - self.began_at
         if steps <= 0 or record.step >= self.final:
             return None
@@ -124,9 +124,10 @@ class ConsoleTracker(Tracker):
 
 
 def fit_parts(parts: Sequence[tuple[int, str]], columns: int) -> str:
-    """Return the parts (number, text) that fit on a line, in order.
+    """Return the texts of the parts (number, text) that fit on a line, in order.
 
-    Parts with low numbers take precedence. Parts with number 0 are never dropped, empty texts always.
+    If the line is too long, parts with high numbers are dropped first. Parts with number 0 are always kept; empty texts
+    are always dropped.
     """
     places: list[int] = []
     room = columns + 2

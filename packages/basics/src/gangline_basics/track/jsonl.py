@@ -39,7 +39,7 @@ class JsonLinesTracker(Tracker):
         self._write()
 
     def _write(self) -> None:
-        """Write all unwritten bytes. Raises OSError if a write fails; the rest stays in `left`."""
+        """Write all unwritten bytes. Raises OSError if a write fails; the bytes not yet written stay in `left`."""
         assert self.file is not None
         while self.left:
             self.left = self.left[self.file.write(self.left) or 0 :]

@@ -59,7 +59,7 @@ class TensorBoardTracker(Tracker):
             self.file = None
 
     def _start_over(self, step: int) -> None:
-        """Make TensorBoard drop the points of an abandoned branch: all points after `step`."""
+        """Make TensorBoard drop all points after `step`, which belong to an abandoned branch of the run."""
         if step > 0 or self.last:
             self._write(Event(wall_time=time.time(), step=step + 1, session_log=SessionLog(status=SessionLog.START)))
         self.last = step

@@ -10,5 +10,7 @@ from gangline.plugin.hooks import Command, hookimpl
 @hookimpl
 def gangline_commands() -> Iterable[Command]:
     yield Command(
-        name="plugins", run="gangline.cli.plugins:main", summary="installed parts with their packages, failed plugins"
+        name="plugins",
+        run="gangline.cli.plugins:main",
+        summary="List the installed parts, their packages, and failed plugins",
     )
