@@ -108,7 +108,7 @@ def test_sample_reads_average_by_prefix(straight, capsys):
     [
         ("[1.0]", "must each be more than 0 and less than 1"),
         ("[]", "decays is empty"),
-        ("[0.9,0.9]", "names 0.9 twice"),
+        ("[0.9,0.9]", "contains 0.9 twice"),
     ],
 )
 def test_invalid_decays_are_refused(decays, message):

@@ -172,7 +172,7 @@ class TestRules:
 
     @pytest.mark.parametrize("wrong", [{"dim": -1}, {"dim": 0, "unit": 0}, {"dim": 0, "axis": "*"}])
     def test_invalid_shard_rule_is_refused(self, wrong):
-        with pytest.raises(ValueError, match=r"the cut of b\.\*"):
+        with pytest.raises(ValueError, match=r"shard rule of b\.\*"):
             ShardRule("b.*", **wrong)
 
     def test_translated_names_contain_star_matches(self):

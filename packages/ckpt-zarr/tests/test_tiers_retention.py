@@ -87,7 +87,7 @@ def test_durable_tier_replaces_damaged_or_missing_disk_checkpoint(kept: Job) -> 
     assert kept.load(8) == []
     (note,) = checkpointer.take_notices()
     assert f"{data} is damaged" in note
-    assert "(1 such file of checkpoint step-00000008)" in note
+    assert "(1 damaged file of checkpoint step-00000008)" in note
     shutil.rmtree(kept.run_dir / "checkpoints")
     checkpointer = kept.start()
     assert kept.newest == CheckpointId(8)

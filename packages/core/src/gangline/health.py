@@ -48,7 +48,7 @@ class Verdict:
     """One fault or event that a health check detected."""
 
     kind: str  # short machine-readable name: "not-finite", "loss-spike"
-    where: str  # "rank 3", "blocks.7", "step 120"
+    where: str  # "rank 3", "blocks.7", "step 120"; "the run" is left out of printed lines
     confidence: float  # 0 to 1
     evidence: str  # observed values, with numbers
     suggestion: Action
@@ -56,7 +56,8 @@ class Verdict:
     details: dict[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        return f"{self.kind} at {self.where}: {self.evidence}"
+        place = "" if self.where == "the run" else f" at {self.where}"
+        return f"{self.kind}{place}: {self.evidence}"
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "suggestion": self.suggestion.name.lower()}
