@@ -16,8 +16,8 @@ HEAD = """<!-- written by  python docs/costs.py  from the planner: change it the
 
 # What training costs
 
-The table that a budget begins with. [What will it cost](how-to/what-will-it-cost.md) leads from your own model, cluster
-and prices to your own numbers.
+This table is a first estimate for a budget. [Plan step time, memory and cost](how-to/what-will-it-cost.md) explains how
+to compute these numbers for your own model, cluster and prices.
 
 """
 
