@@ -1,9 +1,9 @@
-"""The order of tests: files that start whole runs first, where several cores share the tests.
+"""Order the tests: with several workers, test files that start training runs come first.
 
-`pytest --seconds 90`: as many tests as that time allows, those of changed files first, then the short ones. How long
-each took is kept in pytest's cache by every run; one that was never run counts as short.
+`pytest --seconds 90` runs as many tests as fit into 90 s: tests of changed files first, then the shortest tests. Every
+test session stores the duration of each test in pytest's cache; a test without a stored duration counts as short.
 
-Numbers drawn are the same in each run by day.
+Random numbers are the same in each session, except in nightly tests.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from typing import Any
 
 import pytest
 
-KEPT = "gangline/seconds"  # test -> what it took when it last ran
-RUNS = {"runs", "curves", "torchruns", "running"}  # fixtures of tests that start whole runs
-STARTS = {"RealRuns", "get_pool"}  # what a file imports whose tests start whole runs or many ranks
-WAITING = {"subprocess", "threading", "time"}  # what a file imports whose tests wait for processes, threads or a clock
+KEPT = "gangline/seconds"  # cache key; test -> duration in seconds at its last run
+RUNS = {"runs", "curves", "torchruns", "running"}  # fixtures of tests that start training runs
+STARTS = {"RealRuns", "get_pool"}  # names that a test file imports if its tests start training runs or many ranks
+# modules that a test file imports if its tests wait for processes, threads or a clock
+WAITING = {"subprocess", "threading", "time"}
 FAILED = pytest.StashKey[bool]()
 
 
@@ -36,7 +37,8 @@ def pytest_configure(config: pytest.Config) -> None:
     draw_alike(by_day=config.getoption("markexpr") != "nightly")
     usual = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
     for signum, handler in usual.items():
-        if signal.getsignal(signum) == signal.SIG_IGN:  # a shell's background, nohup; tests' commands would inherit it
+        # shells set this for background jobs and nohup; commands that tests start would inherit it
+        if signal.getsignal(signum) == signal.SIG_IGN:
             signal.signal(signum, handler)
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Times(config))
@@ -46,11 +48,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What takes longest is not left to one core at the end.
+    """Run the longest test files first, so that no worker runs them alone at the end.
 
-    A test that waits for processes or for the clock may fail because a loaded machine let it wait too long. Where
-    pytest-rerunfailures is installed it is tried once more, unless it has found a wrong number; how it failed at first
-    is printed at the end of the run.
+    A test that waits for processes or for the clock may fail because the machine is busy. If pytest-rerunfailures is
+    installed, such a test is retried once, unless it failed because of a wrong number. The first failure is printed at
+    the end of the session.
     """
     if config.pluginmanager.hasplugin("rerunfailures"):
         for item in items:
@@ -63,7 +65,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def draw_alike(by_day: bool) -> None:
-    """By day hypothesis draws the same examples each time, at night others; a busy machine is no failure."""
+    """Make hypothesis draw the same examples in every session, except in nightly tests. Examples have no deadline."""
     with suppress(ImportError):
         from hypothesis import settings
 
@@ -73,7 +75,7 @@ def draw_alike(by_day: bool) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
-    """What a test draws is the same whatever ran before it, and each time; it need not seed for that."""
+    """Seed torch and numpy before each test, so that a test draws the same numbers whatever ran before it."""
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(0)
     if "numpy" in sys.modules:
@@ -81,13 +83,13 @@ def pytest_runtest_setup() -> None:
 
 
 def starts_runs(item: pytest.Item) -> bool:
-    """Return whether a test, or another one of its file, starts whole runs or many ranks."""
+    """Return whether a test, or another test of its file, starts training runs or many ranks."""
     module = getattr(item, "module", None)
     return bool(RUNS & {*getattr(item, "fixturenames", ())} or STARTS & {*vars(module or object)})
 
 
 def waits(item: pytest.Item) -> bool:
-    """Whether another process, a thread or the clock may decide on it; all else computes, and fails for good."""
+    """Return whether a test depends on another process, a thread or the clock; a failure of other tests is final."""
     module = getattr(item, "module", None)
     return bool(
         RUNS & {*getattr(item, "fixturenames", ())}
@@ -96,9 +98,9 @@ def waits(item: pytest.Item) -> bool:
     )
 
 
-# How an assertion tells of numbers that are not those expected: by `pytest.approx`, by torch and numpy, by the kit's
-# `gangline_testkit.compare`, and by == of what is no round number. What is compared by < and > may be of a clock, and
-# whole numbers and lists of steps may be of a start too many: those are tried again.
+# Patterns of assertion messages about wrong numbers: of `pytest.approx`, torch, numpy, `gangline_testkit.compare`, and
+# of == with a fractional number. Comparisons with < and > may be about times, and integers or lists of steps may be
+# about an additional restart, so those tests are retried.
 _WRONG_NUMBER = re.compile(
     r"^(AssertionError: )?assert .*(±|\d\.\d{6,}.* [!=]= |[!=]= .*\d\.\d{6,})|comparison failed|Mismatched elements"
     r"|difference \S+, allowed |are not bit-identical| is -?[\d.e+-]+, expected "
@@ -108,7 +110,7 @@ _WRONG_NUMBER = re.compile(
 
 
 def may_have_waited(error: BaseException | None) -> bool:
-    """Whether a loaded machine may be why a test has failed: it is no reason for a number that is wrong."""
+    """Return whether a busy machine may be the cause of a failure: true, except for wrong numbers."""
     return _WRONG_NUMBER.search(f"{type(error).__name__}: {error}") is None
 
 
@@ -121,18 +123,19 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item) -> None:
-    """A test that is tried again begins with new fixtures, also those of its class, its file and the session.
+    """Tear down all fixtures after a failed test that is retried, also those of its class, file and session.
 
-    It may have used them up: ended a process that a fixture started, begun a run in a directory of all its file. With
-    the same ones the second try would fail with certainty. After its last try it leaves nothing half used to others.
+    The test may have changed the fixtures: killed a process that a fixture started, or started a run in a shared
+    directory. With the same fixtures the retry would fail too. After the last try, other tests get no changed fixtures
+    either.
     """
     if item.stash.get(FAILED, False) and item.get_closest_marker("flaky"):
-        item.session._setupstate.teardown_exact(None)  # as pytest-rerunfailures does, which would keep them
+        item.session._setupstate.teardown_exact(None)  # pytest-rerunfailures does the same, but keeps those fixtures
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, Any, Any]:
-    """No garbage is looked for while modules are imported: that took a quarter of the time, and there is hardly any."""
+    """Turn off garbage collection during imports: it took a quarter of the time and found almost no garbage."""
     gc.disable()
     try:
         return (yield)
@@ -141,13 +144,13 @@ def pytest_collection() -> Generator[None, Any, Any]:
 
 
 def pytest_collection_finish() -> None:
-    """What is loaded by now stays: no later collection of garbage looks through it again, a tenth of a second each."""
+    """Exclude all objects that exist now from garbage collection, which saves 0.1 s per collection."""
     gc.collect()
     gc.freeze()
 
 
 class Times:
-    """Notes what each test takes."""
+    """Records the duration of each test."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
@@ -164,7 +167,7 @@ class Times:
 
 
 class InTime:
-    """Puts the tests in order, and skips those that come too late."""
+    """Sorts the tests for `--seconds`, and skips tests after the time limit."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
@@ -184,6 +187,6 @@ class InTime:
 
 
 def changed(root: Path) -> set[Path]:
-    """The files that differ from the last commit."""
+    """Return the files that differ from the last commit."""
     said = subprocess.run(["git", "status", "--porcelain", "-uall"], cwd=root, capture_output=True, text=True).stdout
     return {root / line[3:].rpartition(" -> ")[2].strip('"') for line in said.splitlines()}

@@ -1,7 +1,8 @@
-"""Every check of the project: `nox` runs the default ones, `nox -l` lists all, `nox -s nightly` runs the long ones.
+"""Run the checks of the project: `nox` runs the default ones, `nox -l` lists all, `nox -s nightly` runs the long ones.
 
-The matrix is computed from packages/*: a new package needs no line here. Two sessions run at a time, and each spreads
-its tests over the cores: tests of whole runs wait for half of their time, for ranks, limits and disks.
+The list of sessions is computed from packages/*, so a new package needs no line here. nox runs two sessions at a time,
+and each session distributes its tests over the CPU cores, because tests that start training runs wait half of their
+time (for ranks, timeouts and disks).
 """
 
 from __future__ import annotations
@@ -26,36 +27,39 @@ ROOT = Path(__file__).parent
 PACKAGES = {
     path.parent.name: tomllib.loads(path.read_text()) for path in sorted(ROOT.glob("packages/*/pyproject.toml"))
 }
-# Those with the most tests first: sessions begin in the order of this file, and none of them ends alone.
+# Packages with the most tests first: nox starts sessions in the order of this file, so no long session runs alone at
+# the end.
 TESTED = [name for name in PACKAGES if (ROOT / "packages" / name / "tests").is_dir()]
 LARGEST = sorted(TESTED, key=lambda name: -sum(1 for _ in ROOT.glob(f"packages/{name}/tests/**/*.py")))
 DIST = ROOT / "dist"
 CONSTRAINTS = ("-c", str(ROOT / "constraints.txt"))
 PYTEST = ("pytest", "-q", "-m", "not nightly", "--durations=10")
-# A test that waits for processes or the clock is tried once more (conftest.py) and its first failure is printed; more
-# than three such tests are no matter of a loaded machine.
+# A test that waits for processes or the clock is retried once (conftest.py), and its first failure is printed. If more
+# than three tests need a retry, a busy machine is not the cause, and further failures are final.
 AGAIN = ("--rerun-show-tracebacks", "--max-suite-reruns", "3")
-# The tests of a class or a file stay together on one core, for they share what they make. Each core may have pools of
-# eight ranks, so many cores do not help. The order is that of conftest.py.
+# The tests of a class or a file stay in one worker process, because they share fixtures. A worker may start pools of
+# eight ranks, so more than 8 workers do not help. conftest.py determines the order.
 SPREAD = (*AGAIN, "-n", "auto", "--maxprocesses", "8", "--no-loadscope-reorder", "--dist", "loadscope")
-FEW_FILES = 16  # a package with fewer test files has one process: each more loads all again, 7 to 45 seconds of a core
+# minimum number of test files for several workers: each worker imports everything again, 7 to 45 s of CPU
+FEW_FILES = 16
 SPREADING = ("pytest-xdist", "pytest-rerunfailures")
-NONE_THERE = 5  # pytest's exit code where no test of that mark is
+NONE_THERE = 5  # exit code of pytest if no test has the marker
 
-# What nox was asked for; where sessions run side by side, each is asked for alone in a process of its own.
+# Arguments of nox. With parallel sessions each session runs in a separate process, which inherits them by this
+# variable.
 ASKED = os.environ.setdefault("GANGLINE_NOX_WORDS", " ".join(sys.argv[1:])).split()
 
-# uv compiles no bytecode, so with this set every process would compile torch anew (4 s instead of 2 for an import).
+# uv compiles no bytecode. With this variable set, every process would compile torch again (an import takes 4 s, not 2).
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 nox.options.default_venv_backend = "uv"
 nox.options.parallel = 2
 nox.options.reuse_existing_virtualenvs = True
-nox.options.error_on_missing_interpreters = False  # a Python that is not here is left out, and nox says so
+nox.options.error_on_missing_interpreters = False  # skip a missing Python version; nox reports it
 nox.options.download_python = "never"
 
 
 def pip_find_links() -> str:
-    """Where pip looks for local wheels (a CPU build of torch, say); uv ignores pip's settings."""
+    """Return pip's setting find-links, which uv ignores: a folder or URL with wheels, such as a CPU build of torch."""
     if "PIP_FIND_LINKS" in os.environ:
         return os.environ["PIP_FIND_LINKS"]
     for scope in ("global", "install", "site", "user"):
@@ -67,7 +71,7 @@ def pip_find_links() -> str:
 
 
 def show_pyenv_pythons() -> None:
-    """Let pyenv's shims answer for every Python it has, not for the one in use alone."""
+    """Make pyenv's shims provide every installed Python version, not only the active one."""
     if shutil.which("pyenv") and "PYENV_VERSION" not in os.environ:
         listed = subprocess.run(["pyenv", "versions", "--bare"], capture_output=True, text=True).stdout.split()
         own = ".".join(map(str, sys.version_info[:3]))
@@ -80,24 +84,24 @@ if "UV_FIND_LINKS" not in os.environ and (links := pip_find_links()):
 
 
 def editable(*names: str) -> list[str]:
-    """Install arguments for packages of this tree and what they need of it; basics too: nothing trains without."""
+    """Return install arguments for packages of this repository and their dependencies in it; always includes basics."""
     wanted = list(dict.fromkeys((*names, "basics")))
-    for name in wanted:  # it grows
+    for name in wanted:  # the list grows during the loop
         wanted += [other for other in siblings(PACKAGES[name]["project"]["dependencies"]) if other not in wanted]
     return [word for name in wanted for word in ("-e", f"packages/{name}")]
 
 
 def siblings(requirements: list[str]) -> list[str]:
-    """The packages of this tree among some requirements."""
+    """Return the packages of this repository that the requirements name."""
     names = (re.match(r"gangline-([a-z-]+)", requirement) for requirement in requirements)
     return [found[1] for found in names if found and found[1] in PACKAGES]
 
 
 def install(session: nox.Session, *arguments: str) -> None:
-    """Install in one command, so that siblings find each other.
+    """Install everything in one command, so that packages of this repository find each other.
 
-    Editable packages are named in a file: uv builds those of its command line each time (0.4 s of CPU for each package
-    and session), and those of a file once, until their pyproject.toml changes.
+    Editable packages are listed in a requirements file. uv rebuilds editable packages of the command line each time
+    (0.4 s of CPU per package and session), but those of a file only after their pyproject.toml changes.
     """
     others = list(arguments)
     listed = Path(session.virtualenv.location) / "editable.txt"
@@ -112,9 +116,10 @@ def install(session: nox.Session, *arguments: str) -> None:
 
 
 def take_over_bytecode(environment: Path) -> None:
-    """Link what Python has compiled in the environments beside it: torch alone takes six seconds of a core each time.
+    """Hard-link the bytecode that other nox environments have compiled; compiling torch alone takes 6 s of CPU.
 
-    Python compares each file with the size and the time of its source, which uv's cache gives to all environments.
+    Python compares the size and modification time of each source file with its bytecode. Both are equal in all
+    environments, because uv links the files from its cache.
     """
     for site in environment.glob("lib/python*/site-packages"):
         for package in [path for path in site.iterdir() if path.is_dir() and not (path / "__pycache__").exists()]:
@@ -122,18 +127,18 @@ def take_over_bytecode(environment: Path) -> None:
                 for compiled in other.rglob("__pycache__"):
                     target = package / compiled.relative_to(other)
                     if target.parent.is_dir():
-                        with suppress(OSError):  # it is there by now, or being written
+                        with suppress(OSError):  # already exists, or another process writes it
                             shutil.copytree(compiled, target, copy_function=os.link)
 
 
 def one_thread(session: nox.Session) -> None:
-    """Several ranks share a few cores in the tests."""
+    """Set one OpenMP thread per process, because several ranks of a test share a few cores."""
     session.env["OMP_NUM_THREADS"] = "1"
 
 
 @nox.session(allow_parallel=True)
 def lint(session: nox.Session) -> None:
-    """Style, imports, formatting."""
+    """Check style, imports and formatting."""
     install(session, "ruff")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
@@ -141,7 +146,7 @@ def lint(session: nox.Session) -> None:
 
 @nox.session(allow_parallel=True)
 def types(session: nox.Session) -> None:
-    """Static types of every package, and of the benchmarks: a rename that breaks one is seen."""
+    """Check the static types of every package and of the benchmarks."""
     install(session, "mypy", "pytest", "matplotlib", *editable(*PACKAGES))
     scripts = [*sorted(ROOT.glob("benchmarks/*.py")), ROOT / "benchmarks" / "published"]
     session.run("mypy", *map(str, [*sorted(ROOT.glob("packages/*/src/*")), *scripts]))
@@ -149,7 +154,7 @@ def types(session: nox.Session) -> None:
 
 @nox.session(allow_parallel=True)
 def together(session: nox.Session) -> None:
-    """All packages installed: what crosses them."""
+    """Run the tests in tests/, which need several packages, with all packages installed."""
     install(session, *everything())
     one_thread(session)
     session.run(*PYTEST, *SPREAD, "tests", *session.posargs)
@@ -157,7 +162,7 @@ def together(session: nox.Session) -> None:
 
 @nox.session(allow_parallel=True)
 def docs(session: nox.Session) -> None:
-    """Every example in the documentation runs; every hook and option is in it."""
+    """Run every example of the documentation, and check that it describes every hook and option."""
     install(session, *editable(*PACKAGES), "matplotlib", *SPREADING)
     one_thread(session)
     session.run(*PYTEST, *SPREAD[:-1], "worksteal", "docs", *session.posargs)
@@ -165,7 +170,7 @@ def docs(session: nox.Session) -> None:
 
 @nox.session(allow_parallel=True)
 def site(session: nox.Session) -> None:
-    """Build the documentation as a site in site/: a warning is an error, and no page loads anything from elsewhere."""
+    """Build the documentation site in site/. Warnings are errors, and no page may load anything from another host."""
     install(session, "mkdocs-material", *editable("core", "testkit"))
     session.run("mkdocs", "build", "--strict", env={"NO_MKDOCS_2_WARNING": "1"})
     session.run("python", "docs/site_checks.py", "site")
@@ -174,7 +179,10 @@ def site(session: nox.Session) -> None:
 @nox.session(allow_parallel=True)
 @nox.parametrize("package", LARGEST, ids=LARGEST)
 def tests(session: nox.Session, package: str) -> None:
-    """One package's own tests; a plugin's with no other plugin beside it, and first without what tests need."""
+    """Run the tests of one package, with no other plugin installed than it needs.
+
+    For a plugin, first import all its modules without the dependencies of the tests.
+    """
     one_thread(session)
     if package != "core" and not session.posargs:
         install(session, "--exact", *editable("core", package))
@@ -188,7 +196,7 @@ def tests(session: nox.Session, package: str) -> None:
 
 @nox.session(default=False)
 def quick(session: nox.Session) -> None:
-    """Two minutes: style, and what tests fit into them. `-- moe` names packages; else it is those that have changed."""
+    """Run the linter, and for 90 s the tests of the packages after `--`, or else of the changed packages."""
     packages = [word for word in session.posargs if word in PACKAGES] or changed()
     install(session, "ruff", *everything())
     one_thread(session)
@@ -197,12 +205,13 @@ def quick(session: nox.Session) -> None:
     folders = [f"packages/{package}/tests" for package in packages] or ["tests", "docs"]
     more = [word for word in session.posargs if word not in PACKAGES]
     session.log(f"Tests of {', '.join(folders)}, the changed and the short ones first.")
-    spread = (*SPREAD[:-2], "--dist", "load", "--maxschedchunk", "1")  # in order
+    # no grouping by file, so the order of the tests is kept
+    spread = (*SPREAD[:-2], "--dist", "load", "--maxschedchunk", "1")
     session.run(*PYTEST, *spread, "--seconds", "90", *folders, *more)
 
 
 def changed() -> list[str]:
-    """The packages with a file that is not committed; where all is, those of the last commit."""
+    """Return the packages with uncommitted changes, or, without any, the packages changed by the last commit."""
     for command in (["git", "status", "--porcelain"], ["git", "show", "--name-only", "--format="]):
         said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
         if said.strip():
@@ -210,7 +219,7 @@ def changed() -> list[str]:
     return []
 
 
-# Tests of what the command line needs: they pass without torch.
+# Tests of modules that the command line imports; they pass without torch.
 TORCH_FREE = [
     "attempts",
     "boundaries",
@@ -226,18 +235,18 @@ TORCH_FREE = [
 
 @nox.session(python="3.13", allow_parallel=True)
 def light(session: nox.Session) -> None:
-    """The torch-free half on the newest Python, in an environment without torch."""
+    """Run the tests that need no torch, without torch, on the newest supported Python."""
     torch_free(session)
 
 
 @nox.session(python="3.12", default=False)
 def light_between(session: nox.Session) -> None:
-    """The same on the Python between the oldest, which runs all else, and the newest: a part of the nightly."""
+    """Run the same tests as `light` on the Python between the oldest and the newest; part of the nightly tests."""
     torch_free(session)
 
 
 def torch_free(session: nox.Session) -> None:
-    """The tests of what needs no torch, where there is none."""
+    """Run the tests that need no torch, in an environment without torch."""
     install(session, "annotated-types", "numpy", "hydra-core", "pluggy", "rich", "pytest", "hypothesis")
     install(session, "--no-deps", *editable("core", "testkit"))
     files = [f"packages/core/tests/test_{name}.py" for name in TORCH_FREE]
@@ -246,7 +255,7 @@ def torch_free(session: nox.Session) -> None:
 
 @nox.session(python=["3.12", "3.13"], allow_parallel=True)
 def readers(session: nox.Session) -> None:
-    """The newest zarr shows what a checkpoint holds, in an environment without torch."""
+    """Read a checkpoint with the newest zarr, in an environment without torch."""
     session.install("annotated-types", "numpy", "hydra-core", "pluggy", "rich", "pytest")
     session.install("zarr", "fsspec", "fastcrc", "crc32c")
     install(session, "--no-deps", *editable("core", "ckpt-zarr"))
@@ -254,21 +263,21 @@ def readers(session: nox.Session) -> None:
 
 
 def extras(package: str) -> list[str]:
-    """What a package's tests need beyond the package: its [dependency-groups] test."""
+    """Return the test dependencies of a package: the group `test` of its [dependency-groups]."""
     return list(PACKAGES[package].get("dependency-groups", {}).get("test", []))
 
 
 def others(package: str) -> list[str]:
-    """The same without what is of this tree."""
+    """Return the test dependencies of a package that are not packages of this repository."""
     return [extra for extra in extras(package) if not siblings([extra])]
 
 
 def everything() -> list[str]:
-    """Install arguments for all packages, with what the tests of all need."""
+    """Return install arguments for all packages and the test dependencies of all."""
     return [*editable(*PACKAGES), *(extra for package in PACKAGES for extra in others(package)), *SPREADING]
 
 
-# Every module imports with what its package needs; one that speaks for an extra may want that, and nothing else.
+# Every module must import with the dependencies of its package. A module may also need a package of an extra.
 IMPORT_ALL = """
 import importlib, importlib.metadata, pkgutil, re
 extras = [one for one in importlib.metadata.requires("{distribution}") or () if "extra ==" in one]
@@ -295,7 +304,7 @@ assert version("{name}") == "{version}", version("{name}")
 
 @nox.session(allow_parallel=True)
 def wheel(session: nox.Session) -> None:
-    """Build every package, install the wheels instead of the tree, and use them from an empty directory."""
+    """Build a wheel of every package, install the wheels, and use them from an empty directory."""
     install(session, "build", "hatchling")
     dist = Path(session.create_tmp()) / "dist"
     shutil.rmtree(dist, ignore_errors=True)
@@ -304,7 +313,7 @@ def wheel(session: nox.Session) -> None:
     install(session, *map(str, dist.glob("*.whl")))
     install(
         session, "--force-reinstall", "--no-deps", *map(str, dist.glob("*.whl"))
-    )  # a rebuilt wheel keeps its version
+    )  # rebuilt wheels have the same version
     empty = Path(session.create_tmp()) / "empty"
     shutil.rmtree(empty, ignore_errors=True)
     empty.mkdir()
@@ -316,7 +325,7 @@ def wheel(session: nox.Session) -> None:
 
 @nox.session(allow_parallel=True)
 def template(session: nox.Session) -> None:
-    """Generate a third party's plugin, install it, run its conformance suite."""
+    """Generate a third-party plugin, install it, and run its conformance suite."""
     install(session, *editable("core", "testkit"))
     one_thread(session)
     place = Path(session.create_tmp()) / "plugin"
@@ -331,12 +340,13 @@ def template(session: nox.Session) -> None:
     session.run(*PYTEST)
 
 
-LEARNT = 2.8  # nats a byte after 100 steps; it begins with 5.6, and of single bytes alone nothing is below 3.2
+# maximum loss in nats per byte after 100 steps; the loss starts at 5.6, and a model of single bytes cannot go below 3.2
+LEARNT = 2.8
 
 
 @nox.session(allow_parallel=True)
 def train(session: nox.Session) -> None:
-    """The main job, a language model on real text, learns: in a third of its steps; the nightly takes all."""
+    """Check that the default run, a language model on real text, learns within 100 steps."""
     install(session, *editable("core", "basics", "gangline"))
     out = Path(session.create_tmp()) / "run"
     shutil.rmtree(out, ignore_errors=True)
@@ -345,7 +355,7 @@ def train(session: nox.Session) -> None:
         return
     last = json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])
     session.log(f"Held-out loss at step {last['step']}: {last['validation_loss']:.4f}, and {LEARNT} is asked for.")
-    if last["step"] != 100 or not all(last[name] <= LEARNT for name in ("loss", "validation_loss")):  # NaN is not
+    if last["step"] != 100 or not all(last[name] <= LEARNT for name in ("loss", "validation_loss")):  # false for NaN
         session.error(f"The main job has not learnt: {last}")
 
 
@@ -353,7 +363,7 @@ SLURM = ("munge", "slurmctld", "slurmd", "slurm-client")
 
 
 def install_slurm(session: nox.Session) -> str:
-    """Why that cannot be; nothing where it is done."""
+    """Install Slurm. Return the reason if that is impossible, else ""."""
     if not shutil.which("apt-get") or os.geteuid():
         return "can install it only as root with apt"
     try:
@@ -365,13 +375,13 @@ def install_slurm(session: nox.Session) -> str:
     return ""
 
 
-@nox.session  # alone: five nodes on one machine, whose daemons lose each other where it has no time for them
+@nox.session  # not parallel: a busy machine makes the daemons of the five nodes lose each other
 def slurm(session: nox.Session) -> None:
-    """A real Slurm on this machine: its packages by apt where they are missing (as root), runs on five nodes."""
+    """Run the tests on a real Slurm with five nodes on this machine. As root, installs a missing Slurm with apt."""
     there = shutil.which("sbatch") and shutil.which("slurmctld", path=f"{os.environ['PATH']}:/usr/sbin")
     if not there and (why_not := install_slurm(session)):
         what = f"needs Slurm, and {why_not}:  apt-get install {' '.join(SLURM)}"
-        if "slurm" in ASKED:  # by name, as the public checks do
+        if "slurm" in ASKED:  # requested by name, as the public CI does
             session.error(what)
         session.skip(what)
     install(session, *editable("core", "testkit", "launch", "health", "parallel-megatron-style"), *SPREADING)
@@ -381,12 +391,12 @@ def slurm(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def nightly(session: nox.Session) -> None:
-    """The long tests, a folder after another: every composition, hundreds of kills, compilation."""
+    """Run the long tests, one folder after another: all compositions, hundreds of kills, compilation."""
     install(session, *everything())
     one_thread(session)
-    # Every process has to draw the same, also where a night has two dates.
+    # All processes must use the same random seed, also if the date changes during the run.
     session.env["GANGLINE_DRAWN_SEED"] = os.environ.get("GANGLINE_DRAWN_SEED") or time.strftime("%Y%m%d")
-    # Sweeps of one function are shared out too: of long tests none may be left to one core at the end.
+    # Parametrized tests of one function are distributed too, so that no core runs many long tests alone at the end.
     night = (*PYTEST, "-m", "nightly", *SPREAD[:-1], "worksteal")
     if session.posargs:
         session.run(*night, *session.posargs)
@@ -395,7 +405,7 @@ def nightly(session: nox.Session) -> None:
     for folder in (*(f"packages/{package}/tests" for package in TESTED), "tests", "docs"):
         try:
             session.run(*night, folder, success_codes=[0, NONE_THERE])
-        except CommandFailed:  # the rest of the night is not lost
+        except CommandFailed:  # continue with the other folders
             failed.append(folder)
     session.notify("light_between")
     if failed:
@@ -403,7 +413,7 @@ def nightly(session: nox.Session) -> None:
 
 
 def entries(built: Path) -> list[str]:
-    """The names of what a wheel or an sdist holds."""
+    """Return the file names in a wheel or an sdist."""
     if built.suffix == ".whl":
         with zipfile.ZipFile(built) as wheel:
             return wheel.namelist()
@@ -423,13 +433,13 @@ def dist(session: nox.Session) -> None:
     session.run("git", "clone", "--quiet", str(ROOT), str(clone), external=True)
     session.chdir(clone)
     session.run(*PYTEST, "--noconftest", "tests/test_release.py")
-    for name in PACKAGES:  # the wheel is built from the sdist, which so proves complete
+    for name in PACKAGES:  # building the wheel from the sdist proves that the sdist is complete
         session.run("python", "-m", "build", "--no-isolation", "--outdir", str(DIST), f"packages/{name}")
 
 
 @nox.session(default=False, reuse_venv=False, requires=["dist"])
 def release(session: nox.Session) -> None:
-    """What dist/ holds, installed by name from that folder alone into an empty environment, and used."""
+    """Install the packages by name from dist/ alone into an empty environment, and use them."""
     projects = [each["project"] for each in PACKAGES.values()]
     of_all = {line for project in projects for line in project["dependencies"]}
     theirs = {line for line in of_all if re.split(r"[<>= ]", line)[0] not in {project["name"] for project in projects}}
@@ -450,17 +460,17 @@ def release(session: nox.Session) -> None:
 
 @nox.session(default=False, venv_backend="none")
 def gpu(session: nox.Session) -> None:
-    """Is a GPU's arithmetic a CPU's, and how near to its peak: in the Python at hand, without a network."""
+    """Compare GPU results with CPU results, and measure GPU throughput, with the current Python and no network."""
     session.run("python", "benchmarks/gpu.py", *session.posargs)
 
 
-# What an image with a GPU build of torch lacks as a rule; `benchmarks/gpu.py` unpacks it from there.
+# Packages that an image with a GPU build of torch usually lacks; `benchmarks/gpu.py` unpacks their wheels from .whl/.
 CARRIED = ("annotated-types", "fastcrc", "hydra-core", "omegaconf", "rich", "tokenizers", "safetensors")
 
 
 @nox.session(default=False)
 def gpu_wheels(session: nox.Session) -> None:
-    """Wheels in .whl/ for a machine with a GPU and no network; posargs: its Python, such as 3.12, and its kind."""
+    """Download wheels into .whl/ for a GPU machine without network; posargs: Python version (3.12), architecture."""
     python, machine = [*session.posargs, *["3.12", "x86_64"][len(session.posargs) :]]
     install(session, "pip", "setuptools", "wheel")
     wheels = ROOT / ".whl"
@@ -468,12 +478,12 @@ def gpu_wheels(session: nox.Session) -> None:
     platforms = [f"--platform={name}_{machine}" for name in ("manylinux_2_28", "manylinux_2_17", "manylinux2014")]
     of = ["--only-binary=:all:", "--implementation=cp", f"--python-version={python}", *platforms]
     session.run("pip", "download", *CONSTRAINTS, "--no-deps", *of, "-d", str(wheels), *CARRIED)
-    # Pure Python, and published as source alone.
+    # Pure Python, published only as an sdist.
     session.run("pip", "wheel", *CONSTRAINTS, "--no-deps", "-w", str(wheels), "antlr4-python3-runtime")
 
 
 @nox.session(default=False)
 def bench(session: nox.Session) -> None:
-    """Print the numbers in benchmarks/."""
+    """Run all benchmarks and print their numbers."""
     install(session, *editable(*PACKAGES))
     session.run("python", "benchmarks/run.py", *session.posargs)

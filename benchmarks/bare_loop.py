@@ -1,4 +1,4 @@
-"""The training loop without a framework: what gangline's loop is measured against, on the same model and batches."""
+"""Train with a loop without a framework: the baseline for gangline's loop, on the same model and batches."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gangline_basics.optimizer.config import Adamw
 
 
 class BareLoop:
-    """Forty lines of PyTorch: model, AdamW, clip, step."""
+    """Training in forty lines of PyTorch: model, AdamW, gradient clipping, step."""
 
     def __init__(self, run: Run, source: DataSource, schedule: Callable[[int], float]) -> None:
         tree, plan = compose_model(run)
@@ -61,7 +61,7 @@ class BareLoop:
 
 
 def main() -> None:
-    """Under torchrun: one step of the default model on every rank, then the time on standard output."""
+    """Run one step of the default model on this rank of torchrun, then print the time."""
     import time
 
     from gangline.config.defaults import build_default_run

@@ -1,11 +1,11 @@
-"""Every kind of fault put into a real run: whether it is found, named rightly, how soon, and what the curve is then.
+"""Inject every kind of fault into a real run, and print detection, attribution, delay, and the loss curve.
 
     python benchmarks/chaos.py [--rounds 3] [--only numbers]
 
-Four ranks of a tiny model over gloo. A fault counts as named where what is said of it holds the rank or the step that
-it was put into. `curve`: the losses of the whole run beside those of a run that nobody disturbed; what the defaults
-leave out of the run for good (a step whose gradients are not finite, a bad batch) is read again here instead, so that
-they must be the same. "bits": equal to the bit; where ranks were lost for good another layout adds in another order.
+Four ranks of a tiny model run over gloo. A fault counts as attributed if its verdict names the rank or the step with
+the fault. `curve` compares the losses of the run with the losses of a run without faults. By default gangline skips
+some data for good (a step with non-finite gradients, a bad batch); here that data is read again, so the losses must be
+equal. "bits" means bitwise equal. If ranks are lost for good, the new layout sums in another order.
 """
 
 from __future__ import annotations
@@ -53,7 +53,11 @@ WORDS = {
 
 @dataclass(frozen=True)
 class Found:
-    """One fault and what was said of it; seconds from the fault on, `again`: until a step from there on stands."""
+    """One fault and its first verdict.
+
+    seconds  from the fault to the verdict
+    again    from the fault to the first step after the verdict that completes at or past the step of the fault
+    """
 
     kind: str
     said: str = ""
@@ -96,7 +100,7 @@ def spread(seconds: Iterable[float]) -> tuple[str, str]:
 
 
 def supervised(runs: RealRuns, run_dir: str, words: list[str], agents: int) -> int:
-    """The same command again until it has ended by itself; how often it was given."""
+    """Run the same command again until it ends by itself; return the number of starts."""
     words = [f"run.dir={run_dir}", *LAYOUT, "health=[monitors,chaos]", *words]
     if agents == 1:
         runs.train(*words, "launch.max_restarts=20")
@@ -117,7 +121,7 @@ def ended(process: subprocess.Popen[str]) -> int:
 
 
 def same(curve: list[tuple[int, float, float]], calm: list[tuple[int, float, float]]) -> str:
-    """How near the two are."""
+    """Return the difference between two loss curves, as text."""
     if curve == calm:
         return "bits"
     if [step for step, *_ in curve] != [step for step, *_ in calm]:
@@ -153,7 +157,7 @@ ROUTINE = ("monitors", "not-compared", "probe-unknown", "chosen")
 
 
 def judged(run_dir: Path) -> Iterable[Found]:
-    """Of each fault the first that was said of it, or of anything, before the next."""
+    """Yield for each fault its first correct verdict, else the first verdict before the next fault."""
     events = read_events(run_dir)
     records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     verdicts = [line for line in events if line["event"] == "verdict" and line["kind"] not in ROUTINE]
@@ -165,7 +169,8 @@ def judged(run_dir: Path) -> Iterable[Found]:
         told = [line for line in after if line["event"] == ("launch" if launcher else "verdict")]
         told = [line for line in told if launcher or line["kind"] not in ROUTINE]
         later = told if launcher else [line for line in verdicts if moment(line) >= began]
-        right = [line for line in later if SAYS[fault["kind"]](fault, line)]  # a slow rank is one only after some steps
+        # a slow rank is detected only after some steps
+        right = [line for line in later if SAYS[fault["kind"]](fault, line)]
         if not told and not right:
             yield Found(fault["kind"])
             continue

@@ -1,16 +1,18 @@
-"""Checkpoints beside the disk, memory and other checkpointers: `checkpoint=zarr`, all in one run, in random order.
+"""Compare `checkpoint=zarr` with disk, memory and other checkpointers, all in one run, in random order.
 
     python benchmarks/checkpoint.py --gib 1 --rounds 5 [--phases save blocked load plan list]
 
-save     durable: from staged memory beside a raw O_DIRECT write; whole beside torch's DCP, torch.save, safetensors and
-         (where tensorstore is installed) OCDBT
-blocked  what a step waits for in an asynchronous save, beside a memcpy; how much slower steps are while it is written
-load     into the layout that saved and into others, checksums verified and not, beside a raw read and DCP; warm
+save     durable saves: from staged memory, compared with a raw O_DIRECT write; complete saves, compared with torch's
+         DCP, torch.save, safetensors and (if tensorstore is installed) OCDBT
+blocked  time that an asynchronous save blocks a step, compared with a memcpy; slowdown of steps during the write
+load     into the saved layout and into others, with and without verified checksums, compared with a raw read and DCP;
+         files are in the page cache
 plan     Llama 3 405B on 16,384 ranks, in one process
-list     finding the latest of 1,000 checkpoints
+list     search for the latest of 1,000 checkpoints
 
-Two ranks save a GPT with AdamW, float32, in 300 arrays. Medians over the rounds; seconds are from barrier to barrier,
-CPU seconds of all ranks and their writer processes. The machine's load is printed, for it belongs to every figure.
+Two ranks save a GPT with AdamW, float32, in 300 arrays. Numbers are medians over the rounds. Seconds are from barrier
+to barrier; CPU seconds are of all ranks and their writer processes. The load of the machine is printed, because it
+affects every number.
 """
 
 from __future__ import annotations
@@ -49,7 +51,8 @@ from gangline_testkit import rank
 from gangline_testkit.pool import close_all, get_pool
 
 WRITERS = 2
-LOADS = {"same layout": (2, 0), "2 to 1": (1, 0), "2 to 4": (4, 0), "rows to columns": (2, 1)}  # ranks, dim cut
+# (number of ranks, sharded dim)
+LOADS = {"same layout": (2, 0), "2 to 1": (1, 0), "2 to 4": (4, 0), "rows to columns": (2, 1)}
 
 # --- save ------------------------------------------------------------------------------------------------------------
 
@@ -91,7 +94,7 @@ def save(options: argparse.Namespace, folder: str) -> None:
 
 
 class Steps:
-    """Products of matrices, as long as a short training step."""
+    """Matmuls that take as long as a short training step."""
 
     def __init__(self) -> None:
         self.x, self.w = torch.randn(128, 512), torch.randn(512, 512)
@@ -112,7 +115,7 @@ def blocked_ranks(gib: float, count: int, folder: str) -> dict[str, list[float]]
     found["not prepared"].append(ours.save().blocked_seconds)
     ours.close()
     ours = Ours(state, f"{folder}/next")
-    ours.checkpointer.prepare(state.registry)  # as a run does before its first step
+    ours.checkpointer.prepare(state.registry)  # a run does this before its first step
     while ours.checkpointer._buffers._prepared is None:
         steps()
     for number in range(count + 1):
@@ -160,7 +163,7 @@ def blocked(options: argparse.Namespace, folder: str) -> None:
 
 
 def stored_ranks(gib: float, folder: str) -> None:
-    """What the loads read."""
+    """Write the files that the load benchmark reads."""
     state = state_of(gib, rank.world, rank.index)
     ours = Ours(state, folder)
     for way in (RawWrite(state), ours, Dcp(state)):
@@ -169,7 +172,7 @@ def stored_ranks(gib: float, folder: str) -> None:
 
 
 def load_ranks(gib: float, count: int, folder: str, dim: int) -> tuple[Taken, dict[str, float]]:
-    """Seconds, and the most memory in use beside what was there before, as a share of the rank's own bytes."""
+    """Return (times of each way, its peak memory above the memory before the load, relative to the rank's bytes)."""
     state = state_of(gib, rank.world, rank.index, dim, fill=False)
     ways: dict[str, Way] = {
         "raw read": RawRead(state, folder, WRITERS),
@@ -190,7 +193,7 @@ def load_ranks(gib: float, count: int, folder: str, dim: int) -> tuple[Taken, di
 
 
 def peak(reset: bool = False) -> int:
-    """The most bytes of memory that this process has had, or has now."""
+    """Return the peak memory of this process in bytes. reset: start a new measurement at the current memory."""
     if reset:
         Path("/proc/self/clear_refs").write_text("5")
     status = Path("/proc/self/status").read_text()

@@ -1,4 +1,4 @@
-"""What planning costs, without writing: the largest published run, 1,024 ranks one by one, 1,000 checkpoints."""
+"""Measure planning without writing: the largest published run, 1,024 ranks one by one, 1,000 checkpoints."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from gangline_ckpt_zarr.format.packed import PackedFiles
 from gangline_parallel_megatron_style.sharding.arrays import ModelShapes, lay_out
 
 T = TypeVar("T")
-WIDE = {"pp": 16, "dp_shard": 128, "tp": 8}  # 16,384 ranks, as arXiv 2407.21783 (section 3.3.2) lists them
-NARROW = {"pp": 8, "dp_shard": 64, "tp": 16}  # 8,192 ranks, cut otherwise along every axis
+WIDE = {"pp": 16, "dp_shard": 128, "tp": 8}  # 16,384 ranks, as in arXiv 2407.21783, section 3.3.2
+NARROW = {"pp": 8, "dp_shard": 64, "tp": 16}  # 8,192 ranks, with other sizes of all axes
 MODERATE = {"pp": 4, "dp_shard": 32, "tp": 8}  # 1,024 ranks
 
 
 def registry_of(config: Callable[[], DecoderConfig], axes: dict[str, int]) -> Registry:
-    """Weights and both moments of AdamW, cut as the strategy `3d` with zero=1 cuts them."""
+    """Return the registry of weights and AdamW moments, sharded like the strategy `3d` with zero=1."""
     mesh, model = Mesh.of(axes), config()
     tree, plan = compose_model(build_default_run(model=model))
     shapes = {name: tuple(parameter.shape) for name, parameter in construct(tree).named_parameters()}
@@ -52,7 +52,7 @@ def registry_of(config: Callable[[], DecoderConfig], axes: dict[str, int]) -> Re
 
 
 def llama() -> None:
-    """One rank's share of the work for Llama 3 405B on 16,384 ranks."""
+    """Measure one rank's planning for Llama 3 405B on 16,384 ranks."""
     began = time.perf_counter()
     registry, other = registry_of(PRESETS["llama3-405b"], WIDE), registry_of(PRESETS["llama3-405b"], NARROW)
     world = registry.mesh.world
@@ -74,7 +74,7 @@ def llama() -> None:
 
 
 def read_by(meta: Meta, wanted: Registry, rank: int) -> tuple[int, int]:
-    """(chunks, files) that a rank of another layout reads."""
+    """Return the numbers of chunks and of files that a rank of another layout reads."""
     chunks, writers = 0, set()
     for name in wanted:
         for box, _ in wanted.list_rank_boxes(name, rank):
@@ -86,7 +86,7 @@ def read_by(meta: Meta, wanted: Registry, rank: int) -> tuple[int, int]:
 
 
 def dry_run() -> None:
-    """Every rank's file of Llama 3 8B on 1,024 ranks, one after the other: no rank's work grows with the world."""
+    """Plan every rank's file of Llama 3 8B on 1,024 ranks, to show that a rank's work does not grow with the world."""
     registry = registry_of(PRESETS["llama3-8b"], MODERATE)
     files, seconds, sizes, boxes = PackedFiles(registry), [], [], 0
     for rank in range(registry.mesh.world):
@@ -103,7 +103,7 @@ def dry_run() -> None:
 
 
 def latest_of_many(folder: str, count: int) -> None:
-    """A run with so many checkpoints of a small model."""
+    """Measure the search for the latest of `count` checkpoints of a small model."""
     registry = registry_of(DecoderConfig, {})
     run = build_default_run(run={"dir": f"{folder}/run"}, checkpoint=ZarrCheckpoint())
     files, directory = PackedFiles(registry), RunDirectory.create(run).path
@@ -128,10 +128,11 @@ def latest_of_many(folder: str, count: int) -> None:
 
 
 def _command(words: list[str]) -> tuple[float, float]:
-    """(wall, CPU) seconds of a command."""
+    """Return (wall, CPU) seconds of a command."""
     wall, cpu = time.perf_counter(), _cpu_of_children()
     done = subprocess.run(words, capture_output=True, text=True)
-    if done.stderr or done.returncode > 1:  # 1: `ls` finds no files behind the documents
+    # exit code 1: `ls` finds only the metadata, because this benchmark writes no data files
+    if done.stderr or done.returncode > 1:
         sys.exit(done.stderr)
     return time.perf_counter() - wall, _cpu_of_children() - cpu
 

@@ -1,4 +1,4 @@
-"""Ways to read the state of the checkpoint benchmark back into its memory."""
+"""Read the state of the checkpoint benchmark back into its memory, in several ways."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gangline_testkit import rank
 
 
 class RawRead:
-    """As many bytes as the rank wants, from what `RawWrite` wrote, into memory that is warm."""
+    """Read of the rank's number of bytes from the files of `RawWrite`, into memory that is already allocated."""
 
     def __init__(self, state: State, folder: str, writers: int) -> None:
         self.memory, self.pieces = memoryview(mmap.mmap(-1, state.nbytes)), []
@@ -43,7 +43,7 @@ class OurLoad:
 
     def __call__(self, folder: str) -> None:
         for tier in self.checkpointer.tiers:
-            tier._metas.clear()  # zarr.json is read again
+            tier._metas.clear()  # makes the load read zarr.json again
         self.checkpointer.load(CheckpointId(1), self.state.shards, self.state.registry)
 
 

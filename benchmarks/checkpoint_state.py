@@ -1,4 +1,4 @@
-"""The state that the checkpoint benchmark saves and loads: a GPT with AdamW, float32, in 300 arrays."""
+"""Build the state that the checkpoint benchmark saves and loads: a GPT with AdamW, float32, in 300 arrays."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LAYERS, POSITIONS = 8, 1024
 
 
 def shapes(gib: float) -> dict[str, tuple[int, ...]]:
-    """100 parameters that with both moments of AdamW make about so many GiB."""
+    """Return the shapes of 100 parameters; with both AdamW moments they have about `gib` GiB."""
     width = max(64, round(sqrt(gib * (1 << 30) / (12 * (12 * LAYERS + 64))) / 64) * 64)
     found: dict[str, tuple[int, ...]] = {
         "embed.weight": (64 * width, width),
@@ -38,7 +38,7 @@ def shapes(gib: float) -> dict[str, tuple[int, ...]]:
 
 
 def registry_of(gib: float, world: int, dim: int) -> Registry:
-    """Matrices cut along `dim` over so many ranks, as torch.chunk cuts them; vectors are whole on each."""
+    """Return the registry: matrices sharded along `dim` over the ranks like torch.chunk, vectors replicated."""
     mesh = Mesh.of({"dp_shard": world})
     layouts = {}
     for kind in ("model", "optimizer/exp_avg", "optimizer/exp_avg_sq"):
@@ -52,7 +52,7 @@ def registry_of(gib: float, world: int, dim: int) -> Registry:
 
 
 def values(name: str, shape: tuple[int, ...], box: Box) -> torch.Tensor:
-    """A part of an array whose every row and column differs."""
+    """Return a box of an array in which all rows and all columns differ."""
     start = zlib.crc32(name.encode()) % 8191
     found = torch.zeros((), dtype=torch.int64)
     for dim, (at, n) in enumerate(zip(box.offset, box.shape, strict=True)):
@@ -63,7 +63,7 @@ def values(name: str, shape: tuple[int, ...], box: Box) -> torch.Tensor:
 
 @dataclass
 class State:
-    """What one rank holds."""
+    """The shards of one rank."""
 
     registry: Registry
     shards: list[Shard]
@@ -74,20 +74,20 @@ class State:
         return sum(shard.local.nbytes for shard in self.shards)
 
     def right(self) -> bool:
-        """Whether every array has its values."""
+        """Return whether every array has its expected values."""
         return all(torch.equal(shard.local, values(shard.name, shard.global_shape, shard.box)) for shard in self.shards)
 
     def clear(self) -> None:
-        """Nothing an earlier load left can pass for what the next one reads."""
+        """Overwrite all arrays, so that the values of an earlier load cannot pass for those of the next."""
         for shard in self.shards:
             shard.local.fill_(-1)
 
     def own(self) -> list[Shard]:
-        """What this rank alone writes."""
+        """Return the shards that this rank writes."""
         return [shard for shard in self.shards if shard.primary]
 
     def dtensors(self) -> dict[str, torch.Tensor]:
-        """The same memory, as torch's checkpoints know it."""
+        """Return the same memory as DTensors, for torch's checkpointers."""
         if self.registry.mesh.world == 1:
             return {shard.name: shard.local for shard in self.shards}
         mesh = init_device_mesh("cpu", (self.registry.mesh.world,))
@@ -99,7 +99,7 @@ class State:
 
 
 def state_of(gib: float, world: int, rank: int, dim: int = 0, fill: bool = True) -> State:
-    """The state of a rank; unless filled, its memory has been touched."""
+    """Return the state of a rank. fill: with values; else with memory that is allocated but has no values."""
     registry, shards = registry_of(gib, world, dim), []
     for name, layout in registry.layouts.items():
         for box, primary in registry.list_rank_boxes(name, rank):

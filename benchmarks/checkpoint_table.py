@@ -1,4 +1,4 @@
-"""How the checkpoint benchmark takes time and shows it."""
+"""Measure the times of the checkpoint benchmark, and print them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Taken = dict[str, list[tuple[float, float]]]  # way -> (wall, CPU) seconds of ea
 
 
 def cpu_seconds(helper: int | None) -> float:
-    """Of this process, and of a helper process."""
+    """Return the CPU seconds of this process and of a helper process."""
     seconds = time.process_time()
     if helper is not None:
         fields = Path(f"/proc/{helper}/stat").read_text().rpartition(")")[2].split()
@@ -24,7 +24,7 @@ def cpu_seconds(helper: int | None) -> float:
 
 
 def timed(way: Way, folder: str) -> tuple[float, float]:
-    """(wall seconds from barrier to barrier, CPU seconds of this rank)."""
+    """Return (wall seconds from barrier to barrier, CPU seconds of this rank)."""
     barrier()
     wall, cpu = time.perf_counter(), cpu_seconds(getattr(way, "helper", None))
     way(folder)
@@ -34,7 +34,7 @@ def timed(way: Way, folder: str) -> tuple[float, float]:
 
 
 def rounds(ways: dict[str, Way], count: int, folder: str, after: Callable[[Way], None]) -> Taken:
-    """Each way once a round, the first round to warm up, in another order each round but the same on all ranks."""
+    """Return the times of each way, once per round, after a warm-up round. All ranks use the same random order."""
     found: Taken = {name: [] for name in ways}
     order, names = random.Random(0), list(ways)
     for number in range(count + 1):
@@ -48,7 +48,7 @@ def rounds(ways: dict[str, Way], count: int, folder: str, after: Callable[[Way],
 
 
 def merged(ranks: list[Taken]) -> Taken:
-    """The slowest rank's seconds and all ranks' CPU seconds."""
+    """Merge the times of all ranks: the wall seconds of the slowest rank, and the CPU seconds of all."""
     return {
         name: [
             (max(wall for wall, _ in one), sum(cpu for _, cpu in one))

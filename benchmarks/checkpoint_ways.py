@@ -1,4 +1,4 @@
-"""Ways to write the state of the checkpoint benchmark, ours and others'; each returns once the bytes are durable."""
+"""Write the state of the checkpoint benchmark with gangline and others; each way returns when its bytes are durable."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from gangline_ckpt_zarr.stores.local import LocalStore
 from gangline_testkit import rank
 
 BLOCK = 8 << 20
-Way = Callable[[str], None]  # (folder)
+Way = Callable[[str], None]  # argument: folder
 
 
 def sync(path: str) -> None:
@@ -59,7 +59,7 @@ def quiet() -> Iterator[None]:
 
 
 class RawWrite:
-    """The same bytes, of no structure: O_DIRECT from memory that is aligned, into a file whose room is allocated."""
+    """Raw write of the same number of bytes: O_DIRECT from aligned memory into a preallocated file."""
 
     def __init__(self, state: State) -> None:
         size = sum(shard.local.nbytes for shard in state.own())
@@ -80,7 +80,7 @@ class RawWrite:
 
 
 class FromStaging:
-    """Our writer process, on memory that is staged: checksums, the file, and the commit by rank 0."""
+    """gangline's writer process on staged memory: checksums, the file, and the commit by rank 0."""
 
     def __init__(self, state: State) -> None:
         self.registry, self.files = state.registry, PackedFiles(state.registry)
@@ -109,7 +109,7 @@ class FromStaging:
 
 
 class Ours:
-    """`checkpoint=zarr` as a run uses it: staging, writing, commit. Each call is the next step's save."""
+    """`checkpoint=zarr` as in a run: staging, writing, commit. Each call saves the next step."""
 
     def __init__(self, state: State, folder: str) -> None:
         self.state, self.step, self.blocked = state, 0, 0.0
@@ -126,7 +126,7 @@ class Ours:
         return handle
 
     def forget(self) -> None:
-        """Delete what was saved last."""
+        """Delete the latest save."""
         barrier()
         if rank.index == 0:
             self.checkpointer.tiers[0].store.delete(str(CheckpointId(self.step)))
@@ -140,7 +140,7 @@ class Ours:
 
 
 def checkpointer(folder: str, verify: bool = True) -> ZarrCheckpointer:
-    """A run's own checkpointer, on this rank."""
+    """Return the checkpointer of a run on this rank."""
     config = ZarrCheckpoint(path=f"{folder}/ours", verify=verify)
     run = build_default_run(run={"dir": folder, "steps": 1 << 30}, checkpoint=config)
     store = rank.make_comms(Mesh.of({"dp_shard": rank.world})).store if rank.world > 1 else None
@@ -176,7 +176,7 @@ class Safetensors(TorchSave):
 
 
 class Ocdbt:
-    """TensorStore: zarr v3 in one OCDBT database a rank, as Orbax writes it; nothing is merged afterwards."""
+    """TensorStore: zarr v3 in one OCDBT database per rank, as Orbax writes it, without a merge afterwards."""
 
     def __init__(self, state: State) -> None:
         self.own = state.own()
@@ -224,7 +224,7 @@ def has_tensorstore() -> bool:
 
 
 class Memcpy:
-    """The state, copied into memory that is warm: nothing could block the step for less."""
+    """Copy of the state into memory that is already allocated: the lower bound of the time that blocks a step."""
 
     def __init__(self, state: State) -> None:
         self.pairs = [(torch.zeros_like(shard.local).add_(1), shard.local) for shard in state.own()]
@@ -235,7 +235,7 @@ class Memcpy:
 
 
 class DcpAsync:
-    """torch's asynchronous save as it comes; `blocked` is what its call takes."""
+    """torch's asynchronous save with default options. `blocked`: seconds of the call."""
 
     def __init__(self, state: State) -> None:
         self.tensors, self.blocked = state.dtensors(), 0.0

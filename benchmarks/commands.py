@@ -1,9 +1,9 @@
-"""Seconds of the commands that must answer at once, wall and CPU, and whether they import torch.
+"""Measure wall and CPU seconds of the commands that must answer at once, and whether they import torch.
 
     python benchmarks/commands.py annotated_types pydantic
 
-Medians of 15 cold processes, interleaved. Goals: 0.35 s of wall time for lists and help, 1 s for `--cfg job`. Libraries
-named as arguments are imported alone, to be compared with `python -c pass`.
+Numbers are medians of 15 cold processes, interleaved. Goals: 0.35 s of wall time for lists and help, 1 s for `--cfg
+job`. Libraries in the arguments are imported alone, to be compared with `python -c pass`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def main(libraries: list[str], rounds: int = 15) -> None:
     imports = {f"import {name}": ["-c", f"import {name}"] for name in libraries}
     ways = {"python -c pass": ["-c", "pass"], **imports, **{name: words for name, (words, _) in COMMANDS.items()}}
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
-    for _ in range(rounds):  # interleaved, so that a busy moment hits all alike
+    for _ in range(rounds):  # interleaved, so that load on the machine affects all ways equally
         for name, words in ways.items():
             times[name].append(seconds(words))
     for name, words in ways.items():

@@ -1,13 +1,13 @@
-"""2 x 2 x 2 on eight processes beside torch's own parts for it, and beside one process.
+"""Compare a 2 x 2 x 2 layout on eight processes with torch's implementations, and with one process.
 
     python benchmarks/composed.py [--steps 8] [--width 128 256]
 
 torch: DTensor tensor parallelism with sequence parallelism, torch.distributed.pipelining (1F1B) and FSDP2 on the same
-decoder. Steps of the two alternate in one process group, first steps apart: wall seconds of the slowest rank and CPU
-seconds of all, medians and ratios. Goal: at most 0.45 x.
+decoder. Steps of gangline and torch alternate in one process group, after warm-up steps. Prints medians and ratios of
+the wall seconds of the slowest rank and of the CPU seconds of all. Goal: at most 0.45 x.
 
-Then tokens per second of the eight processes beside one process with as many threads as there are cores, in turns, at
-`--wide`, where products outweigh what is sent. Goal: at least 0.8 x.
+Then the tokens per second of the eight processes are compared with one process with one thread per core, alternating,
+at the width `--wide`, where matmuls take longer than communication. Goal: at least 0.8 x.
 """
 
 from __future__ import annotations
@@ -53,18 +53,18 @@ from gangline_basics.precision.plain import Plain
 from gangline_testkit import rank
 from gangline_testkit.pool import close_all, get_pool
 
-VOCABULARY, LAYERS, WARM, MICROS, DATA = 256, 4, 2, 4, 2  # MICROS microbatches of each of DATA data ranks
+VOCABULARY, LAYERS, WARM, MICROS, DATA = 256, 4, 2, 4, 2  # MICROS microbatches on each of DATA data ranks
 
 
 def run_of(width: int, rows: int, length: int, parallel: str) -> Run:
-    """The run that both train: `rows` sequences a microbatch."""
+    """Return the run that gangline and torch train, with `rows` sequences per microbatch."""
     model = DecoderConfig(vocab_size=VOCABULARY, dim=width, layers=LAYERS, heads=8, ffn_dim=3 * width)
     batch = {"global_size": rows * MICROS * DATA, "micro_size": rows, "sequence_length": length}
     return build_default_run(model=model, parallel=parallel, batch=batch, optimizer="adamw", checkpoint="off")
 
 
 def batch_of(step: int, number: int, rows: int, length: int) -> Batch:
-    """Microbatch `number` of a step."""
+    """Return microbatch `number` of a step."""
     generator = torch.Generator().manual_seed(1000 * step + number)
     tokens = torch.randint(0, VOCABULARY, (rows, length + 1), generator=generator)
     position, mask = torch.arange(length).expand(rows, length), torch.ones(rows, length, dtype=torch.bool)
@@ -73,7 +73,7 @@ def batch_of(step: int, number: int, rows: int, length: int) -> Batch:
 
 
 def ours(run: Run) -> Callable[[int], float]:
-    """A step of gangline under the run's strategy; gives the loss a token."""
+    """Return a function: step number -> loss per token of a step of gangline with the run's strategy."""
     tree, plan = compose_model(run)
     mesh = Mesh.of(run.parallel.size_axes(rank.world))
     precision = Plain(torch.float32, torch.float32)
@@ -96,7 +96,7 @@ def ours(run: Run) -> Callable[[int], float]:
 
 
 class TorchStage(nn.Module):
-    """Half of the decoder with torch's own layers: tokens or hidden state in, hidden state or logits out."""
+    """Half of the decoder, of torch's layers: tokens or hidden state in, hidden state or logits out."""
 
     def __init__(self, run: Run, stage: int) -> None:
         super().__init__()
@@ -130,7 +130,7 @@ class TorchStage(nn.Module):
         return hidden if self.head is None else self.head(hidden)
 
     def cut(self, mesh: DeviceMesh) -> None:
-        """As torch's tutorial on tensor parallelism cuts its own."""
+        """Shard the layers as in torch's tutorial on tensor parallelism."""
         between = Shard(1)
         layers: dict = {}
         for block in (f"blocks.{index}" for index in range(len(self.blocks))):
@@ -154,7 +154,7 @@ class TorchStage(nn.Module):
 
 
 def theirs(run: Run) -> Callable[[int], float]:
-    """A step of torch's parts on the mesh (pp 2, dp 2, tp 2)."""
+    """Return a function: step number -> loss of a step of torch on the mesh (pp 2, dp 2, tp 2)."""
     warnings.filterwarnings("ignore", "FSDP2-wrapped module")
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
     mesh = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("pp", "dp", "tp"))
@@ -188,13 +188,13 @@ def theirs(run: Run) -> Callable[[int], float]:
         nn.utils.clip_grads_with_norm_(module.parameters(), 1.0, total)
         optimizer.step()
         torch.distributed.all_reduce(value)
-        return float(value) / 4  # two data ranks, each with two ranks of tp
+        return float(value) / 4  # two data ranks, each with two tp ranks
 
     return step
 
 
 def compared(width: int, rows: int, length: int, steps: int) -> dict[str, list[tuple[float, float]]]:
-    """(wall, CPU) seconds of each step of each, on this rank, the order changing with every step."""
+    """Return (wall, CPU) seconds of each step of gangline and torch on this rank; their order changes every step."""
     run = run_of(width, rows, length, "3d")
     built = {"ours": ours(run), "torch": theirs(run)}
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in built}
@@ -215,7 +215,7 @@ _kept: dict[tuple, Callable[[int], float]] = {}
 
 
 def timed(width: int, rows: int, length: int, parallel: str, numbers: list[int], threads: int) -> float:
-    """Seconds of these steps on this rank; built once."""
+    """Return the seconds of these steps on this rank. The model is built once."""
     key = width, rows, length, parallel
     torch.set_num_threads(threads)
     if key not in _kept:

@@ -1,7 +1,7 @@
-"""What reading costs: the built-in corpus read and indexed, and a step's batches as a share of the step they feed.
+"""Measure the cost of data loading: reading and indexing the built-in corpus, and batches as a share of step time.
 
-Each way of reading takes its turn beside a bare `get_batch` (random windows of the same tokens, stacked: what nanoGPT
-does), and the default model's step is timed on the same batches. CPU seconds, one thread. Goal: under 1 % of the step.
+Each reader alternates with a bare `get_batch` (random windows of the same tokens, stacked, as in nanoGPT). The step of
+the default model is timed on the same batches. CPU seconds, one thread. Goal: under 1 % of the step.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def cpu_seconds(call: Callable[[], object]) -> float:
 
 
 def vocabulary(size: int = 1024) -> str:
-    """A tokenizer.json, trained on a part of the standard library."""
+    """Return a tokenizer.json, trained on a part of Python's standard library."""
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
     from gangline_basics.data.corpus import list_corpus
@@ -58,7 +58,7 @@ def bare_batch(tokens: np.ndarray, rows: int, length: int) -> tuple[torch.Tensor
 
 
 def measure(name: str, run: Run, source: TextSource, turns: int) -> None:
-    """Print one row: milliseconds of a step's batches beside the bare way, and their share of a step."""
+    """Print one row: milliseconds for the batches of a step, the same for the bare way, and their share of a step."""
     rows, length = run.batch.global_size, run.batch.sequence_length
     batches = Batches(source, ReadPlace(0, 1, rows, rows, torch.device("cpu")))
     loop = BareLoop(run, source, build(run.schedule, run))

@@ -1,10 +1,11 @@
-"""Data parallelism beside torch: `ddp`, zero=0 and 1 beside DistributedDataParallel, zero=2 and 3 beside FSDP2.
+"""Compare data parallelism with torch: `ddp`, zero=0 and 1 with DistributedDataParallel, zero=2 and 3 with FSDP2.
 
     python benchmarks/data_parallel.py --processes 2 4 --steps 30
 
-The same model, batches and optimizer, in one run, step by step in random order. FSDP2 (`fully_shard` around each block
-and the rest) keeps whole weights between forward and backward beside zero=2, and not beside zero=3. Prints medians over
-the steps of wall seconds (of the slowest rank), and the ratios of wall and of CPU seconds (all ranks together).
+Model, batches and optimizer are the same. Steps of all ways run in one process group, in random order. FSDP2
+(`fully_shard` around each block and the rest of the model) keeps full weights between forward and backward for the
+comparison with zero=2, and frees them for zero=3. Prints medians over the steps of the wall seconds of the slowest
+rank, and the ratios of wall seconds and of the CPU seconds of all ranks.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ Seconds = dict[str, list[tuple[float, float]]]
 
 
 def batch_of(step: int, rows: int, length: int) -> Batch:
-    """This rank's own batch of a step."""
+    """Return this rank's batch of a step."""
     generator = torch.Generator().manual_seed(step * 1000 + rank.index)
     tokens = torch.randint(0, VOCABULARY, (rows, length + 1), generator=generator)
     position = torch.arange(length).expand(rows, length)
@@ -69,7 +70,7 @@ def options(name: str, bucket_mb: float) -> ParallelConfig:
 
 
 def ours(config: DecoderConfig, name: str, bucket_mb: float) -> Step:
-    """A step of gangline; gives the mean loss of all ranks."""
+    """Return a step function of gangline; its result is the mean loss of all ranks."""
     run = build_default_run(model=config, parallel=options(name, bucket_mb))
     tree, plan = compose_model(run)
     mesh = Mesh.of(run.parallel.size_axes(rank.world))
@@ -91,7 +92,7 @@ def ours(config: DecoderConfig, name: str, bucket_mb: float) -> Step:
 
 
 def theirs(config: DecoderConfig, wrap: Callable[[nn.Module], nn.Module]) -> Step:
-    """A step of a plain loop around torch's wrapper; gives this rank's mean loss, which nobody reduces."""
+    """Return a step function of a plain loop around torch's wrapper; its result is the mean loss of this rank."""
     tree, plan = compose_model(build_default_run(model=config))
     model = wrap(make_whole_model(tree, plan, seed=0))
     parameters = list(model.parameters())
@@ -117,12 +118,12 @@ def ddp(model: nn.Module, bucket_mb: float) -> nn.Module:
 def fsdp2(model: nn.Module, reshard: bool) -> nn.Module:
     for block in model.get_submodule("blocks").children():
         fully_shard(block, reshard_after_forward=reshard)
-    fully_shard(model, reshard_after_forward=reshard)  # in place
+    fully_shard(model, reshard_after_forward=reshard)  # changes the model in place
     return model
 
 
 def runners(config: DecoderConfig, bucket_mb: float, only: list[str]) -> dict[str, Step]:
-    """The steps to compare, by name."""
+    """Return the step functions to compare, by name."""
     made: dict[str, Callable[[], Step]] = {
         "DDP": lambda: theirs(config, lambda model: ddp(model, bucket_mb)),
         "FSDP2 kept": lambda: theirs(config, lambda model: fsdp2(model, False)),
@@ -134,11 +135,12 @@ def runners(config: DecoderConfig, bucket_mb: float, only: list[str]) -> dict[st
 
 
 def measure(size: str, steps: int, rows: int, length: int, bucket_mb: float, only: list[str]) -> Seconds:
-    """(wall, CPU) seconds of each step of each, on this rank; in another order each step."""
+    """Return (wall, CPU) seconds of each step of each way on this rank; the order is random."""
     found: dict[str, list[tuple[float, float]]] = {}
     built = list(runners(SIZES[size], bucket_mb, only).items())
     world = rank.make_comms(Mesh.of({"dp_replicate": rank.world}), False).world
-    order = random.Random(0)  # the same on all ranks; a fixed one favours whoever follows the right neighbour
+    # the same order on all ranks; a fixed order would favour the way that follows the same other way every time
+    order = random.Random(0)
     for index in range(steps + WARM):
         batch = batch_of(index, rows, length)
         order.shuffle(built)

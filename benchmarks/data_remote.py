@@ -1,9 +1,9 @@
-"""Tokens a second of a store behind HTTP at 25 ms of latency: whole shards in ranges of 8 MiB at once.
+"""Measure tokens per second from a store behind HTTP with 25 ms latency: shards fetched in ranges of 8 MiB in parallel.
 
     python benchmarks/data_remote.py [--shards 4 --latency 0.025]
 
-The server is a process of its own that waits before each answer. Announced as a reader does, fetched, held
-against its checksum and mapped; then every token is read once. Goal: 100 M tokens a second for a node.
+The server is a separate process that waits before each answer. Shards are announced as a reader announces them,
+fetched, verified by checksum, and mapped; then every token is read once. Goal: 100 M tokens per second and node.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gangline_dataloader.store.write import SHARD_TOKENS, ShardWriter
 
 
 def serve(root: Path, latency: float, told: Connection) -> None:
-    """Files with ranges, each answer `latency` seconds late; tells its port."""
+    """Serve files with range requests, each answer `latency` seconds late. Sends the port through `told`."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -48,7 +48,7 @@ def serve(root: Path, latency: float, told: Connection) -> None:
             self.wfile.write(content)
 
         def log_message(self, *words: object) -> None:
-            """Quiet."""
+            """Log nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     told.send(server.server_port)
@@ -76,7 +76,7 @@ def main() -> None:
             begun = time.perf_counter()
             store = RemoteTokens(f"http://127.0.0.1:{mine.recv()}", FileCache(cache, 1 << 40), 600.0)
             opened, used = time.perf_counter(), time.process_time()
-            store.announce(np.arange(options.shards) * SHARD_TOKENS)  # as a reader does, ahead of need
+            store.announce(np.arange(options.shards) * SHARD_TOKENS)  # a reader announces shards before it needs them
             for number in range(options.shards):
                 store.shard(number)
             fetched, used = time.perf_counter() - opened, time.process_time() - used

@@ -1,11 +1,14 @@
-"""Tokens a CPU second of what a rank gets from a reader, beside nanoGPT's get_batch and a bare gather of the same rows.
+"""Measure tokens per CPU second of a rank's reader, compared with nanoGPT's get_batch and a bare gather of equal rows.
 
-One token store of uint16, its pages in memory; each way of reading takes its turn, round after round, and a ratio is
-the median of the rounds' own. CPU seconds are those of the whole process, threads included, so that other work on the
-machine changes little. All but `dense` is what `take` hands over, tokens as they are stored:
-`tokens` without the ends of documents, `documents` with them, `packed` rows of whole documents, `fill in` with half of
-the documents rearranged; `dense` is the int64 batch of `tokens` that a model gets on a CPU (`gangline.data.expand`).
-Goals at 16 x 2048: `documents` 18 times nanoGPT and half of the bare gather, `dense` 12 times; at 32 x 4096: 35 times.
+The tokens are one token store of uint16 in the page cache. The ways alternate, round by round, and a ratio is the
+median of the ratios of the rounds. CPU seconds are of the complete process with its threads, so that other load on the
+machine has little effect. All ways except `dense` measure `take`, which returns tokens as stored: `tokens` without the
+ends of documents, `documents` with them, `packed` with rows of complete documents, `fill in` with half of the documents
+rearranged for fill-in-the-middle. `dense` measures the int64 batch of `tokens` that a model gets on a CPU
+(`gangline.data.expand`).
+
+Goals at 16 x 2048: `documents` 18 times nanoGPT and half of the bare gather, `dense` 12 times nanoGPT; at 32 x 4096: 35
+times.
 """
 
 from __future__ import annotations
@@ -39,11 +42,11 @@ from gangline_dataloader.store.manifest import Manifest, Shards, Tokenizer
 from gangline_dataloader.store.npy import HEADER
 from gangline_dataloader.store.write import ShardWriter
 
-SIZES = ((2048, 16), (4096, 32))  # T, B
+SIZES = ((2048, 16), (4096, 32))  # (T, B)
 
 
 def corpus(folder: Path, count: int) -> None:
-    """A store of `count` tokens in documents of lognormal lengths (median 403, mean 738), in shards of 2^26."""
+    """Write a store of `count` tokens in documents of log-normal lengths (median 403, mean 738), in shards of 2^26."""
     rng, shards, left = np.random.default_rng(0), Shards(), count
     while left:
         size = min(left, 1 << 26)
@@ -59,7 +62,7 @@ def corpus(folder: Path, count: int) -> None:
 
 
 def get_batch(file: Path, T: int, B: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """As nanoGPT's train.py has it, which maps the file anew for each batch and slices by tensors."""
+    """Return a batch as nanoGPT's train.py does: map the file again for each batch, and slice by tensors."""
     data = np.memmap(file, np.uint16, "r", HEADER)
     ix = torch.randint(len(data) - T, (B,))
     x = torch.stack([torch.from_numpy(data[i : i + T].astype(np.int64)) for i in ix])
@@ -68,7 +71,7 @@ def get_batch(file: Path, T: int, B: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def ways(folder: Path, T: int, B: int) -> dict[str, Callable[[], object]]:
-    """What makes one step's batch, by name."""
+    """Return name -> function that makes the batch of one step."""
     file = folder / "shard-00000.npy"
     data = np.load(file, mmap_mode="r")
     view = np.lib.stride_tricks.sliding_window_view(data, T + 1)
@@ -119,7 +122,7 @@ def run_of(config: TokensConfig, T: int, B: int) -> Run:
 
 
 def measure(folder: Path, T: int, B: int, rounds: int, steps: int) -> None:
-    """Print a row for each way: million tokens a CPU second, and how often nanoGPT's."""
+    """Print a row for each way: million tokens per CPU second, and the ratio to nanoGPT."""
     found = ways(folder, T, B)
     spent: dict[str, list[float]] = {name: [] for name in found}
     waited: dict[str, list[float]] = {name: [] for name in found}
@@ -144,7 +147,7 @@ def measure(folder: Path, T: int, B: int, rounds: int, steps: int) -> None:
 
 
 def first_batches(folder: Path, T: int, B: int) -> None:
-    """Milliseconds to the first batch, from the start of an epoch and at 80 % of it."""
+    """Print the milliseconds to the first batch, from the start, from 80 % of an epoch, and from epoch 1000."""
     config = TokensConfig(path=str(folder))
     place = ReadPlace(0, 1, B, B, torch.device("cpu"))
     for share in (0.0, 0.8, 1000.0):
@@ -161,7 +164,7 @@ def first_batches(folder: Path, T: int, B: int) -> None:
 
 
 def resumes() -> None:
-    """Milliseconds of CPU and MiB until the next 1024 places are known, at places far into corpora of any size."""
+    """Print CPU milliseconds and MiB to compute the next 1024 sample indices after a resume, for large corpora."""
     for rows in (10**6, 10**8, 10**11):
         orders: dict[str, Callable[[], Callable[[np.ndarray], object]]] = {
             "one source": partial(SingleOrder, Ingredient("a", rows), 7),

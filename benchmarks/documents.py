@@ -1,7 +1,7 @@
-"""What it costs to keep documents apart: a step with documents beside a step of the same tokens without, interleaved.
+"""Measure the cost of document masking: steps with documents interleaved with steps of the same tokens without.
 
-Lengths of documents are log-normal as in text from the web (median 403 tokens, mean 738), positions start anew in each.
-CPU seconds of forward and backward, one thread. Goal: at most 1.1.
+Document lengths are log-normal as in web text (median 403 tokens, mean 738); positions restart in each document. CPU
+seconds of forward and backward, one thread. Goal: at most 1.1.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CPU = torch.device("cpu")
 
 
 def packed(rows: int, length: int, vocab_size: int, shorter: float) -> Batch:
-    """Rows cut out of documents one behind another, `shorter` times as short as those of the web."""
+    """Return a batch of rows split from concatenated documents, which are `shorter` times shorter than web text."""
     draws = np.random.default_rng(0)
     lengths = np.maximum(1, draws.lognormal(np.log(403 / shorter), 1.1, rows * length).astype(np.int64))
     ends = np.cumsum(lengths)
@@ -50,7 +50,7 @@ def main() -> None:
             for name, batch in (("apart", apart), ("plain", plain)):
                 start = time.process_time()
                 model(batch).backward()
-                if turn:  # the first warms up
+                if turn:  # the first turn is a warm-up
                     times[name].append(time.process_time() - start)
         ratio = statistics.median(a / p for a, p in zip(times["apart"], times["plain"], strict=True))
         print(

@@ -1,9 +1,10 @@
-"""Steps of real runs in which nothing is wrong: what health=monitors says of them. Nothing that acts is the goal.
+"""Count the verdicts of health=monitors in real runs without faults. Goal: no verdict that triggers an action.
 
     python benchmarks/false_alarms.py --steps 10000
 
-Ranks of a tiny model over gloo, in runs of 2,500 steps, each with another seed, on whatever else the machine does. Four
-by default: fewer than three leave `health.monitors.rank_losses` and a majority of replicas unused.
+Ranks of a tiny model run over gloo, in runs of 2,500 steps with different seeds, under any other load on the machine.
+The default is four ranks: with fewer than three, `health.monitors.rank_losses` and the majority vote of replicas have
+no effect.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from pathlib import Path
 from gangline.run.events import read_events
 from gangline_testkit.real_runs import RealRuns
 
-EACH = 2500  # steps of a run
-SECONDS = 3600.0  # a run that takes longer has failed
+EACH = 2500  # number of steps of each run
+SECONDS = 3600.0  # time limit of a run; a longer run has failed
 ROUTINE = ("monitors", "not-compared")
 
 

@@ -1,9 +1,9 @@
-"""Fine-tuning beside peft and TRL, on the same model and the same chats, in one process on the CPU.
+"""Compare fine-tuning with peft and TRL, on the same model and the same chats, in one process on the CPU.
 
-LoRA: a step (forward, backward, clip, AdamW) of adapters around every linear of a Llama, beside peft on transformers,
-and beside the step of all weights. SFT: chats packed into rows and all weights trained, beside TRL's SFTTrainer with
-packing, as tokens of chats (padding left out) for each second. Seconds are those of the CPU, medians over steps; the
-ways take turns. Needs transformers, peft, trl and datasets.
+LoRA: a step (forward, backward, clip, AdamW) with adapters on every linear layer of a Llama, compared with peft on
+transformers, and with a step of full fine-tuning. SFT: full fine-tuning on packed chats, compared with TRL's SFTTrainer
+with packing, in chat tokens (without padding) per second. Seconds are CPU seconds, medians over steps; the ways
+alternate. Needs transformers, peft, trl and datasets.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Step = Callable[[], None]
 
 
 def gangline_runtime(run: Run) -> tuple[Runtime, Step]:
-    """The runtime of a run on one process, and what follows each of its steps."""
+    """Return the runtime of a run on one process, and the function that ends each step."""
     tree, plan = compose_model(run)
     mesh = Mesh.of(run.parallel.size_axes(1))
     precision = registry.build(run.precision, run)
@@ -102,7 +102,7 @@ def peft(tokens: torch.Tensor) -> Step:
 
 
 def timed(ways: dict[str, Step], rounds: int) -> dict[str, float]:
-    """CPU seconds of a step of each way: the median."""
+    """Return the median CPU seconds of a step of each way."""
     found: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(rounds + 2):
         for name, step in ways.items():
@@ -130,7 +130,7 @@ def lora(rounds: int) -> None:
 
 
 def chats(folder: Path, count: int) -> Path:
-    """A tokenizer of bytes with a chat template, and chats of unequal lengths."""
+    """Write chats of different lengths, and a byte tokenizer with a chat template."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -159,7 +159,7 @@ def chats(folder: Path, count: int) -> Path:
 
 
 def sft_ours(folder: Path, length: int, rows: int) -> Iterator[tuple[float, int]]:
-    """(CPU seconds, tokens of chats) of each step."""
+    """Yield (CPU seconds, number of chat tokens) of each step of gangline."""
     words = [f"data.path={folder}/chats.jsonl", f"data.tokenizer={folder}/tokenizer.json", "data.validation_fraction=0"]
     words += ["data=chat", f"batch.sequence_length={length}", f"batch.global_size={rows}", "precision=fp32"]
     run = compose_one([*MODEL, *words])
@@ -177,7 +177,7 @@ def sft_ours(folder: Path, length: int, rows: int) -> Iterator[tuple[float, int]
 
 
 def sft_theirs(folder: Path, length: int, rows: int, steps: int) -> list[tuple[float, int]]:
-    """The same by SFTTrainer; the first two steps are left out."""
+    """Return (CPU seconds, number of chat tokens) of each step of SFTTrainer, without the first two."""
     from datasets import load_dataset
     from transformers import AutoTokenizer, TrainerCallback
     from trl import SFTConfig, SFTTrainer

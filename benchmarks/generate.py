@@ -1,10 +1,10 @@
-"""Tokens per second of `gangline sample`'s loop beside transformers' `generate`, of the same weights.
+"""Compare the tokens per second of `gangline sample` with transformers' `generate`, for the same weights.
 
     python benchmarks/generate.py --size small --prompts 1 8 --rounds 5
 
-Greedy, float32, on the CPU, with caches of both; prompts are of one length. Ways take turns in random order; the
-tokens must be the same. Prints medians over the rounds of tokens per second of wall time and of CPU time, and the
-ratios. `uncached` is ours without what modules keep.
+Greedy decoding, float32, on the CPU; both use a KV cache, and all prompts have the same length. The ways alternate in
+random order, and their tokens must be equal. Prints medians over the rounds of the tokens per second of wall time and
+of CPU time, and the ratios. `uncached` is gangline without a KV cache.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from gangline_basics.model.columns import lay_out_by_columns
 from gangline_basics.sampling.sampler import generate
 from gangline_models.hugging_face.config import read_model_config
 
-SIZES = {  # of Qwen2: layers, width, heads, key heads, feed-forward, vocabulary
+SIZES = {  # of Qwen2: (layers, width, heads, key heads, feed-forward width, vocabulary)
     "tiny": (4, 128, 4, 2, 384, 1024),
     "small": (8, 512, 8, 2, 1408, 32_000),
     "base": (12, 768, 12, 4, 2048, 50_257),
@@ -37,7 +37,7 @@ SIZES = {  # of Qwen2: layers, width, heads, key heads, feed-forward, vocabulary
 
 
 def models(size: str, context: int):
-    """(theirs, ours) of the same weights."""
+    """Return (transformers' model, gangline's model) with the same weights."""
     from transformers import AutoModelForCausalLM, Qwen2Config
 
     layers, dim, heads, kv_heads, hidden, vocabulary = SIZES[size]
@@ -102,7 +102,7 @@ def main() -> None:
             for name in random.sample(list(ways), len(ways)):
                 began, used = time.perf_counter(), time.process_time()
                 found.append(ways[name]())
-                if number:  # the first round warms up
+                if number:  # the first round is a warm-up
                     wall[name].append(time.perf_counter() - began)
                     cpu[name].append(time.process_time() - used)
             assert all(texts == found[0] for texts in found), "the ways write different tokens"

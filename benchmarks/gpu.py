@@ -1,18 +1,19 @@
-"""One command on a machine with a GPU: are its results those of a CPU, and how near to its peak does it come?
+"""Check a machine with a GPU in one command: compare its results with a CPU, and its throughput with the peak.
 
-    python benchmarks/gpu.py                   all of it, one group after another
-    python benchmarks/gpu.py checks            one group, or several: checks, rates, compiled
-    python benchmarks/gpu.py --tiny            the same at sizes that take seconds; with --device cpu, anywhere
+    python benchmarks/gpu.py                   all groups, one after another
+    python benchmarks/gpu.py checks            some groups: checks, rates, compiled
+    python benchmarks/gpu.py --tiny            the same with small sizes, in seconds; with --device cpu on any machine
     python benchmarks/gpu.py --only ring fp8   some lines of the table
-    python benchmarks/gpu.py --seconds 120     begin no line after that; those that are left are named
-    python benchmarks/gpu.py --out FOLDER      the table as data, and profiles: written as it goes
+    python benchmarks/gpu.py --seconds 120     start no line after 120 s; the lines left are listed
+    python benchmarks/gpu.py --out FOLDER      write the table as data, and profiles, while the benchmark runs
 
-It needs torch, numpy, pluggy, PyYAML and pytest, no network, and nothing of this repository installed: from a clone it
-takes the packages as they lie. Wheels in a folder `.whl` beside `packages/`, of what is lacking, are unpacked first.
+Needs torch, numpy, pluggy, PyYAML and pytest, but no network and no installed package of this repository: in a clone it
+uses the packages of the source tree. If other dependencies are missing, it first unpacks their wheels from a folder
+`.whl` next to `packages/`.
 
-First come checks, each against the CPU or against plain mathematics (`gpu_checks.py`), then rates, each beside what it
-is measured against (`gpu_rates.py`, `gpu_kernels.py`, `gpu_steps.py`), then those of compiled code. A check that fails
-ends nothing; the exit code is 1 where one did.
+Checks come first, each compared with the CPU or with a plain formula (`gpu_checks.py`). Then come throughput numbers,
+each with its baseline (`gpu_rates.py`, `gpu_kernels.py`, `gpu_steps.py`), then those of compiled code. A failed check
+does not stop the others; the exit code is 1 if any check failed.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ FROM_TREE = "GANGLINE_FROM_TREE"
 
 @dataclass(frozen=True)
 class Line:
-    """A line of the table. verdict: "ok", "WRONG", "left out", or "" for a rate."""
+    """A line of the table. verdict: "ok", "WRONG", "left out", or "" for a throughput."""
 
     name: str
     verdict: str
@@ -51,7 +52,7 @@ class Line:
 
 
 def as_in_the_tree() -> None:
-    """Run this script again in an environment in which the tree's packages are installed, where they are not."""
+    """Run this script again with the packages of the source tree on the module path, unless they are installed."""
     if importlib.util.find_spec("gangline_moe") is not None or FROM_TREE in os.environ:
         return
     site = Path(tempfile.mkdtemp(prefix="gangline-site-"))
@@ -71,11 +72,12 @@ def as_in_the_tree() -> None:
     sources = [str(path) for path in sorted(ROOT.glob("packages/*/src"))]
     folders = os.pathsep.join([*sources, str(site), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     environment = {**os.environ, "PYTHONPATH": folders, FROM_TREE: "1"}
-    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)  # flags of the interpreter, too
+    # orig_argv keeps the interpreter's flags
+    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
 
 
 def run(name: str, work: Callable[[], str], of_check: bool) -> Line:
-    """One line: what `work` says, or why it could not."""
+    """Return one line: the result of `work`, or its error."""
     from gpu_places import LeftOut
 
     began = time.perf_counter()
@@ -83,7 +85,7 @@ def run(name: str, work: Callable[[], str], of_check: bool) -> Line:
         verdict, found = ("ok" if of_check else ""), work()
     except LeftOut as why:
         verdict, found = "left out", str(why)
-    except Exception as error:  # the others still tell something
+    except Exception as error:  # the other lines are still useful
         verdict, found = "WRONG", f"{type(error).__name__}: {error}".replace("\n", " ")[:300]
         if not isinstance(error, AssertionError):
             traceback.print_exc()
@@ -91,18 +93,18 @@ def run(name: str, work: Callable[[], str], of_check: bool) -> Line:
 
 
 def show(lines: Iterable[Line]) -> None:
-    """Each line as soon as it is there: what was found stays on the screen if the machine goes away."""
+    """Print each line as soon as it is measured, so that results stay on the screen if the machine is lost."""
     for line in lines:
         print(f"{line.verdict:<9}{line.name:<26}{line.seconds:6.1f} s  {line.found}", flush=True)
 
 
 def is_called(name: str, part: str, names: Collection[str]) -> bool:
-    """Whether a line is meant by a word: its whole name, or a part of it where no line has that name."""
+    """Return whether `part` selects a line: equal to the line's name, or a part of it if no line has that name."""
     return part == name or (part not in names and part in name)
 
 
 def groups() -> dict[str, dict[str, Callable[[Place], str]]]:
-    """The lines of the table by group and name."""
+    """Return the lines of the table, by group and name."""
     import gpu_checks
     import gpu_kernels
     import gpu_rates

@@ -1,4 +1,4 @@
-"""What has to be the same on the device as on a CPU, or as plain mathematics says. See `gpu.py`."""
+"""Check that results on the device equal results on a CPU or of a plain formula. See `gpu.py`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ROUNDING = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 2e-2}
 
 
 def layouts(place: Place) -> str:
-    """Three steps in one process: float64 to rounding, lower precisions to theirs."""
+    """Compare three steps in one process: float64 up to rounding, lower precisions up to theirs."""
     said = [
         compared(trained(place.device, precision, kind=kind), trained(CPU, precision, kind=kind), bound)
         for precision, bound in ((FP64, 1e-9), (FP32, 1e-3), (BF16, 3e-2))
@@ -52,7 +52,7 @@ LAYOUTS: dict[str, tuple[dict[str, int], tuple[str, ...]]] = {
 
 
 def layout_of(name: str) -> Callable[[Place], str]:
-    """Two ranks on the device, against one process on the CPU."""
+    """Return a check that compares two ranks on the device with one process on the CPU."""
 
     def check(place: Place) -> str:
         axes, words = LAYOUTS[name]
@@ -74,7 +74,7 @@ def _like(*shape: int, dtype: torch.dtype, seed: int, device: torch.device) -> T
 
 
 def ring(place: Place) -> str:
-    """A block of ring attention, all queries and the later half: out, log-sum-exp, gradients, against mathematics."""
+    """Compare blocks of ring attention with a plain formula: out, log-sum-exp, gradients; all queries, or half."""
     kernel, dtype = (blocks.CUDA, torch.bfloat16) if place.cuda else (blocks.CPU, torch.float32)
     T = place.sized(1024, 32)
     found: dict[str, float] = {}
@@ -88,7 +88,7 @@ def ring(place: Place) -> str:
         out, lse = kernel.forward(q[rows], k, v, causal, None, None)
         true_out, true_lse = blocks.MATH.forward(exact[0][rows], exact[1], exact[2], causal, None, None)
         found |= {f"out, {name}": apart(out, true_out), f"lse, {name}": apart(lse, true_lse)}
-        # As the ring has it: out and lse of all rows, of which these are a slice.
+        # As in ring attention: the backward gets slices of the `out` and `lse` of all rows.
         all_out, all_lse = torch.zeros_like(q), lse.new_zeros(q.shape[:3])
         all_out[rows], all_lse[rows] = out, lse
         back = kernel.backward(dout[rows], q[rows], k, v, all_out[rows], all_lse[rows], causal, None, None)
@@ -108,7 +108,7 @@ CALLS = {
 
 
 def attention(place: Place) -> str:
-    """Core's attention in every kind, with documents and without, and its gradients: Flex on a GPU."""
+    """Check core's attention and its gradients for each kind of call, with and without documents; on a GPU Flex."""
     dtype, T = torch.bfloat16 if place.cuda else torch.float32, place.sized(512, 48)
     found: dict[str, float] = {}
     position = torch.arange(T).expand(2, T)
@@ -141,7 +141,7 @@ def _with_gradients(
 
 
 def fp8(place: Place) -> str:
-    """A float8 linear and its gradients in each scaling, against the same rounding emulated on the CPU."""
+    """Compare a float8 linear layer and its gradients with the same rounding emulated on the CPU, for each scaling."""
     found: dict[str, float] = {}
     left = []
     n, inside, outside = (place.sized(size, size // 8) for size in (1024, 2048, 1536))
@@ -166,7 +166,7 @@ def fp8(place: Place) -> str:
 
 
 def grouped(place: Place) -> str:
-    """The three products of a stack of experts, one of which has no rows."""
+    """Check the three matmuls of stacked expert weights, with one expert that has no rows."""
     dtype = torch.bfloat16 if place.cuda else torch.float32
     A, E, I, O = (place.sized(size, size // 16) for size in (2048, 64, 1024, 512))
     counts = torch.full((E,), A // E)
@@ -187,7 +187,7 @@ def grouped(place: Place) -> str:
 
 
 def muon(place: Place) -> str:
-    """Newton-Schulz in bfloat16: singular values near one, and near what the CPU makes of it."""
+    """Check Newton-Schulz in bfloat16: singular values near one, and a result near the CPU's."""
     shape = (place.sized(1024, 32), place.sized(512, 16))
     matrix = _like(*shape, dtype=torch.float32, seed=1, device=CPU)
     ours, theirs = orthogonalise(matrix.to(place.device)), orthogonalise(matrix.double())
@@ -198,7 +198,7 @@ def muon(place: Place) -> str:
 
 
 def random(place: Place) -> str:
-    """Draws inside a run are a function of their coordinates: the same bits on every device."""
+    """Check that random draws in a run depend only on their coordinates: the same bits on every device."""
     sample = torch.arange(1000)
     ours, theirs = (draws.draw_uniforms(7, 3, sample.to(device), "site").to(CPU) for device in (place.device, CPU))
     assert torch.equal(ours, theirs), "other numbers"
@@ -209,13 +209,13 @@ def random(place: Place) -> str:
 
 
 def offload(place: Place) -> str:
-    """Masters and optimizer state in host memory: the same losses."""
+    """Check that the losses are the same with master weights and optimizer state in host memory."""
     words = ("parallel=fsdp", FP64)
     return compared(trained(place.device, *words, "parallel.offload=true"), trained(place.device, *words), 1e-12)
 
 
 def staging(place: Place) -> str:
-    """A copy to a part of pinned memory that does not block is there once the device has been waited for."""
+    """Check that a non-blocking copy into a part of pinned memory has arrived after a device synchronization."""
     rows, columns = 64, place.sized(1 << 20, 1 << 10)
     x = torch.randn(rows, columns, device=place.device)
     for name, gap in (("whole", 0), ("strided", 1024)):
@@ -227,7 +227,7 @@ def staging(place: Place) -> str:
 
 
 def captured(place: Place) -> str:
-    """A block's forward and backward pass as a graph of a stream: nothing in it waits for the host."""
+    """Capture the forward and backward pass of a block as a CUDA graph, which fails if the host has to wait."""
     place.needs_cuda("a graph of a stream")
     tree, plan = compose_model(small(BF16))
     model = make_whole_model(tree, plan, seed=1, device=place.device, dtype=torch.bfloat16)
@@ -256,7 +256,7 @@ def captured(place: Place) -> str:
 
 
 def compiled(place: Place) -> str:
-    """Blocks under torch.compile, beside the same without it on the same device."""
+    """Compare blocks under torch.compile with the same blocks without it, on the same device."""
     said = []
     for name, bound, words in (
         ("float32", 1e-3, (FP32,)),
@@ -269,7 +269,7 @@ def compiled(place: Place) -> str:
 
 
 def deterministic(place: Place) -> str:
-    """Under run.deterministic two runs have the same bits, with rows long enough for several blocks of a kernel."""
+    """Check that two runs with run.deterministic are bitwise equal, with rows longer than one block of a kernel."""
     said = []
     for name, words in DETERMINISTIC.items():
         T = place.sized(1024, 64)
@@ -289,14 +289,15 @@ DETERMINISTIC = {
 
 
 def communicator(place: Place) -> str:
-    """Each collective that is used, of each dtype, over NCCL: of one rank, for each rank wants a GPU of its own."""
+    """Check every collective with every dtype over NCCL, with one rank, because each NCCL rank needs its own GPU."""
     place.needs_cuda("NCCL")
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as alone:  # its process group ends with it
+    # the process group ends with this process
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as alone:
         return alone.submit(nccl_alone, str(place.device)).result(timeout=120)
 
 
 def registered(place: Place) -> str:
-    """Host memory that cannot be page-locked: a save goes the slow way, and the next kernel runs."""
+    """Check a save when host memory cannot be page-locked: it takes the slow path, and the next kernel runs."""
     place.needs_cuda("page-locked memory")
     from gangline.mesh import Mesh
     from gangline_ckpt_zarr.format.packed import PackedFiles
@@ -308,7 +309,8 @@ def registered(place: Place) -> str:
     buffer = Staging()
     try:
         buffer.prepare(file)
-        code = torch.cuda.cudart().cudaHostRegister(buffer._bytes.data_ptr(), buffer.size, 0)  # so that the next fails
+        # makes the next registration fail
+        code = torch.cuda.cudart().cudaHostRegister(buffer._bytes.data_ptr(), buffer.size, 0)
         assert int(code) == 0, f"cudaHostRegister says {code}"
         buffer.fill(file, shards)
         assert buffer._pageable, "it was registered twice"
@@ -320,7 +322,7 @@ def registered(place: Place) -> str:
 
 
 def checkpoint(place: Place) -> str:
-    """Two steps of a whole run on the device, saved by each store, and taken up again on the CPU."""
+    """Run two steps on the device, save with each store, and resume on the CPU."""
     from importlib.util import find_spec
 
     from gangline.run.directory import RunDirectory

@@ -1,4 +1,4 @@
-"""How fast single kernels of a training step are on the device, beside memory bandwidth or peak. See `gpu.py`."""
+"""Measure single kernels of a training step, relative to memory bandwidth or peak FLOP/s. See `gpu.py`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BACKENDS = {
 
 
 def both(place: Place, forward: Callable[[], Tensor], inputs: list[Tensor]) -> tuple[float, float]:
-    """Seconds of the forward pass, and of the backward pass."""
+    """Return the seconds of the forward pass and of the backward pass."""
     grad = torch.randn_like(forward())
     forth = place.seconds(forward)
     out = forward()
@@ -33,7 +33,7 @@ def both(place: Place, forward: Callable[[], Tensor], inputs: list[Tensor]) -> t
 
 
 def attention(place: Place) -> str:
-    """Causal attention of 32 query and 8 key heads of width 128: what the default takes, and each kernel by itself."""
+    """Measure causal attention of 32 query and 8 key heads of width 128, with the default and with each kernel."""
     said = []
     for B, T in ((2, 4096), (1, 8192)) if not place.tiny else ((1, 64),):
         H, K, C = (32, 8, 128) if not place.tiny else (4, 2, 16)
@@ -42,7 +42,7 @@ def attention(place: Place) -> str:
             torch.randn(B, n, T, C, device=place.device, dtype=torch.float32).to(dtype).requires_grad_()
             for n in (H, K, K)
         )
-        flops = 4 * B * H * T * T * C / 2  # half of the scores are seen
+        flops = 4 * B * H * T * T * C / 2  # causal: half of the scores are visible
 
         def told(name: str, call: Callable[[], Tensor]) -> str:
             try:
@@ -58,7 +58,7 @@ def attention(place: Place) -> str:
                 with sdpa_kernel(backend):
                     found.append(told(name, default))
         position = torch.arange(T, device=place.device).expand(B, T)
-        document = (position * 4 // T).contiguous()  # four documents a row: a quarter of the work
+        document = (position * 4 // T).contiguous()  # four documents per row: a quarter of the work
         found.append(told("4 documents", lambda: get_plain_attention(AttentionCall())(q, k, v, document, position)))  # noqa: B023
         plain = get_plain_attention(AttentionCall(window=1024))
         found.append(told("window 1024", lambda: plain(q, k, v, None, position)))  # noqa: B023
@@ -67,7 +67,7 @@ def attention(place: Place) -> str:
 
 
 def cross_entropy(compiled: bool) -> Callable[[Place], str]:
-    """The loss on logits of a vocabulary of 128256, and whole with the head's products, at once and in chunks."""
+    """Return a measurement of the head's matmul and loss (vocabulary 128,256): gangline's, in chunks, and torch's."""
 
     def rate(place: Place) -> str:
         from gangline_basics.model import loss
@@ -101,7 +101,7 @@ def cross_entropy(compiled: bool) -> Callable[[Place], str]:
 
 
 def adamw(place: Place) -> str:
-    """The optimizer on 0.5 G weights: 28 bytes each are read or written (weight, gradient, two moments)."""
+    """Measure the optimizer on 0.5 G weights; each weight reads or writes 28 bytes (weight, gradient, two moments)."""
     from torch.optim.adamw import adamw
 
     count = place.sized(1 << 24, 1 << 10)
@@ -134,7 +134,7 @@ def adamw(place: Place) -> str:
 
 
 def weight_gradients(place: Place) -> str:
-    """dY^T X of bfloat16 into float32: as a product that is cast and added, and as one with a float32 result."""
+    """Measure bfloat16 dY^T X into float32: as a matmul, a cast and an addition, or a matmul with a float32 result."""
     place.needs_cuda("a product with a result of another dtype")
     n, i, o = 8192, 4096, 14336
     x, dy = (torch.randn(n, width, device=place.device).bfloat16() for width in (i, o))
@@ -156,7 +156,7 @@ def weight_gradients(place: Place) -> str:
 
 
 def documents_kernel(place: Place) -> str:
-    """Whether documents go through torch's varlen attention here, and what that gives against plain mathematics."""
+    """Check whether documents use torch's varlen attention on this machine, and compare it with a plain formula."""
     place.needs_cuda("varlen attention")
     if documents._find_kernel() is None:
         raise LeftOut(f"torch {torch.__version__} has no varlen attention with all keywords that are needed")

@@ -1,4 +1,4 @@
-"""Where the checks and rates of `gpu.py` run, and what they have in common: models, steps, comparisons."""
+"""Provide the device of the checks and measurements of `gpu.py`, and shared models, steps and comparisons."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ CPU = torch.device("cpu")
 
 
 class LeftOut(Exception):
-    """What this machine cannot tell."""
+    """Raised for a check or a measurement that this machine does not support."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """A device, whether sizes are small, and a folder for what is longer than a line."""
+    """A device, whether sizes are small, and a folder for output that is longer than a line."""
 
     device: torch.device
     tiny: bool
@@ -65,24 +65,24 @@ class Place:
         return tiny if self.tiny else full
 
     def write(self, name: str, text: str) -> None:
-        """A file in the folder, where one was named."""
+        """Write a file into the output folder, if there is one."""
         if self.out is not None:
             self.out.mkdir(parents=True, exist_ok=True)
             (self.out / name).write_text(text)
 
     def wait(self) -> None:
-        """Until the device has done all it was given."""
+        """Wait until the device has finished all queued work."""
         if self.cuda:
             torch.cuda.synchronize(self.device)
 
     def free(self) -> None:
-        """Give memory back that nobody holds."""
+        """Free unused memory of the device."""
         gc.collect()
         if self.cuda:
             torch.cuda.empty_cache()
 
     def seconds(self, work: Callable[[], object], repeats: int = 10, warm: int = 3) -> float:
-        """The median time of some repeats, each to its end."""
+        """Return the median seconds of `work`, each repeat with its device work."""
         repeats, warm = (2, 1) if self.tiny else (repeats, warm)
         for _ in range(warm):
             work()
@@ -100,7 +100,7 @@ class Place:
 
 
 def apart(ours: Tensor, theirs: Tensor) -> float:
-    """|ours - theirs| / |theirs| over all elements, in float64; infinite where shapes differ or ours is not finite."""
+    """Return |ours - theirs| / |theirs| over all elements, in float64; inf if shapes differ or `ours` is not finite."""
     if ours.shape != theirs.shape or not bool(ours.isfinite().all()):
         return float("inf")
     ours, theirs = ours.detach().to(CPU, torch.float64), theirs.detach().to(CPU, torch.float64)
@@ -108,14 +108,14 @@ def apart(ours: Tensor, theirs: Tensor) -> float:
 
 
 def within(found: dict[str, float], bound: float) -> str:
-    """The worst of them. Raises AssertionError where it is beyond the bound."""
+    """Return the largest difference as text. Raises AssertionError if it is above the bound."""
     name, worst = max(found.items(), key=lambda item: item[1])
     assert worst <= bound, f"{name} is {worst:.2g} apart; at most {bound:.2g} would be rounding"
     return f"at most {worst:.2g} apart ({name}), bound {bound:.2g}"
 
 
 def numbers(name: str, ours: Iterable[float], theirs: Iterable[float]) -> dict[str, float]:
-    """Relative differences of two rows of numbers."""
+    """Return the relative differences of two sequences of numbers, by step."""
     pairs = enumerate(zip(ours, theirs, strict=True))
     return {f"{name} of step {i + 1}": abs(a - b) / max(abs(b), 1e-300) for i, (a, b) in pairs}
 
@@ -125,7 +125,7 @@ def numbers(name: str, ours: Iterable[float], theirs: Iterable[float]) -> dict[s
 
 @dataclass
 class Trainer:
-    """A runtime and its optimizer, and a step of both."""
+    """A runtime and its optimizer."""
 
     run: Run
     runtime: Runtime
@@ -142,9 +142,10 @@ class Trainer:
         comms: Comms | None = None,
         drawn: bool = True,
     ) -> Trainer:
-        """`mesh` and `comms` of several ranks; a single process without.
+        """Build the trainer of a run. mesh, comms: of several ranks; by default one process.
 
-        drawn: with the weights that the run would begin with, which a host draws; else with any, made on the device.
+        drawn: with the weights that the run would start with, which the host draws; else with any weights, made on the
+        device
         """
         mesh = mesh or Mesh.of({})
         comms = comms or connect(mesh, device=device, deterministic=run.deterministic)
@@ -161,7 +162,7 @@ class Trainer:
         return cls(run, runtime, registry.build(run.optimizer, run, runtime), device)
 
     def prepare(self, first: int, stop: int, kind: str) -> None:
-        """Have the microbatches of these steps on the device, so that a step that is timed makes none."""
+        """Make the microbatches of these steps on the device, so that a timed step does not make them."""
         self.ready = {(number, kind): self.microbatches(number, kind) for number in range(first, stop)}
 
     def microbatches(self, number: int, kind: str) -> list[Batch]:
@@ -178,7 +179,7 @@ class Trainer:
         return [one.to(self.device) for one in share(number, index, width, **sizes, kind=kind)]
 
     def step(self, number: int, kind: str = "ragged") -> tuple[float, float]:
-        """(loss a token, gradient norm) of step `number`."""
+        """Run step `number`; return (loss per token, gradient norm)."""
         result = self.runtime.step(self.ready.pop((number, kind), []) or self.microbatches(number, kind))
         norm = self.runtime.clip(1.0)
         self.optimizer.step(1e-3)
@@ -205,25 +206,25 @@ SMALL = (
 
 
 def small(*words: str) -> Run:
-    """A run of a small decoder."""
+    """Return a run of a small decoder."""
     return build_small_run(*SMALL, *words)
 
 
 def trained(place: torch.device, *words: str, kind: str = "ragged") -> tuple[list[float], list[float]]:
-    """Losses and gradient norms of three steps in one process."""
+    """Return the losses and gradient norms of three steps in one process."""
     return Trainer.of(small(*words), place).steps(kind=kind)
 
 
 def compared(
     ours: tuple[list[float], list[float]], theirs: tuple[list[float], list[float]], bound: float, what: str = ""
 ) -> str:
-    """What `within` says of losses and norms."""
+    """Return the largest difference of losses and gradient norms as text, like `within`."""
     found = numbers(f"{what}loss", ours[0], theirs[0]) | numbers(f"{what}gradient norm", ours[1], theirs[1])
     return within(found, bound)
 
 
 def session(run: Run, device: torch.device) -> Session:
-    """A run's session in this process, as `train` builds it in a rank."""
+    """Return the session of a run in this process, as `train` builds it in a rank."""
     mesh = Mesh.of({})
     directory = RunDirectory.open(str(run.job.dir))
     return build_session(run, directory, mesh, connect(mesh, device=device, deterministic=run.deterministic), device)

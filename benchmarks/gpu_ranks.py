@@ -1,4 +1,4 @@
-"""Several ranks on one GPU: NCCL wants a GPU for each, so what they exchange goes through the host, over gloo."""
+"""Run several ranks on one GPU. NCCL needs one GPU per rank, so these ranks communicate through the host, over gloo."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gangline_testkit import rank
 
 
 class ThroughHost(Wrapped):
-    """Copies to the host, lets `inner` work there, and copies back."""
+    """A communicator that copies tensors to the host, lets `inner` communicate, and copies the result back."""
 
     def _all_reduce(self, x: Tensor, op: Reduction, background: bool) -> Pending[Tensor]:
         return Done(x.copy_(self.inner.all_reduce(x.to(CPU, copy=True), op)))
@@ -47,7 +47,7 @@ class ThroughHost(Wrapped):
 
 
 class HostComms(WrappedComms):
-    """The pool's own, for ranks that compute on `device`."""
+    """The communicators of the pool, for ranks that compute on `device`."""
 
     def __init__(self, mesh: Mesh, device: torch.device) -> None:
         super().__init__(rank.make_comms(mesh), _through_host)
@@ -59,14 +59,14 @@ def _through_host(comm: Comm) -> Comm:
 
 
 def trained(device: str, words: tuple[str, ...], axes: dict[str, int], kind: str) -> tuple[list[float], list[float]]:
-    """On each rank of a pool: losses and gradient norms of three steps, equal on all."""
+    """Return the losses and gradient norms of three steps, on each rank of a pool; equal on all ranks."""
     registry.installed.cache_clear()
     here, mesh = torch.device(device), Mesh.of(axes)
     return Trainer.of(small(*words), here, mesh, HostComms(mesh, here)).steps(kind=kind)
 
 
 def twice(device: str, words: tuple[str, ...]) -> list[tuple[list[float], list[float]]]:
-    """Losses and gradient norms of two runs, with the kernels that `run.deterministic` asks for."""
+    """Return the losses and gradient norms of two runs with the kernels of `run.deterministic`."""
     registry.installed.cache_clear()
     here = torch.device(device)
     use_deterministic_kernels(here)
@@ -77,7 +77,7 @@ def twice(device: str, words: tuple[str, ...]) -> list[tuple[list[float], list[f
 
 
 def nccl_alone(device: str) -> str:
-    """Every collective of a group of one rank over NCCL, asked for and in the background; gives what was used."""
+    """Run every collective over NCCL in a group of one rank, blocking and in the background; return their number."""
     here = torch.device(device if ":" in device else f"{device}:0")
     torch.cuda.set_device(here)
     limit = timedelta(seconds=60)

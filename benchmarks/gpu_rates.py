@@ -1,4 +1,4 @@
-"""How fast the device is at what a run does, each beside what it is measured against. See `gpu.py`."""
+"""Measure the throughput of the device in the operations of a run, each with its baseline. See `gpu.py`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LAYERS, STEPS, WARM = 4, 6, 3
 
 
 def of_8b(place: Place, *words: str) -> Run:
-    """Blocks as those of Llama 3 8B (arXiv 2407.21783, table 3), a few of them, and a vocabulary that hardly counts."""
+    """Return a run with a few blocks of Llama 3 8B (arXiv 2407.21783, table 3) and a vocabulary of negligible cost."""
     wide = ("model.dim=4096", "model.heads=32", "model.kv_heads=8", "model.ffn_dim=14336", "batch.sequence_length=4096")
     narrow = ("model.dim=64", "model.heads=4", "model.kv_heads=2", "model.ffn_dim=128", "batch.sequence_length=64")
     return build_small_run(
@@ -39,7 +39,7 @@ def of_8b(place: Place, *words: str) -> Run:
 
 
 def of_30b_a3b(place: Place, *words: str) -> Run:
-    """Blocks as those of Qwen3 30B-A3B (128 experts, of which 8), a few of them, and a small vocabulary."""
+    """Return a run with a few blocks of Qwen3 30B-A3B (128 experts, 8 active) and a small vocabulary."""
     wide = (
         *("model.dim=2048", "model.heads=32", "model.kv_heads=4", "model.head_dim=128", "model.ffn_dim=6144"),
         *("moe=qwen3_30b_a3b", "batch.sequence_length=4096", "model.vocab_size=8192"),
@@ -59,13 +59,13 @@ def of_30b_a3b(place: Place, *words: str) -> Run:
 
 
 def peak(place: Place, dtype: torch.dtype = torch.bfloat16) -> tuple[float, str]:
-    """FLOP/s, and whose: published, or of the best product that this machine made here."""
+    """Return (peak FLOP/s, source): published, or of the best matmul measured on this machine."""
     known, source = find_peak_flops(place.device, dtype)
     return (known, source) if known else (dense(place), "measured here")
 
 
 def dense(place: Place, dtype: torch.dtype = torch.bfloat16) -> float:
-    """FLOP/s of one large product of random numbers, which draws more power than one of zeros."""
+    """Return the FLOP/s of one large matmul of random numbers, which needs more power than a matmul of zeros."""
     size = place.sized(8192, 128)
     dtype = dtype if place.cuda else torch.float32
     a, b = (torch.randn(size, size, device=place.device).to(dtype) for _ in range(2))
@@ -73,7 +73,7 @@ def dense(place: Place, dtype: torch.dtype = torch.bfloat16) -> float:
 
 
 def product(place: Place) -> str:
-    """What the machine gives for a dense product: nothing below comes nearer to the published peak."""
+    """Measure a dense matmul: the upper bound for all other lines, relative to the published peak."""
     rate, (best, source) = dense(place), peak(place)
     return f"{rate / 1e12:.4g} TFLOP/s in a dense product, {rate / best:.1%} of the peak ({source})"
 
@@ -82,7 +82,7 @@ def product(place: Place) -> str:
 
 
 def blocks(precision: str, *words: str, of: Callable[..., Run] = of_8b) -> Callable[[Place], str]:
-    """Whole steps of gangline's own loop: forward, backward, clip, optimizer."""
+    """Return a measurement of full steps of gangline's loop: forward, backward, clip, optimizer."""
 
     def rate(place: Place) -> str:
         run = of(place, f"precision={precision}", *words)
@@ -95,7 +95,7 @@ def blocks(precision: str, *words: str, of: Callable[..., Run] = of_8b) -> Calla
 
 
 def _per_step(place: Place, step: Callable[[int], object]) -> float:
-    """Seconds of a step, over several without a stop between them."""
+    """Return the seconds per step of several steps without a synchronization between them."""
     warm, count = (1, 2) if place.tiny else (WARM, STEPS)
     for number in range(warm):
         step(number)
@@ -125,7 +125,7 @@ def _memory(place: Place) -> str:
 
 
 class BareBlock(nn.Module):
-    """A block by hand: two fused projections, torch's own norm and attention."""
+    """A block in plain PyTorch: two fused projections, torch's norm and attention."""
 
     def __init__(self, dim: int, heads: int, kv_heads: int, hidden: int) -> None:
         super().__init__()
@@ -152,12 +152,12 @@ class BareBlock(nn.Module):
 
 
 def normed(x: Tensor, norm: nn.RMSNorm) -> Tensor:
-    """In one kernel, which takes a gain of the dtype of `x` alone."""
+    """Normalise in one kernel, which needs a gain in the dtype of `x`."""
     return F.rms_norm(x, norm.normalized_shape, norm.weight.to(x.dtype), norm.eps)
 
 
 def bare(compiled: bool) -> Callable[[Place], str]:
-    """The same model as a loop by hand: bfloat16 copies of float32 masters by autocast, fused AdamW, clip."""
+    """Return a measurement of the same model in a plain loop: autocast from float32 to bfloat16, fused AdamW, clip."""
 
     def rate(place: Place) -> str:
         run = of_8b(place)
@@ -199,7 +199,7 @@ def bare(compiled: bool) -> Callable[[Place], str]:
 
 
 def experts(place: Place) -> str:
-    """The grouped product of 64 experts of 2048 x 1408 over 16384 rows of each of which there are some more or less."""
+    """Measure the grouped matmul of 64 experts of 2048 x 1408 over 65,536 rows, unevenly divided over the experts."""
     E, I, O = place.sized(64, 4), place.sized(2048, 32), place.sized(1408, 32)
     A, dtype = place.sized(65536, 128), torch.bfloat16 if place.cuda else torch.float32
     uneven = torch.rand(E, generator=torch.Generator().manual_seed(1)) + 0.5
@@ -223,7 +223,7 @@ def experts(place: Place) -> str:
 
 
 def staging(place: Place) -> str:
-    """From the device to the host: pinned, pageable, and into rows of a wider pinned buffer as chunks lie."""
+    """Measure copies from the device to the host: pinned, pageable, and into rows of a wider pinned buffer."""
     place.needs_cuda("a copy from a GPU")
     rows, columns = 64, place.sized(1 << 22, 1 << 12)
     x = torch.randn(rows, columns, device=place.device)
@@ -241,14 +241,14 @@ def staging(place: Place) -> str:
 
 
 def memory(place: Place) -> str:
-    """A copy within the device, bytes read and written."""
+    """Measure the bandwidth of a copy inside the device, counting bytes read and written."""
     x = torch.randn(place.sized(1 << 30, 1 << 14), device=place.device)
     y = torch.empty_like(x)
     return f"{2 * x.nbytes / 1e9 / place.seconds(lambda: y.copy_(x)):,.0f} GB/s"
 
 
 def saving(place: Place) -> str:
-    """The staging of checkpoint=zarr itself: how long a save would hold the step up."""
+    """Measure the staging of checkpoint=zarr: the time that a save would block the step."""
     from gangline.mesh import Mesh
     from gangline_ckpt_zarr.format.packed import PackedFiles
     from gangline_ckpt_zarr.save.staging import Staging
@@ -264,7 +264,7 @@ def saving(place: Place) -> str:
 
 
 def fp8(scaling: str) -> Callable[[Place], str]:
-    """A linear layer's forward and backward in float8 beside bfloat16: with the rounding of all operands."""
+    """Return a measurement of a linear layer in float8 (with quantisation) and bfloat16, forward and backward."""
 
     def rate(place: Place) -> str:
         from gangline_parallel_megatron_style.precision.device import find_scaling_problem

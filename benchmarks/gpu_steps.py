@@ -1,4 +1,4 @@
-"""Whole steps on the device: host waits by place, kernels by time, and `train` from the shell."""
+"""Measure full steps on the device: host waits by source line, kernels by time, and `train` from the shell."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gangline.config.schema import Run
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# What a step of each kind is: its settings, and the kind of its samples.
+# name -> (settings of the run, kind of the samples)
 KINDS: dict[str, tuple[tuple[str, ...], str]] = {
     "dense": ((), "whole"),
     "documents": ((), "documents"),
@@ -39,7 +39,7 @@ KINDS: dict[str, tuple[tuple[str, ...], str]] = {
 
 
 def waits(place: Place) -> str:
-    """Where the host waits for the device in a step of each kind; the places go to a file."""
+    """Count the host's waits for the device in a step of each kind; the source lines of the waits go to a file."""
     place.needs_cuda("a wait for a GPU")
     table = []
     said = []
@@ -62,7 +62,7 @@ def waits(place: Place) -> str:
 
 
 def counted_waits(place: Place, work: Callable[[], object]) -> Counter[str]:
-    """How often `work` waits for the device, by the innermost of our own lines."""
+    """Return the number of waits of `work` for the device, by the innermost source lines of this repository."""
     found: Counter[str] = Counter()
 
     def note(message: Warning | str, *about: object, **more: object) -> None:
@@ -84,7 +84,7 @@ def counted_waits(place: Place, work: Callable[[], object]) -> Counter[str]:
 
 
 def profiled(name: str, run_of: Callable[[Place], Run]) -> Callable[[Place], str]:
-    """Kernels of a step by time (to a file), device seconds beside the host's."""
+    """Return a measurement of a step: host and device seconds; a file lists the kernels by time."""
 
     def rate(place: Place) -> str:
         run = run_of(place)
@@ -124,7 +124,7 @@ def experts(*words: str) -> Callable[[Place], Run]:
 
 
 def train(compiled: bool) -> Callable[[Place], str]:
-    """`train` from the shell: a whole model with its vocabulary, documents, readers, records, a save at the end."""
+    """Return a measurement of `train` from the shell: a full model, documents, readers, metrics, a save at the end."""
 
     def rate(place: Place) -> str:
         with tempfile.TemporaryDirectory() as folder:
@@ -158,7 +158,7 @@ def train(compiled: bool) -> Callable[[Place], str]:
 
 
 def told(records: list[dict[str, Any]]) -> str:
-    """Medians of the later half of the steps, and what the last of them holds."""
+    """Return the medians of the later half of the steps, and values of the last step, as text."""
     later = records[len(records) // 2 :]
     median = {name: statistics.median(r[name] for r in later) for name in ("step_seconds", "tokens_per_second", "mfu")}
     phases = {name: statistics.median(r["seconds"].get(name, 0.0) for r in later) for name in later[-1]["seconds"]}

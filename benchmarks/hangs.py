@@ -1,8 +1,9 @@
-"""A rank of four is stopped (SIGSTOP) at a random moment, again and again: how soon it is found, and whether by name.
+"""Stop one of four ranks (SIGSTOP) at random times, and measure the delay of the verdict and whether it names the rank.
 
     python benchmarks/hangs.py --times 20
 
-Prints a line for each, then how many were found with the right rank, median and worst time, and false alarms.
+Prints a line for each stop, then the number of verdicts with the correct rank, median and maximum delay, and false
+alarms.
 """
 
 from __future__ import annotations
@@ -59,12 +60,12 @@ def main() -> None:
 
 
 def found(out: Path) -> list[dict]:
-    """The verdicts of hangs."""
+    """Return the verdicts about hangs."""
     return [line for line in read_events(out) if line["event"] == "verdict" and line["kind"] == "hang"]
 
 
 def steady(out: Path) -> list[Seen]:
-    """Every rank's pulse, once all live and have done twenty steps since they were started."""
+    """Return every rank's heartbeat, after all ranks have run twenty steps since their start."""
     first: dict[int, int] = {}
     while True:
         ranks = [PulseReader(path).read() for path in find(out)] if out.exists() else []

@@ -1,11 +1,12 @@
-"""Cost of all default monitors of health=monitors per step: two ranks, steps with and without them in turn.
+"""Measure the cost of all default monitors of health=monitors per step: two ranks, steps with and without them.
 
     python benchmarks/health_cost.py --pairs 40
 
-Wall time and CPU seconds of a step, as the share that the checks add, each with a 95 % interval (of the median of the
-pairs' ratios, by bootstrap): on a busy machine the wall time says little, CPU seconds leave out the wait for other
-work; "asked" is only where the loop asks checks, measured in steps with and without them, which other noise does not
-reach. Beside them what comes every so many steps: a comparison of weights, and the process that watches. Goal: 1 %.
+Prints the wall time and CPU seconds that the checks add to a step, as a share of the step, each with a 95 % confidence
+interval (bootstrap of the median of the ratios of pairs). On a busy machine wall times are noisy; CPU seconds exclude
+waits for other work. "asked" is measured only around the calls of checks, in steps with and without them, so other
+noise does not affect it. Also prints the costs that do not occur in every step: a comparison of weights, and the
+watchdog process. Goal: 1 %.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from gangline_health.monitors.bits import compute_fingerprint, list_gradients, l
 from gangline_testkit.pool import get_pool
 from gangline_testkit.sessions import open_session
 
-Ratios = list[tuple[float, float, float, float]]  # wall with and without, CPU with and without
+Ratios = list[tuple[float, float, float, float]]  # (wall with checks, wall without, CPU with checks, CPU without)
 MODEL = (
     "model.dim=256", "model.layers=8", "model.heads=8", "model.kv_heads=4", "model.ffn_dim=704", "precision=fp32",
     "batch.global_size=16", "batch.sequence_length=256", "validate.every=null", "checkpoint=off", "parallel=ddp",
@@ -41,7 +42,7 @@ def main() -> None:
     options = parser.parse_args()
     limit = (
         600.0 + 60.0 * options.pairs
-    )  # a step takes 2 s on a quiet machine of two cores; ten times that on a busy one
+    )  # a step takes 2 s on an idle machine with two cores, and ten times that on a busy one
     with tempfile.TemporaryDirectory() as folder:
         (measured, asked, compared), _ = get_pool(2).run(steps, Path(folder, "run"), options.pairs, timeout=limit)
     step, used = statistics.median(b for _, b, _, _ in measured), statistics.median(d for *_, d in measured)
@@ -60,7 +61,10 @@ def main() -> None:
 
 
 def steps(run_dir: Path, pairs: int) -> tuple[Ratios, Ratios, float]:
-    """On each rank: pairs of steps, with the checks and without, in an order that changes; where they are asked."""
+    """Run pairs of steps with and without checks, on each rank, in alternating order; return the times.
+
+    The result also has the times around the calls of checks, and the seconds of a comparison of weights.
+    """
     at = Asked()
     training.call_each, verdicts.before_update = at.timed(training.call_each), at.timed(verdicts.before_update)
     verdicts.after_step, verdicts.judge = at.timed(verdicts.after_step), at.timed(verdicts.judge)
@@ -89,7 +93,7 @@ def steps(run_dir: Path, pairs: int) -> tuple[Ratios, Ratios, float]:
 
 
 class Asked:
-    """The outermost calls of the functions that it has timed: wall and CPU seconds of the process."""
+    """Stopwatch for the outermost calls of the functions that `timed` wraps: wall and CPU seconds of the process."""
 
     def __init__(self) -> None:
         self.wall = self.cpu = 0.0
@@ -110,14 +114,14 @@ class Asked:
         return timed
 
     def taken(self) -> tuple[float, float]:
-        """Since it was asked before."""
+        """Return the seconds since the previous call of `taken`."""
         found = self.wall, self.cpu
         self.wall = self.cpu = 0.0
         return found
 
 
 def one_step(s) -> None:
-    """A step of the training loop, up to its order."""
+    """Run a step of the training loop, up to its decision."""
     clock = Clock()
     clock.pulse.step(s.step + 1)
     training.call_each(s, "before_step", s.step + 1)
@@ -131,7 +135,7 @@ def one_step(s) -> None:
 
 
 def interval(values: list[float], times: int = 2000) -> tuple[float, float]:
-    """Of the median, by bootstrap."""
+    """Return the 95 % interval of the median, by bootstrap."""
     draw = random.Random(0)
     medians = sorted(statistics.median(draw.choices(values, k=len(values))) for _ in range(times))
     return medians[int(0.025 * times)], medians[int(0.975 * times)]

@@ -1,12 +1,12 @@
-"""Seconds and memory of starting from a sharded Hugging Face directory, beside reading its bytes and nothing more.
+"""Measure time and memory of a start from a sharded Hugging Face directory, compared with a plain read of its bytes.
 
     python benchmarks/import_hf.py --gigabytes 2 --ranks 1 2 --dtype float32 bfloat16
 
-The directory is made here, of random numbers, and removed. Each of `--ranks` processes holds its share of the rows of
-every weight in float32, as ZeRO would cut them, and fills it by `load_pretrained`; the raw way reads as many bytes of
-the files as fall to a process into one buffer of 16 MB. Ways take turns; a cold round first drops the files from the
-page cache. Prints medians: gigabytes of the files per second, the ratio to the raw way, and at their highest the bytes
-of a process beyond those before its weights were there, over the bytes of its weights.
+The benchmark makes the directory from random numbers, and deletes it. Each of `--ranks` processes holds its share of
+the rows of every weight in float32, like ZeRO shards, and fills it with `load_pretrained`. The plain read reads the
+same share of the files into one buffer of 16 MB. The ways alternate; a cold round first drops the files from the page
+cache. Prints medians: gigabytes of the files per second, the ratio to the plain read, and peak memory above the memory
+before the weights were allocated, relative to the bytes of the weights.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def run_of(layers: int):
 
 
 def make(directory: Path, gigabytes: float, dtype: str) -> int:
-    """Random weights of about that size; how many layers they have."""
+    """Write random weights of about `gigabytes`; return the number of layers."""
     import torch
 
     from gangline.model.compose import compose_model
@@ -69,12 +69,13 @@ def shapes_of(layers: int) -> dict[str, tuple[int, ...]]:
 
 
 class Peak:
-    """Bytes that this process holds at its highest, files that it maps among them, beyond those before; as the system
-    counts them, so that nothing has to run beside what is measured.
+    """Peak memory of this process above the memory at the start, in bytes, with mapped files.
+
+    The operating system counts it, so the measurement needs no other thread.
     """
 
     def __init__(self) -> None:
-        Path("/proc/self/clear_refs").write_text("5")  # the highest is that of now
+        Path("/proc/self/clear_refs").write_text("5")  # resets the peak to the current memory
         self.before = self._now("VmRSS")
 
     @staticmethod
@@ -87,7 +88,7 @@ class Peak:
 
 
 def fill(directory: Path, layers: int, rank: int, ranks: int, start, found) -> None:
-    """What a rank does: (seconds, bytes of its weights, bytes beyond those before)."""
+    """Measure `load_pretrained` on a rank: (seconds, bytes of weights, peak bytes above the memory at the start)."""
     import torch
 
     from gangline.model.compose import compose_model
@@ -101,7 +102,7 @@ def fill(directory: Path, layers: int, rank: int, ranks: int, start, found) -> N
     shards = []
     for name, shape in get_parameter_shapes(tree).items():
         first, last = (shape[0] * n // ranks for n in (rank, rank + 1))
-        local = torch.zeros(last - first, *shape[1:]).fill_(0)  # pages are there before the clock starts
+        local = torch.zeros(last - first, *shape[1:]).fill_(0)  # fill_ allocates the pages before the clock starts
         shards.append(Shard(name_model_array(name), shape, local.dtype, (first, *(0 for _ in shape[1:])), local))
     start.wait()
     began = time.perf_counter()
@@ -111,7 +112,7 @@ def fill(directory: Path, layers: int, rank: int, ranks: int, start, found) -> N
 
 
 def raw(directory: Path, layers: int, rank: int, ranks: int, start, found) -> None:
-    """Reads this rank's part of every file."""
+    """Measure a plain read of this rank's share of every file."""
     buffer = bytearray(BUFFER)
     buffer[:] = bytes(BUFFER)
     view = memoryview(buffer)

@@ -1,15 +1,16 @@
-"""A run on a real Slurm: from the allocation to the first step, and from the crash of a node to the next step.
+"""Measure runs on a real Slurm: from the allocation to the first step, and from a node crash to the next step.
 
     python benchmarks/launch.py [--rounds 3] [--only NAME]        as root, with Slurm's packages (see `nox -s slurm`)
 
-Five slurmd on this machine. Each round runs every way once, so that a busy machine slows all alike; medians and ratios.
+Five slurmd run on this machine. Each round runs every way once, so that load on the machine affects all ways equally.
+Prints medians and ratios.
 
-first step   the batch script's first line to the first step's record, on four nodes with one rank each; goal 1.3 x
-             `srun -N4 python -c 'import torch'` plus the build, which is the same four ranks under launch=local, from
-             their start to their first record
-node crash   slurmd, its steps, its agent and its rank by SIGKILL, to the next step's record, with a spare; beside a
-             bare batch script that counts in a file and goes on where it was once Slurm has queued it again (goal
-             1.2 x), under the same SlurmdTimeout=10 and cred_expire=5; Slurm's defaults take 185 s (measured once)
+first step   from the first line of the batch script to the record of the first step, on four nodes with one rank
+             each. Goal: 1.3 x `srun -N4 python -c 'import torch'`, plus the build: the time from the start of the same
+             four ranks under launch=local to their first record
+node crash   SIGKILL of slurmd, its steps, its agent and its rank, until the record of the next step, with a spare node.
+             Baseline: a bare batch script that counts in a file and continues after Slurm has requeued it (goal:
+             1.2 x), with the same SlurmdTimeout=10 and cred_expire=5. Slurm's defaults take 185 s (measured once)
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def main() -> None:
 
 
 def measure(slurm: Any, folder: Path, rounds: int, only: str) -> None:
-    """All ways, round by round."""
+    """Run all ways, round by round, and print their times."""
     ways: dict[str, Callable[[Path], float]] = {
         "first step: srun import torch": lambda place: torch_on_four(slurm),
         "first step: build": build,
@@ -111,11 +112,11 @@ def first_step(slurm: Any, place: Path) -> float:
     with RealRuns(place, warm=False, seconds=SECONDS) as runs:
         runs.environment.update(slurm.environment)
         end = first_record(runs, runs.start("run.dir=out", *FOUR, "launch=slurm", "launch.nodes=4"))
-        return end - (place / "out" / "launch" / "nodes").stat().st_mtime  # the script writes it before all else
+        return end - (place / "out" / "launch" / "nodes").stat().st_mtime  # the script writes this file first
 
 
 def first_record(runs: RealRuns, process: subprocess.Popen[str]) -> float:
-    """When the first step was written down, in seconds since the epoch; the run has ended by then."""
+    """Return the time of the first step's record, in seconds since the epoch. Returns after the end of the run."""
     runs.wait_for_step(process, "out", 1, SECONDS)
     end = time.time()
     runs.finish(process)
@@ -151,7 +152,7 @@ def bare_crash(slurm: Any, place: Path) -> float:
     slurm.kill_node("n2")
     begun = time.monotonic()
     before = -1
-    while before < 0 or count(path) <= before:  # until nothing is left of the first start it may still count
+    while before < 0 or count(path) <= before:  # wait until no process of the first start can count any more
         if before < 0 and not slurm.processes("n1"):
             before = count(path)
         assert time.monotonic() - begun < SECONDS, "no next step"

@@ -1,14 +1,14 @@
-"""A layer with experts beside others of the same size, and its dispatch beside a bare all-to-all.
+"""Compare a mixture-of-experts layer with others of the same size, and its dispatch with a bare all-to-all.
 
     python benchmarks/moe.py layer --tokens 512 --rounds 9
     python benchmarks/moe.py dispatch --processes 2 4 8 --mebibytes 16
 
-layer     forward and backward on one process, float32, one after another in each round; medians. Beside ours: a loop
-          over the experts that picks each one's tokens, transformers' Mixtral block, and a dense layer of the same
-          active operations. Then the bytes that ours keeps for its backward pass over those of its own tensors: rows in
-          and out, two products, what the router gives.
-dispatch  to the experts and back, forward only, beside one all_to_all_single of the same bytes each way; medians of the
-          slowest rank. And bytes that left the ranks over the least there can be.
+layer     forward and backward in one process, float32, one way after another in each round; medians. Baselines: a loop
+          over the experts that selects each expert's tokens, transformers' Mixtral block, and a dense layer with the
+          same active FLOPs. Also prints the bytes that gangline's layer saves for the backward pass, relative to the
+          bytes of its own tensors: rows in and out, two matmul outputs, the router's outputs
+dispatch  to the experts and back, forward only, compared with one all_to_all_single of the same bytes in each
+          direction; medians of the slowest rank. Also prints the bytes sent between ranks, relative to the minimum
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from gangline_moe.routers.config import Softmax
 from gangline_testkit import rank
 from gangline_testkit.pool import close_all, get_pool
 
-# experts, top_k, width of the model, width of an expert
+# (experts, top_k, width of the model, width of an expert)
 SIZES = ((8, 1, 256, 512), (8, 2, 256, 512), (16, 2, 256, 256), (64, 4, 256, 128), (64, 8, 256, 64), (256, 8, 256, 64))
 WARM = 2
 
@@ -51,7 +51,7 @@ def filled(module: nn.Module) -> nn.Module:
 
 
 class Loop(nn.Module):
-    """The plain way: for each expert pick its tokens, multiply, add back."""
+    """Baseline: for each expert select its tokens, multiply, add the results."""
 
     def __init__(self, ours: nn.Module, top_k: int) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class Loop(nn.Module):
 
 
 def theirs(experts: int, top_k: int, dim: int, hidden: int) -> nn.Module:
-    """transformers' block, as it comes."""
+    """Return transformers' block with default options."""
     from transformers import MixtralConfig
     from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
 
@@ -93,7 +93,7 @@ def once(module: nn.Module, x: Tensor) -> float:
 
 
 def kept(module: nn.Module, x: Tensor) -> int:
-    """Bytes of the distinct storages that a forward pass keeps, parameters left out."""
+    """Return the bytes of the distinct storages that a forward pass saves, without parameters."""
     own = {p.untyped_storage().data_ptr() for p in module.parameters()}
     found: dict[int, int] = {}
 
@@ -135,7 +135,7 @@ def layers(tokens: int, rounds: int) -> None:
 
 
 class Counting(Wrapped):
-    """Bytes of rows that leave this rank."""
+    """A communicator that counts the bytes of rows sent to other ranks."""
 
     def __init__(self, inner: Comm) -> None:
         super().__init__(inner)
@@ -153,7 +153,7 @@ class Counting(Wrapped):
 
 
 def dispatched(mebibytes: int, rounds: int) -> tuple[list[tuple[float, float]], float]:
-    """(ours, bare) seconds of each round on this rank, and bytes sent over the least there can be."""
+    """Return (gangline, bare) seconds of each round on this rank, and bytes sent relative to the minimum."""
     comm = rank.make_comms(Mesh.of({"dp_shard": rank.world}), False).get_comm("dp_shard")
     width, experts = 1024, 8
     rows_AD = torch.randn(mebibytes * 2**20 // (4 * width), width)

@@ -1,9 +1,9 @@
-"""Does balancing balance, and is a sparse model better than a dense one of the same cost? Short runs, default text.
+"""Check that load balancing works, and that a sparse model beats a dense one of equal cost, in short runs on text.
 
     python benchmarks/moe_balance.py --steps 200
 
-Prints for each run the held-out loss at the end, and for each layer the load of its busiest expert over the mean, of
-all tokens of the last ten steps. "none" has no balancing at all.
+Prints for each run the final held-out loss, and for each layer the load of its busiest expert relative to the mean
+load, over all tokens of the last ten steps. "none" has no balancing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ RUNS = {
 
 
 def trained(directory: Path, words: tuple[str, ...]) -> list[dict]:
-    """The records of one run."""
+    """Return the metrics records of one run."""
     command = [sys.executable, "-m", "gangline.cli.train", *words, f"run.dir={directory}", "launch.processes=1"]
     command += ["run.sample=0", "checkpoint=off", "track=[jsonl]", "validate.samples=128"]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -39,7 +39,7 @@ def trained(directory: Path, words: tuple[str, ...]) -> list[dict]:
 
 
 def imbalance(records: list[dict]) -> list[float]:
-    """Of each layer, over all of `records`."""
+    """Return, for each layer, the load of the busiest expert relative to the mean, over all of `records`."""
     found = []
     for name in sorted(key for key in records[-1]["metrics"] if key.endswith("/load")):
         totals = [sum(column) for column in zip(*(record["metrics"][name] for record in records), strict=True)]

@@ -1,11 +1,11 @@
-"""Muon that shares its matrices among the ranks beside Muon that repeats Newton-Schulz on each of them.
+"""Compare Muon that distributes its matrices over the ranks with Muon that repeats Newton-Schulz on every rank.
 
     python benchmarks/muon.py --processes 2 4 --steps 20
 
-One optimizer in one run, step by step in random order: with the runtime's own `map_matrices`, and with one that gathers
-each matrix to every rank, which then maps it by itself. Both give the same bits, which is asserted. Prints medians over
-the steps of the wall seconds of `optimizer.step` (of the slowest rank), and the ratios of wall and of CPU seconds (all
-ranks together), shared to repeated. Where ranks share a core their CPU seconds say more than wall seconds do.
+Both ways run in one process group, step by step in random order: with the runtime's `map_matrices`, and with a version
+that gathers each matrix on every rank, which then maps it. Their results must be bitwise equal. Prints medians over the
+steps of the wall seconds of `optimizer.step` on the slowest rank, and the ratios, shared to repeated, of wall seconds
+and of the CPU seconds of all ranks. If ranks share a core, CPU seconds are more reliable than wall seconds.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def options(name: str) -> ParallelConfig:
 
 
 class Repeating:
-    """The way of a runtime whose every rank gathers and maps all matrices."""
+    """Replacement for a runtime: every rank gathers and maps all matrices."""
 
     def __init__(self, runtime: Runtime, mesh: Mesh) -> None:
         self.runtime, self.comm = runtime, rank.make_comms(mesh, False).world
@@ -71,7 +71,7 @@ class Repeating:
         shape = registry[array].shape
         boxes = [[box for box, _ in registry.list_rank_boxes(array, other)] for other in self.comm.ranks]
         if all([box.shape for box in held] == [shape] for held in boxes):
-            return pieces[0]  # every rank has all of it
+            return pieces[0]  # every rank has the full matrix
         longest = max(sum(box.size for box in held) for held in boxes)
         mine, whole = torch.zeros(1, longest), torch.empty(shape)
         flat = torch.cat([torch.empty(0), *(piece.reshape(-1) for piece in pieces)])
@@ -99,7 +99,7 @@ def muon(model: DecoderConfig, name: str, repeating: bool) -> tuple[Runtime, Muo
 
 
 def set_gradients(runtime: Runtime, step: int) -> None:
-    """Those of a whole array, the same on every rank that holds a part of it."""
+    """Set the gradients of full arrays, equal on all ranks that hold a part of an array."""
     for number, one in enumerate(runtime.parameters()):
         whole = torch.randn(one.shape, generator=torch.Generator().manual_seed(step * 1000 + number))
         for piece in one.pieces:
@@ -107,11 +107,11 @@ def set_gradients(runtime: Runtime, step: int) -> None:
 
 
 def measure(size: str, name: str, steps: int) -> dict[str, list[tuple[float, float]]]:
-    """(wall, CPU) seconds of each step of each way, on this rank; in another order each step."""
+    """Return (wall, CPU) seconds of each step of each way on this rank; the order is random."""
     ways = {way: muon(SIZES[size], name, way == "repeated") for way in ("shared", "repeated")}
     found: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
     world = rank.make_comms(Mesh.of({"dp_replicate": rank.world}), False).world
-    order = random.Random(0)  # the same on all ranks
+    order = random.Random(0)  # the same order on all ranks
     for index in range(steps + WARM):
         for way in order.sample(sorted(ways), len(ways)):
             runtime, optimizer = ways[way]

@@ -1,11 +1,11 @@
-"""Whether the best learning rate stays where it is as a model grows wider, with mup=on and without.
+"""Measure whether the best learning rate stays the same for wider models, with and without mup=on.
 
     python benchmarks/mup.py --widths 32 64 128 256 --steps 100
 
-Mean loss of the last fifth of the steps, by width and rate; * is the best of its row. Expected (arXiv 2203.03466,
-figure 1): with mup the stars stand below each other, without it they go to smaller rates. Only the heads' number grows.
-The rate is the same in all steps, the first too: a warm-up and a decay forgive rates that are too large for a width,
-and in a short run it is by them that the parametrisations differ.
+Prints the mean loss of the last fifth of the steps, by width and learning rate; * marks the best of a row. Expected
+(arXiv 2203.03466, figure 1): with mup all stars are in the same column, without mup they move to lower learning rates.
+Wider models have more heads of the same width. The learning rate is constant from the first step: warm-up and decay
+tolerate learning rates that are too high for a width, and would hide the difference in a short run.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def loss(width: int, power: int, options: argparse.Namespace, mup: bool) -> float:
-    """What a run of that width and rate gets to; what is not finite counts as infinite."""
+    """Return the mean loss of the last fifth of the steps with this width and learning rate; infinite if not finite."""
     words = [f"model.dim={width}", f"model.heads={width // 16}", f"model.kv_heads={width // 16}"]
     words += [f"model.ffn_dim={2 * width}", f"optimizer.learning_rate={2.0**power}", f"run.steps={options.steps}"]
     if mup:

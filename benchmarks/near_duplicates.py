@@ -1,9 +1,10 @@
-"""Near doubles: `gangline data prepare --near-duplicates` beside rensa by itself, in CPU seconds of one process.
+"""Compare `gangline data prepare --near-duplicates` with the library rensa alone, in CPU seconds of one process.
 
     python benchmarks/near_duplicates.py [--documents 3000 --rounds 5]
 
-Documents of 500 words, one in five of them nearly another; both look for them at 0.8, in turn. The library is called
-as its own page does: sets of five words in a row, one signature each, its own index. Goal: ours no slower.
+Documents have 500 words; one in five is nearly equal to another. Both ways search with the threshold 0.8, alternating.
+The library is called as in its documentation: sets of five consecutive words, one signature per document, its own
+index. Goal: gangline is not slower.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def cpu() -> float:
 
 
 def texts(count: int) -> list[str]:
-    """Words are drawn as they are in English, by rank."""
+    """Return documents of words whose frequencies fall with rank, as in English."""
     rng = np.random.default_rng(0)
     found: list[list[str]] = []
     for number in range(count):

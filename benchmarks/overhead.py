@@ -1,7 +1,8 @@
-"""What the training loop costs over the same model in a bare PyTorch loop, in CPU seconds.
+"""Measure the overhead of the training loop over the same model in a bare PyTorch loop, in CPU seconds.
 
-Both train the same ~6 M parameter model on the same batches in one process, in alternating turns of a few steps; the
-losses must be equal to the bit. The loop writes its default records (console, jsonl, tensorboard). Goal: at most 1.02.
+Both train the same model of about 6 M parameters on the same batches in one process, in alternating turns of a few
+steps; their losses must be bitwise equal. The loop writes its default metrics (console, jsonl, tensorboard). Goal: at
+most 1.02.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def main() -> None:
         expected = bare.train(options.steps)
         last = time.process_time()
         assert losses[-options.steps :] == expected, "the two loops must train the same"
-        if turn:  # the first turn warms up
+        if turn:  # the first turn is a warm-up
             ours.append(middle - first)
             theirs.append(last - middle)
             ratios.append(ours[-1] / theirs[-1])

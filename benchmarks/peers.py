@@ -1,8 +1,9 @@
-"""Who reads for tensor, context and pipeline peers: each for itself, or the first for all and two broadcasts.
+"""Compare two ways to give tensor, context and pipeline ranks the same batch: all read it, or one reads for all.
 
-Ranks of one machine over gloo, each with the batches of one data rank (sequences of 2048 uint16 tokens in memory, read
-by core's reader). Between two takes a rank sleeps, as a step would compute. Milliseconds that a step waits for its
-data: the median over the steps, of the slowest rank; both ways take turns.
+The ranks of one machine use gloo, and have the batches of one data rank (sequences of 2048 uint16 tokens in memory,
+read by core's reader). The shared way needs two broadcasts. Between two batches a rank sleeps, in place of a step's
+compute. Prints the milliseconds that a step waits for its data: the median over the steps, of the slowest rank. The
+ways alternate.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ CPU = torch.device("cpu")
 
 
 class Windows(DataSource):
-    """Windows of tokens in memory."""
+    """A data source of token windows in memory."""
 
     def __init__(self) -> None:
         self.tokens = np.arange(1 << 22, dtype=np.uint16)
@@ -43,7 +44,7 @@ class Windows(DataSource):
 
 
 def waits(shared: bool, rows: int, steps: int, seconds: float) -> list[float]:
-    """What each step of this rank waits."""
+    """Return the seconds that each step of this rank waits for its data."""
     world = rank.make_comms(Mesh.of({"tp": rank.world})).world
     batches = Batches(Windows(), ReadPlace(0, 1, rows, rows, CPU), world if shared else None)
     found = []

@@ -1,11 +1,11 @@
-"""Pipelines: the bubble beside its formula, transfers hidden by turns, an action beside torch's, a backward in halves.
+"""Compare pipelines with their formula (bubble) and with torch (actions, split backward), and measure overlap.
 
     python benchmarks/pipeline.py --processes 2 4 [--only bubble overlap action split]
 
-bubble   stages that sleep, so that few cores do not matter; each rank's work is the same under every schedule
-overlap  dualpipe_v of such stages with transfers inside: with none, one after the other, and in turns
-action   small real stages: milliseconds of a step for each action of a rank, ours and torch.distributed.pipelining's
-split    milliseconds of forward and backward of a stack of linear layers on one process
+bubble   stages that sleep, so that few cores suffice; the work of a rank is the same for every schedule
+overlap  dualpipe_v with such stages that contain transfers: without transfers, one action after the other, and in turns
+action   small real stages: milliseconds of a step per action of a rank, of gangline and torch.distributed.pipelining
+split    milliseconds of forward and backward of several linear layers in one process
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ FP32 = Plain(torch.float32, torch.float32)
 
 
 class Nap(torch.autograd.Function):
-    """F, I and W each sleep as long."""
+    """Autograd function whose F, I and W sleep the same time."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, seconds: float) -> torch.Tensor:
@@ -58,7 +58,7 @@ class Nap(torch.autograd.Function):
 
 
 class Transfer(torch.autograd.Function):
-    """Takes that long to arrive, forth and back, whatever the rank does meanwhile."""
+    """Autograd function that waits for a transfer, forward and backward; the rank may compute meanwhile."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, seconds: float) -> torch.Tensor:
@@ -81,7 +81,7 @@ class Transfer(torch.autograd.Function):
 class Parts(RankStages):
     """The modules of this rank's chunks; the loss is the sum of squares."""
 
-    last: int | None = None  # the chunk that is the last stage
+    last: int | None = None  # the chunk with the last stage
 
     def __init__(self, parts: list[Callable], x: torch.Tensor) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class Parts(RankStages):
 
 
 def chunk_of(executor: Executor, microbatches: int, stage: int) -> int | None:
-    """The chunk of a stage, where it lies on this rank."""
+    """Return the chunk of a stage, or None if the stage is on another rank."""
     where, chunk = executor.get_schedule(microbatches).get_place(stage % executor.get_schedule(microbatches).stages)
     return chunk if where == rank.index else None
 
@@ -113,7 +113,7 @@ def pipeline(name: str, microbatches: int, parts: list[Callable], overlap: bool 
 
 
 def nap(name: str, microbatches: int, seconds: float) -> tuple[Schedule, tuple[Span, ...]]:
-    """This rank's recorded spans of one step, and its schedule."""
+    """Return the schedule, and this rank's recorded spans of one step."""
     chunks = SCHEDULES[name].chunks
     x = torch.ones(ROWS, DIM, requires_grad=True)
     naps = [0.0] * chunks
@@ -122,7 +122,7 @@ def nap(name: str, microbatches: int, seconds: float) -> tuple[Schedule, tuple[S
         return lambda hidden: Nap.apply(hidden if hidden.requires_grad else x, naps[chunk])
 
     executor = pipeline(name, microbatches, [part(chunk) for chunk in range(chunks)])
-    executor.step(microbatches)  # connects the ranks
+    executor.step(microbatches)  # connects the ranks before the measurement
     naps[:] = [seconds / chunks] * chunks
     rank.make_comms(Mesh.of({"pp": rank.world}), False).world.barrier()
     executor.step(microbatches)
@@ -148,7 +148,7 @@ def bubble(processes: list[int], microbatches: int, seconds: float) -> None:
 
 
 def travel(microbatches: int, seconds: float, transfer: float, overlap: bool) -> float:
-    """Seconds of a step of chunks of four blocks that compute that long and wait for a transfer."""
+    """Return the seconds of a step whose chunks have four blocks, which compute `seconds` and wait for a transfer."""
     x = torch.ones(ROWS, DIM, requires_grad=True)
     times = [0.0, 0.0]
 
@@ -192,7 +192,7 @@ def layers(split: bool) -> nn.Module:
 
 
 def actions(name: str, microbatches: int, steps: int) -> tuple[dict[str, list[tuple[float, float]]], int]:
-    """(wall, CPU) seconds of each step, ours and torch's in turn, and how many actions this rank carries out."""
+    """Return (wall, CPU) seconds of alternating steps of gangline and torch, and the actions of this rank per step."""
     from torch.distributed import pipelining
 
     world = rank.make_comms(Mesh.of({"pp": rank.world}), False).world
@@ -246,7 +246,7 @@ def action(processes: list[int], microbatches: int, steps: int) -> None:
 
 
 def halves(dim: int, rows: int, depth: int) -> dict[str, Callable[[], None]]:
-    """Forward and backward of a stack in four ways."""
+    """Return four ways to run forward and backward of several linear layers."""
     from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 
     node = LinearNode(in_features=dim, out_features=dim)
@@ -280,7 +280,7 @@ def halves(dim: int, rows: int, depth: int) -> dict[str, Callable[[], None]]:
 
 def split(repeats: int) -> None:
     print("\nsplit, 8 layers, 256 rows, float32, one thread, medians (of the whole backward)")
-    close_all()  # for a quiet machine
+    close_all()  # ends other processes, so that the machine is idle
     torch.set_num_threads(1)
     for dim in (128, 256, 512):
         ways = halves(dim, 256, 8)

@@ -1,13 +1,14 @@
-"""A machine's calibration against its own runs: ten layouts of small models on 1 to 8 processes, planned and measured.
+"""Compare plans from calibrations of this machine with its runs: ten layouts of small models on 1 to 8 processes.
 
     python benchmarks/planner_cpu.py [--steps 10] [--turns 2] [--layouts 0 3 4] [--json out.json]
 
-What else the machine does changes from minute to minute, so each layout is calibrated for and run in turns:
-`gangline plan calibrate` with as many processes as the run has, `train`, and so on, a calibration last. The plan is the
-middle one of those that `gangline plan compare` makes with each file, the measured step the median over all runs.
-drift: the slowest plan over the fastest; spread: of the middle half of the steps. Prints a table, the median error, and
-of all pairs whose measured medians differ by more than 10 % how many the plans rank as the runs do. Goal: median 15 %,
-all pairs.
+Other load on the machine changes from minute to minute. So calibrations and runs of a layout alternate: `gangline plan
+calibrate` with the processes of the run, `train`, and so on, with a calibration at the end. The planned step time is
+the median of the plans of `gangline plan compare` with each calibration; the measured step time is the median over all
+runs.
+
+Prints a table, the median error, and how many pairs of layouts the plans rank like the runs, among the pairs whose
+measured medians differ by more than 10 %. Goal: a median error of 15 %, and all pairs.
 """
 
 from __future__ import annotations
@@ -49,11 +50,11 @@ COMMON = "run.device=cpu run.sample=0 validate.every=null checkpoint.every=1000 
 
 @dataclass(frozen=True)
 class Row:
-    """Seconds of a step, as planned and as measured.
+    """Planned and measured seconds of a step.
 
-    drift   the slowest plan over the fastest, less 1
-    spread  of the middle half of the steps, over their median
-    load    runnable processes of the machine over its cores, when the last run ended
+    drift   slowest plan over fastest plan, minus 1
+    spread  interquartile range of the step times over their median
+    load    runnable processes of the machine per core, at the end of the last run
     """
 
     processes: int
@@ -71,7 +72,7 @@ class Row:
 
 
 def ran(*words: str) -> None:
-    """Raises RuntimeError with what it said where it fails."""
+    """Run a command. Raises RuntimeError with its output if it fails."""
     variables = {**copy_environment(), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(words, capture_output=True, text=True, env=variables, check=False)
     if done.returncode:
@@ -79,7 +80,7 @@ def ran(*words: str) -> None:
 
 
 def measured(number: int, processes: int, words: str, place: Path, steps: int, turns: int) -> Row:
-    """One layout: calibrated and run in turns, compared."""
+    """Return the row of one layout, with alternating calibrations and runs."""
     calibrate = (sys.executable, "-m", "gangline", "plan", "calibrate", f"--processes={processes}", "--out")
     run = [*words.split(), *COMMON.split(), f"launch.processes={processes}", f"run.steps={steps}"]
     files = [place / f"{number}-{turn}.yaml" for turn in range(turns + 1)]
@@ -108,7 +109,7 @@ def measured(number: int, processes: int, words: str, place: Path, steps: int, t
 
 
 def ranked(rows: list[Row]) -> tuple[int, int]:
-    """(pairs that the plans rank as the runs do, pairs whose medians differ by more than 10 %)."""
+    """Return (number of pairs that the plans rank like the runs, number of pairs that differ by more than 10 %)."""
     pairs = [
         (one, other)
         for one, other in combinations(rows, 2)

@@ -1,20 +1,21 @@
-"""Fits the numbers of the shipped cluster files that no datasheet has on published step times, and writes them.
+"""Fit the values of the shipped cluster files that are in no datasheet to published step times, and write the files.
 
     python benchmarks/planner_fit.py published.json [--rounds 12] [--cross]
 
-Few numbers, each with a meaning (`NUMBERS` of the cluster file), none of them of a table: those of software and
-network are one for all machines, those of products one for each generation of accelerators. All rows that can be judged
-are fitted on, and published/calibrated.json lists them. Every table weighs as the root of its rows, so that no large
-one drowns the others. Reweighted Gauss-Newton steps on the mean absolute logarithm of predicted over published, where
-an error above e^0.5 counts as that: a row that is not what it seems must not pull. Numbers that few rows show stay near
-their first guess: its distance, in quarters of the range, costs `PRIOR`.
+There are few values, each with a meaning (`NUMBERS` of the cluster file), and none belongs to a single table. Values of
+software and network are shared by all machines; values of matmuls by all machines of one generation of accelerators.
+The fit uses all rows that can be judged; published/calibrated.json lists them. The weight of a table is the square root
+of its number of rows, so that no large table dominates. The method is reweighted Gauss-Newton on the mean absolute
+logarithm of predicted over published step time. Errors above e^0.5 count as e^0.5, so that wrong rows have no effect. A
+penalty keeps values that few rows determine near their first guess: the squared distance in quarters of the range,
+times `PRIOR`.
 
-How far off the numbers are where nothing was fitted, --cross says: each table is judged by a fit on the others, and
-`gangline plan` prints the spread of all (accuracy.json of gangline-planner).
+--cross prints the errors of rows that were not fitted: each table is judged by a fit on the other tables. `gangline
+plan` prints the spread of these errors (accuracy.json of gangline-planner).
 
-No other planner is run beside ours on these rows: Calculon (Isaev et al., SC 2023, doi 10.1145/3581784.3607102) is on
-no package index. A predictor by operators that were sampled on the machine reports mean errors of 4.98 % on A100 and
-9.38 % on GH200, of models up to 20B on up to 128 GPUs (Zhang et al., arXiv 2509.22832); these are other rows than ours.
+No other planner is compared on these rows. Calculon (Isaev et al., SC 2023, doi 10.1145/3581784.3607102) is in no
+package index. A predictor from operators sampled on the machine reports mean errors of 4.98 % on A100 and 9.38 % on
+GH200, for models up to 20B on up to 128 GPUs (Zhang et al., arXiv 2509.22832); its rows differ from these.
 """
 
 from __future__ import annotations
@@ -46,11 +47,11 @@ from published.summary import Judged, Spread, slope, slope_interval
 
 GENERATIONS = {"ampere": r"[av]100", "hopper": r"h[12]00|mi300x|v5p", "blackwell": r"g?b200", "ultra": r"g?b300"}
 SOURCE = "fitted on published step times by benchmarks/planner_fit.py"
-SHARED = {  # number -> (first guess, least, most)
+SHARED = {  # value -> (first guess, minimum, maximum)
     "ramp.seconds": (4e-6, 1e-6, 1e-5),  # matmul.half over the 16-bit peak
     "attention.half": (700.0, 100.0, 2000.0),
     "elementwise.passes": (2.0, 1.5, 3.0),
-    "passes.ratio": (1.5, 1.0, 3.0),  # elementwise.passes_apart over it
+    "passes.ratio": (1.5, 1.0, 3.0),  # elementwise.passes_apart over elementwise.passes
     "module.seconds": (5e-5, 1e-5, 2e-4),
     "link.node.efficiency": (0.75, 0.68, 0.82),  # nccl-tests: 230 of 300 GB/s on A100, 360 of 450 on H100
     "link.cluster.efficiency": (0.75, 0.5, 0.92),
@@ -60,32 +61,35 @@ SHARED = {  # number -> (first guess, least, most)
     "link.cluster.latency": (1.5e-5, 5e-6, 6e-5),
     "host.seconds": (0.005, 1e-3, 0.01),
     "jitter.sigma": (0.004, 1e-3, 0.02),
-    "jitter.seconds": (0.02, 5e-4, 0.2),  # the middle of MLPerf's steps spreads by 0.04 to 0.3 s (mlperf_step_jitter)
+    # the interquartile range of MLPerf's step times is 0.04 to 0.3 s (mlperf_step_jitter)
+    "jitter.seconds": (0.02, 5e-4, 0.2),
 }
-EACH = {  # of each generation
+EACH = {  # values of each generation
     "matmul.efficiency": (0.7, 0.4, 0.88),
     "matmul.efficiency_fp8": (0.6, 0.3, 0.85),
     "matmul.efficiency_fp4": (0.5, 0.2, 0.8),
-    "attention.efficiency": (0.6, 0.3, 1.0),  # of products alone, exponentials apart
+    "attention.efficiency": (0.6, 0.3, 1.0),  # of matmuls alone, without exponentials
 }
-MEASURED = {"ampere"}  # generations whose fused attention no row shows: their files quote its own publication
-BACKWARD = 0.85  # of attention's forward rate (Dao, arXiv 2307.08691, figures 4 to 6)
-LIMITED = {"h100_500w_ib": (500 / 700) ** (1 / 3)}  # clocks go with the cube root of power
+# generations without rows for their fused attention; their cluster files cite the publication of the kernel
+MEASURED = {"ampere"}
+BACKWARD = 0.85  # backward over forward throughput of attention (Dao, arXiv 2307.08691, figures 4 to 6)
+# clock over the clock without a power limit: the cube root of the power ratio
+LIMITED = {"h100_500w_ib": (500 / 700) ** (1 / 3)}
 
-PRIOR = 0.002  # little: ten times it judges tables that were left out worse (median 7.3, not 5.9 %)
-MOST = 0.5  # of an error that counts
-LEAST = 0.015  # error below which rows weigh no more
-GAIN = 2e-5  # of the loss, below which a step is the last
+PRIOR = 0.002  # small: with ten times this, left-out tables have larger errors (median 7.3 % instead of 5.9 %)
+MOST = 0.5  # maximum error that counts, as a logarithm
+LEAST = 0.015  # error below which the weight of a row no longer grows
+GAIN = 2e-5  # decrease of the loss at which the fit stops
 
 Vector = NDArray[np.float64]
-Fit = dict[tuple[str, str], float]  # (generation or "all", number) -> value
+Fit = dict[tuple[str, str], float]  # (generation or "all", name of a value) -> value
 
 
 @dataclass(frozen=True)
 class Point:
-    """A run, and every row that is of it: what each of them published, and their middle.
+    """A run with all rows that published it: the step time of each, and their median.
 
-    stretch: the makespan of its schedule over the time in which the busiest rank computes, simulated once
+    stretch: makespan of the schedule over the compute time of the busiest rank; simulated once per round
     """
 
     table: str
@@ -104,7 +108,7 @@ def generation(cluster: str) -> str:
 
 
 def numbers(fit: Mapping[tuple[str, str], float], cluster: Cluster) -> dict[str, float]:
-    """What the file of a cluster says under a fit."""
+    """Return the values of a cluster's file from a fit."""
     own, limited = generation(cluster.name), LIMITED.get(cluster.name, 1.0)
     found = {name: fit["all", name] for name in SHARED}
     found |= {name: fit[own, name] * limited for name in EACH}
@@ -135,7 +139,7 @@ def guess() -> Fit:
 
 
 class Problem:
-    """Rows and numbers as vectors: numbers as logarithms in the order of `keys`."""
+    """Rows and values as vectors; values are logarithms, in the order of `keys`."""
 
     def __init__(self, points: list[Point], keys: list[tuple[str, str]]) -> None:
         self.points, self.keys = points, keys
@@ -157,7 +161,7 @@ class Problem:
         return float(rows + self.stiff @ (at - self.first) ** 2)
 
     def slopes(self, found: Vector, at: Vector, each: float = 0.02) -> Vector:
-        """(rows, numbers): how errors grow with each number; sideways where it ends."""
+        """Return (rows, values): the change of each error per change of each value; backward differences at a bound."""
         columns = []
         for index in range(len(at)):
             step = each if at[index] + each <= self.high[index] else -each
@@ -167,7 +171,7 @@ class Problem:
         return np.stack(columns, axis=1)
 
     def step(self, found: Vector, slopes: Vector, at: Vector, damped: float) -> Vector:
-        """Where a step leads; numbers at an end that it would leave stay there."""
+        """Return the values after one step. Values at a bound that the step would cross stay there."""
         weights = self.weights / np.maximum(np.abs(found), LEAST) * (np.abs(found) < MOST)
         free = np.ones(len(at), bool)
         while True:
@@ -183,7 +187,7 @@ class Problem:
 
 
 def descend(points: list[Point], rounds: int) -> tuple[Problem, Vector]:
-    """The numbers of the least loss; the makespans of schedules follow them."""
+    """Return the values with the least loss. The makespans are simulated again in each round."""
     begin = guess()
     problem = Problem(points, list(begin))
     at, damped = np.log(list(begin.values())), 1e-3
@@ -206,13 +210,13 @@ def descend(points: list[Point], rounds: int) -> tuple[Problem, Vector]:
 
 
 def stretched(points: list[Point], fit: Fit) -> list[Point]:
-    """With schedules simulated under a fit."""
+    """Return the points with makespans simulated with a fit."""
     clusters = {name: fitted(fit, name) for name in {point.cluster for point in points}}
     return [replace(one, stretch=stretch(one.explained, clusters[one.cluster])) for one in points]
 
 
 def stretch(explained: Explained, cluster: Cluster) -> float:
-    """The makespan of its schedule over the time in which the busiest rank computes."""
+    """Return the makespan of the schedule over the compute time of the busiest rank."""
     pieces = Pieces.of(explained, cluster)
     return compute_step_time(explained, cluster, pieces).timeline.makespan / pieces.compute_busiest_seconds(explained)
 
@@ -222,7 +226,7 @@ def as_written(value: float) -> str:
 
 
 def write(fit: Fit) -> None:
-    """Into the files, in place; of machines that no row is of, those of the generation that they are taken for."""
+    """Write the values into the cluster files, in place. Machines without rows get the values of their generation."""
     for name in list_shipped():
         path = SHIPPED / f"{name}.yaml"
         text = path.read_text()
@@ -234,7 +238,7 @@ def write(fit: Fit) -> None:
 
 
 def points_of(cases: Iterable[Case]) -> list[Point]:
-    """Rows that are the same run, published more than once, are one."""
+    """Return the runs; rows that published the same run become one point."""
     same: dict[object, list[Case]] = {}
     for case in cases:
         found = case.explained
@@ -251,7 +255,7 @@ def points_of(cases: Iterable[Case]) -> list[Point]:
 
 
 def interned(explained: Explained) -> Explained:
-    """With stages that compute the same as one object, whose time is worked out once."""
+    """Return the layout with equal stages as one object, so that the time of equal stages is computed once."""
     known: dict[object, StageWork] = {}
 
     def key(work: StageWork) -> object:
@@ -262,7 +266,7 @@ def interned(explained: Explained) -> Explained:
 
 
 def cases_of(path: str) -> Iterator[tuple[Row, Case]]:
-    """All rows of a file that can be judged."""
+    """Yield all rows of a file that can be judged."""
     for row in read_rows(path):
         try:
             yield row, case_of(row)
@@ -271,8 +275,10 @@ def cases_of(path: str) -> Iterator[tuple[Row, Case]]:
 
 
 def cross(problem: Problem, at: Vector) -> list[Judged]:
-    """Every row judged by a fit on the other tables. These fits are near the joint one: the errors of rows are taken
-    to be linear in the logarithms of the numbers there, those of the table that is left out are worked out anew.
+    """Return every row, judged by a fit on the other tables.
+
+    These fits are near the joint fit. So the errors of the fitted rows are approximated as linear in the logarithms of
+    the values; the errors of the table left out are computed with the new fit.
     """
     found = problem.errors(at)
     slopes = problem.slopes(found, at)
@@ -299,7 +305,7 @@ def cross(problem: Problem, at: Vector) -> list[Judged]:
 
 
 def elsewhere(judged: list[Judged]) -> dict[str, float]:
-    """Return the spread and the drift of the errors."""
+    """Return the spread of the errors, and their drift with the number of GPUs."""
     low, high = slope_interval(judged)
     drift = {"slope": slope(judged), "slope_low": low, "slope_high": high}
     found = asdict(Spread.of([one.error for one in judged])) | {"tables": len({one.table for one in judged})} | drift

@@ -1,12 +1,12 @@
-"""From kill -9 to the next completed step: a rank, an agent, and a node with its agent; beside torchrun's defaults.
+"""Measure recovery from kill -9 to the next completed step: of a rank, an agent, and a node; compared with torchrun.
 
     python benchmarks/recovery.py [--rounds 10]
 
-Every round runs each of them once, on the CPU, so that a busy machine slows all alike; medians and the worst. All train
-the same small model and keep a checkpoint of every fifth step; torchrun starts `train` as its ranks. Beside the seconds
-stand the steps that were done again: none where a memory tier has every step, with a copy in another node's memory also
-where a node is lost. Goals: a rank of four in at most 1.5 x `import torch` (four at once) + 2 s; a node of two in at
-most 10 s.
+Every round runs each way once, on the CPU, so that load on the machine affects all ways equally. Prints medians and
+maxima. All ways train the same small model and save a checkpoint every fifth step; torchrun, with its defaults, starts
+`train` as its ranks. Also prints the number of repeated steps: none if a memory tier has every step, and, with a copy
+in another node's memory, none after the loss of a node either. Goals: a rank of four in at most 1.5 x `import torch`
+(four at once) + 2 s; a node of two in at most 10 s.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from gangline_testkit.ports import free_port
 from gangline_testkit.real_runs import SMALL, copy_environment, write_small_text
 
 SECONDS = 240.0
-HOSTS_SECONDS = 15.0  # torchrun's first agent is to hold the store; the loss of that one ends its job
+# seconds before the second agent starts: torchrun's first agent must host the store, whose loss ends the job
+HOSTS_SECONDS = 15.0
 TRAIN = ["-m", "gangline.cli.train"]
 TORCHRUN = ["-m", "torch.distributed.run"]
 IMPORT = "import torch, four at once"
@@ -78,7 +79,7 @@ def time_import() -> tuple[float, int]:
 
 def elastic(nodes: str, ranks: int, *more: str) -> list[list[str]]:
     words = ["launch=elastic", f"launch.nodes={nodes}", f"launch.processes={ranks}", "launch.agents=1", *more]
-    return [[*TRAIN, *words]] * int(nodes[-1])  # in each, the agent of one node
+    return [[*TRAIN, *words]] * int(nodes[-1])  # each command starts the agent of one node
 
 
 def torchrun(ranks: int, *more: str) -> list[str]:
@@ -91,7 +92,7 @@ def torchruns() -> list[list[str]]:
 
 
 def recover(commands: list[list[str]], victims: Callable[[list[int], Path], list[int]]) -> tuple[float, int]:
-    """(seconds from the kill to the end of the next step of another start, steps that were done again)."""
+    """Return (seconds from the kill to the first step after the restart, number of repeated steps)."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "out")
         words = [f"data.path={write_small_text(Path(folder, 'corpus'))}", *SMALL, *LAYOUT, f"run.dir={out}"]
@@ -135,12 +136,12 @@ def rank_of(rank: int) -> Callable[[list[int], Path], list[int]]:
 
 
 def agent(agents: list[int], out: Path) -> list[int]:
-    """The agent of rank 1 alone: what it has started ends with it."""
+    """Return the agent of rank 1. The processes that it started end with it."""
     return node(agents, out)[:1]
 
 
 def node(agents: list[int], out: Path) -> list[int]:
-    """The agent of rank 1, and rank 1 with it, as a machine goes."""
+    """Return the agent of rank 1 and rank 1: all processes of a lost machine."""
     (rank,) = [seen.pid for seen in seen_ranks(out) if seen.rank == 1]
     above = rank
     while above not in agents:
@@ -149,14 +150,14 @@ def node(agents: list[int], out: Path) -> list[int]:
 
 
 def node_and_memory(agents: list[int], out: Path) -> list[int]:
-    """The same, and what keeps that node's part of checkpoints in memory."""
+    """Return the processes of `node`, and the one that keeps that node's checkpoints in memory."""
     agent, rank = node(agents, out)
     beside = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit() and kept_by(entry, agent)]
     return [agent, rank, *beside]
 
 
 def kept_by(entry: Path, agent: int) -> bool:
-    """Whether it is a process beside the ranks of this agent."""
+    """Return whether a process is a sidecar of this agent."""
     try:
         words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
     except OSError:
@@ -173,7 +174,7 @@ def seen_ranks(out: Path) -> list[Seen]:
 
 
 def newest(out: Path) -> list[dict]:
-    """The last records."""
+    """Return the latest metrics records."""
     try:
         content = (out / "metrics.jsonl").read_bytes()[-20000:]
     except FileNotFoundError:
@@ -182,7 +183,7 @@ def newest(out: Path) -> list[dict]:
 
 
 def wait_for(what: Callable[[], list]) -> list:
-    """What it gives, as soon as that is something; nothing after `SECONDS`."""
+    """Return the result of `what` as soon as it is not empty; empty after `SECONDS`."""
     deadline = time.monotonic() + SECONDS
     while not (found := what()) and time.monotonic() < deadline:
         time.sleep(0.02)

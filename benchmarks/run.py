@@ -1,4 +1,4 @@
-"""Prints every number of this folder, one script after the other: `python benchmarks/run.py [name ...]`."""
+"""Run the benchmarks of this folder, one after another: `python benchmarks/run.py [name ...]`."""
 
 from __future__ import annotations
 

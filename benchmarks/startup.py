@@ -1,10 +1,10 @@
-"""From Enter to the first step: `train` beside importing torch, and beside torchrun with a bare PyTorch loop.
+"""Measure the time from Enter to the first step of `train`, compared with `import torch` and with torchrun.
 
     python benchmarks/startup.py [--rounds 5] [--world 1 2 8]
 
-Every round runs each of them once, so that a busy machine slows all alike; medians over the rounds. Both train the same
-model on the same global batch, on the CPU. Goals: on one process at most the time of `import torch, torch._dynamo`
-plus 2 s; on 8 at most 0.3 x torchrun.
+torchrun starts a bare PyTorch loop. Every round runs each way once, so that load on the machine affects all ways
+equally; numbers are medians over the rounds. Both train the same model on the same global batch, on the CPU. Goals:
+with one process at most the time of `import torch, torch._dynamo` plus 2 s; with 8 at most 0.3 x torchrun.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--world", type=int, nargs="+", default=[1, 2, 8])
-    parser.add_argument("--bare", type=Path, help=argparse.SUPPRESS)  # as a rank of torchrun
+    parser.add_argument("--bare", type=Path, help=argparse.SUPPRESS)  # run as a rank of torchrun
     options = parser.parse_args()
     if options.bare:
         bare(options.bare)
         return
     names = [*IMPORTS, *(f"{kind}, {world}" for world in options.world for kind in ("train", "torchrun"))]
     seconds: dict[str, list[float]] = {name: [] for name in names}
-    for code in IMPORTS.values():  # fill the file cache
+    for code in IMPORTS.values():  # fill the page cache
         time_import(code)
     for _ in range(options.rounds):
         for name in names:
@@ -52,7 +52,7 @@ def time_import(code: str) -> float:
 
 
 def time_start(kind: str, world: str) -> float:
-    """Seconds until the first step has left a file behind."""
+    """Return the seconds until the first step has written a file."""
     with tempfile.TemporaryDirectory() as folder:
         metrics = Path(folder, "run", "metrics.jsonl")
         if kind == "train":
@@ -70,7 +70,7 @@ def time_start(kind: str, world: str) -> float:
 
 
 def bare(metrics: Path) -> None:
-    """One step of the same run in the bare loop; rank 0 then leaves a file behind."""
+    """Run one step of the same run in the bare loop; rank 0 then writes a file."""
     import torch
     from bare_loop import BareLoop
 

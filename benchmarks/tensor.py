@@ -1,10 +1,11 @@
-"""Tensor parallelism beside torch's `parallelize_module` (DTensor, with loss parallel), step by step in turn.
+"""Compare tensor parallelism with torch's `parallelize_module` (DTensor, loss parallel), in alternating steps.
 
     python benchmarks/tensor.py --processes 2 --steps 30
 
-One decoder, the same weights and batches, forward and backward, with and without sequence parallelism. Prints medians
-over the steps of wall seconds (of the slowest rank), the ratios of wall and of CPU seconds (all ranks together), and
-the ratio of the bytes that a forward pass keeps for the backward pass. Losses and gradients are compared, too.
+Both run forward and backward of one decoder with the same weights and batches, with and without sequence parallelism.
+Losses and gradients must agree. Prints medians over the steps of the wall seconds of the slowest rank, the ratios of
+wall seconds and of the CPU seconds of all ranks, and the ratio of the bytes that a forward pass saves for the backward
+pass.
 """
 
 from __future__ import annotations
@@ -48,14 +49,14 @@ SIZES = {
 
 
 def batch_of(step: int, rows: int, length: int) -> Batch:
-    """The batch of a step, the same on all ranks."""
+    """Return the batch of a step, equal on all ranks."""
     tokens = torch.randint(0, VOCABULARY, (rows, length + 1), generator=torch.Generator().manual_seed(step))
     position, mask = torch.arange(length).expand(rows, length), torch.ones(rows, length, dtype=torch.bool)
     return Batch(tokens[:, :-1], tokens[:, 1:].contiguous(), mask, position, torch.arange(rows), step=step)
 
 
 def ours(config: DecoderConfig, sequence_parallel: bool) -> tuple[nn.Module, Callable[[Batch], Tensor]]:
-    """The model with its parts, and (batch) -> loss sum after its backward pass."""
+    """Return the sharded model, and a function: batch -> loss sum, after the backward pass."""
     tree, plan = plan_decoder(config)
     model = make_whole_model(tree, plan, seed=0)
     comm = rank.make_comms(Mesh.of({"tp": rank.world}), False).get_comm("tp")
@@ -80,7 +81,7 @@ def ours(config: DecoderConfig, sequence_parallel: bool) -> tuple[nn.Module, Cal
 
 
 class TorchEmbedding(nn.Module):
-    """torch's own embedding behind the call that the decoder makes."""
+    """torch's embedding with the call signature of the decoder's embedding."""
 
     def __init__(self, weight: Tensor) -> None:
         super().__init__()
@@ -91,7 +92,7 @@ class TorchEmbedding(nn.Module):
 
 
 class TorchHead(nn.Module):
-    """torch's own product with the vocabulary and cross-entropy behind the call that the decoder makes."""
+    """torch's output matmul and cross-entropy with the call signature of the decoder's head."""
 
     def __init__(self, norm: nn.Module, weight: Tensor) -> None:
         super().__init__()
@@ -105,7 +106,7 @@ class TorchHead(nn.Module):
 
 
 def theirs(config: DecoderConfig, sequence_parallel: bool) -> tuple[nn.Module, Callable[[Batch], Tensor]]:
-    """The same decoder with `torch.nn` layers, cut as torch's tutorial on tensor parallelism cuts its own."""
+    """Return the same decoder with `torch.nn` layers, sharded as in torch's tutorial on tensor parallelism."""
     tree, plan = plan_decoder(config)
     model = make_whole_model(tree, plan, seed=0)
     for path, module in list(model.named_modules()):
@@ -155,7 +156,7 @@ def clear(model: nn.Module) -> None:
 
 
 def kept_bytes(model: nn.Module, batch: Batch) -> int:
-    """Bytes of the distinct storages that a forward pass keeps, parameters left out."""
+    """Return the bytes of the distinct storages that a forward pass saves, without parameters."""
     own = {local(p).untyped_storage().data_ptr() for p in model.parameters()}
     found: dict[int, Tensor] = {}
 
@@ -171,7 +172,7 @@ def kept_bytes(model: nn.Module, batch: Batch) -> int:
 
 
 def local(x: Tensor) -> Tensor:
-    """The plain tensor inside a DTensor, and inside the result of a collective that nobody has waited for."""
+    """Return the plain tensor inside a DTensor, or inside the pending result of a collective."""
     while hasattr(x, "__tensor_flatten__"):
         x = getattr(x, x.__tensor_flatten__()[0][0])
     return x
@@ -180,7 +181,7 @@ def local(x: Tensor) -> Tensor:
 def measure(
     size: str, sequence_parallel: bool, steps: int, rows: int, length: int
 ) -> tuple[dict[str, list[tuple[float, float]]], dict[str, int]]:
-    """(wall, CPU) seconds of each step of each, on this rank, the order changing with every step; and kept bytes."""
+    """Return (wall, CPU) seconds of each step of each way on this rank, alternating, and the saved bytes."""
     built = {"ours": ours(SIZES[size], sequence_parallel), "torch": theirs(SIZES[size], sequence_parallel)}
     world = rank.make_comms(Mesh.of({"tp": rank.world}), False).world
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in built}

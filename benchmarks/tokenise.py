@@ -1,10 +1,10 @@
-"""Text to tokens: `gangline data prepare` beside tokenizers' own encode, in CPU seconds of one process.
+"""Compare `gangline data prepare` with encode of the library tokenizers, in CPU seconds of one process.
 
     python benchmarks/tokenise.py [--mb 8 --vocab-size 8192 --rounds 3 --prepare-only]
 
-One byte-level BPE, trained on a part of the text (Python's own library); every document by every way, in turn. Every
-document's tokens must be equal. Prints medians of megatokens a CPU second and ratios. Goals: fast at least 6 x encode,
-prepare with cleaning and exact doubles at least 0.85 of the same tokenising alone.
+Both use one byte-level BPE, trained on a part of the text (Python's standard library). The ways alternate, and the
+tokens of every document must be equal. Prints medians of megatokens per CPU second, and ratios. Goals: fast at least 6
+x encode; prepare with cleaning and exact deduplication at least 0.85 x the same tokenisation alone.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from gangline_dataloader.prepare.settings import Settings
 
 
 def cpu() -> float:
-    """User and system seconds of this process, all threads."""
+    """Return the user and system seconds of this process, with all threads."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
 

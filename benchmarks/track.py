@@ -1,11 +1,11 @@
-"""What wandb offline, MLflow and Trackio cost a step: blocks of steps with each and with none in turn, in one run.
+"""Measure the cost of wandb offline, MLflow and Trackio per step: alternating blocks of steps with each and with none.
 
     python benchmarks/track.py --rounds 6
 
-The loop's own share is the time that it spends in `record`; the rest is CPU seconds of the tracker's threads (of all of
-the process but the loop's, less what those use without a tracker), which share the interpreter with the loop. Processes
-beside it are wandb's own, on another core, which runs through all blocks. Each is a share of a step's CPU seconds.
-Goal: 0.5 %.
+The cost in the training loop is the time in `record`. The cost of threads is the CPU seconds of the tracker's threads,
+which share the interpreter with the loop: all threads of the process except the loop's, minus their use without a
+tracker. The cost of processes is wandb's own process, on another core, which runs during all blocks. Each is printed as
+a share of a step's CPU seconds. Goal: 0.5 %.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def measure(run_dir: Path, rounds: int, steps: int) -> None:
 
 
 def settle(tracker) -> None:
-    """Until all that it was given has been sent."""
+    """Wait until the tracker has sent all its records."""
     from gangline_track.background import PAUSE
 
     while not tracker.waiting.empty():
@@ -92,12 +92,12 @@ def settle(tracker) -> None:
 
 
 def other_threads() -> float:
-    """CPU seconds of this process, the calling thread's left out."""
+    """Return the CPU seconds of this process without the calling thread."""
     return time.process_time() - time.thread_time()
 
 
 def children() -> float:
-    """CPU seconds of all processes below this one."""
+    """Return the CPU seconds of all child processes and their descendants."""
     ticks, parents = os.sysconf("SC_CLK_TCK"), {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:

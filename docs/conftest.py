@@ -1,4 +1,4 @@
-"""Lets the tests beside it import what reads and writes the pages."""
+"""Make the modules that read and write the documentation pages importable for the tests in this folder."""
 
 import sys
 from pathlib import Path

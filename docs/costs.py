@@ -1,4 +1,4 @@
-"""Write docs/costs.md: what training costs, by sizes of models and clusters. Takes some minutes.
+"""Write docs/costs.md: training costs by model size and cluster size. Takes some minutes.
 
 python docs/costs.py
 """
@@ -23,7 +23,7 @@ to compute these numbers for your own model, cluster and prices.
 
 
 def page() -> str:
-    """What the page has to hold."""
+    """Return the text of docs/costs.md."""
     cluster = load_cluster(CLUSTER)
     return HEAD + format_table(iterate_rows(cluster), cluster) + "\n"
 

@@ -1,5 +1,6 @@
-"""`pip install -e DIRECTORY`, as far as a page of the documentation needs it: the metadata that pip would write, and
-links to the modules. No build backend, no network, and the environment of the tests stays as it was.
+"""Imitate `pip install -e DIRECTORY` for the examples of the documentation: write the metadata, and link the modules.
+
+Needs no build backend and no network, and does not change the environment of the tests.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from pathlib import Path
 
 
 def install(arguments: list[str], site: str) -> None:
-    """Make the project in a directory look installed to whoever has `site` on the path."""
+    """Make the project in a directory look installed to every process that has `site` on its module path."""
     if len(arguments) != 3 or arguments[:2] != ["install", "-e"]:
         sys.exit(f"this pip knows  install -e DIRECTORY  and not  {' '.join(arguments)}")
     directory = Path(arguments[2]).resolve()
@@ -25,7 +26,7 @@ def install(arguments: list[str], site: str) -> None:
     (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
     root = directory / "src" if (directory / "src").is_dir() else directory
     modules = [path for path in sorted(root.iterdir()) if path.suffix == ".py" or (path / "__init__.py").exists()]
-    if len(modules) > 1 and root == directory:  # as pip's default backend refuses it, and others would leave one out
+    if len(modules) > 1 and root == directory:  # pip's default backend refuses this too; other backends would skip one
         sys.exit(f"multiple top-level modules discovered in a flat layout: {', '.join(path.name for path in modules)}")
     for module in modules:
         link = Path(site, module.name)

@@ -1,4 +1,4 @@
-"""Small pieces of Markdown that the generated pages are made of."""
+"""Format small pieces of Markdown for the generated pages."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import re
 
 
 def prose(text: str) -> str:
-    """A docstring's text as one paragraph."""
+    """Return the text of a docstring as one paragraph."""
     return " ".join(text.split()).replace("``", "`")
 
 
 def paragraphs(text: str) -> str:
-    """A docstring as Markdown: a paragraph whose lines are set in columns stays as it is set."""
+    """Return a docstring as Markdown; a paragraph with aligned columns becomes a text block."""
     found = []
     for part in text.split("\n\n"):
         columns = any(re.match(r"\S+ {2,}\S", line) for line in part.splitlines())
@@ -20,21 +20,21 @@ def paragraphs(text: str) -> str:
 
 
 def cell(text: object) -> str:
-    """Text as it may stand in a cell of a table."""
+    """Return a text escaped for a table cell."""
     return prose(str(text)).replace("|", "\\|").replace("<", "&lt;")
 
 
 def code_cell(text: str) -> str:
-    """Code in a cell of a table."""
+    """Return code escaped for a table cell."""
     return "`" + text.replace("|", "\\|") + "`"
 
 
 def anchor(heading: str) -> str:
-    """What GitHub makes of a heading, to link to it."""
+    """Return the anchor that GitHub generates for a heading."""
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
 def sentence(text: str) -> str:
-    """A summary with a capital and a full stop; a name with a dot in it keeps its letters."""
+    """Return a summary with a capital letter and a full stop. A first word that contains a dot is unchanged."""
     first = text.split()[0]
     return (text if "." in first else text[0].upper() + text[1:]).rstrip(".") + "."

@@ -1,18 +1,19 @@
-"""Reads the pages of the documentation and runs what they show, as a reader would, in a fresh directory for each page.
+"""Read the pages of the documentation and run their examples as a reader would, in a new directory for each page.
 
-How a fenced block is taken, by its language:
+The language of a fenced block determines how it runs:
 
     bash      a script; it must succeed
-    console   "$ command" lines, each followed by what it prints. "..." stands for anything, a number with a decimal
-              point for any number; a command without output below it may print what it likes
+    console   "$ command" lines, each followed by its output. "..." matches anything, a number with a decimal point
+              matches any number; the output of a command without lines below it is not compared
     python    a program; it must succeed
-    others    shown only
-A block whose first lines hold a comment with nothing but a file name ("# narrow.py") is written to that file instead.
+    others    not run
 
-An HTML comment just before a block changes that:
+If the first line of a block is a comment with only a file name ("# narrow.py"), the block is written to that file.
 
-    <!-- exit code 2 -->        how the last command of the block ends
-    <!-- not run: reason -->    shown only
+An HTML comment before a block changes this:
+
+    <!-- exit code 2 -->        the exit code of the last command of the block
+    <!-- not run: reason -->    not run
 """
 
 from __future__ import annotations
@@ -33,27 +34,27 @@ from gangline_testkit.real_runs import copy_environment
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("packages/*/README.md")])
 RUN = ("bash", "console", "python")
-TIMEOUT = 600  # seconds for one command, on a machine with other things to do
+TIMEOUT = 600  # timeout of one command in seconds, for a busy machine
 
 _BLOCK = re.compile(
     r"(?:<!-- (?P<said>[^>]*?) -->\n+)?```(?P<language>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
 )
 _FILE = re.compile(r"(?:#!.*\n)?(?:#|//) (?P<name>[\w./-]+\.\w+)(?::.*)?\n")
-# Commands, and the modules that they are.
+# command -> module that it runs
 _WARM = {"train": "gangline.cli.train", "gangline": "gangline", "torchrun": "torch.distributed.run"}
-_OWN_WAY = re.compile(r"\b(PYTHON|OMP_|MKL_|LD_|TORCH_|LC_)\w*=")  # of starting Python
+_OWN_WAY = re.compile(r"\b(PYTHON|OMP_|MKL_|LD_|TORCH_|LC_)\w*=")  # variables that change how Python starts
 _NUMBER = re.compile(r"\d+\\\.\d+(?:e[+-]?\d+|e\\[+-]\d+)?")
 
 
 @dataclass(frozen=True)
 class Block:
-    """One fenced block of a page."""
+    """A fenced block of a page."""
 
     page: Path
     line: int
     language: str
     text: str
-    said: str  # the comment before it
+    said: str  # text of the HTML comment before the block
 
     @property
     def place(self) -> str:
@@ -61,24 +62,24 @@ class Block:
 
     @property
     def file(self) -> str | None:
-        """The file that the block shows."""
+        """Return the name of the file that the block contains; None if it names none."""
         found = _FILE.match(self.text)
         return found["name"] if found else None
 
     @property
     def why_not(self) -> str | None:
-        """Why the block is not run, if it is not."""
+        """Return the reason why the block is not run; None if it is run."""
         return self.said.removeprefix("not run:").strip() if self.said.startswith("not run:") else None
 
     @property
     def code(self) -> int:
-        """The exit code that its last command should have."""
+        """Return the expected exit code of the last command."""
         found = re.fullmatch(r"exit code (\d+)", self.said)
         return int(found[1]) if found else 0
 
 
 def blocks(page: Path) -> list[Block]:
-    """The fenced blocks of a page, in order."""
+    """Return the fenced blocks of a page, in order."""
     text = page.read_text()
     return [
         Block(page, text.count("\n", 0, found.start()) + 1, found["language"], found["text"], found["said"] or "")
@@ -87,7 +88,10 @@ def blocks(page: Path) -> list[Block]:
 
 
 def commands(text: str) -> list[tuple[str, str]]:
-    """(command, what it prints) of a console block; a command goes on behind a backslash or an open bracket."""
+    """Return (command, expected output) pairs of a console block.
+
+    A command continues on the next line after a backslash or an open bracket.
+    """
     found: list[tuple[list[str], list[str]]] = []
     for line in text.splitlines():
         if line.startswith("$ "):
@@ -100,7 +104,7 @@ def commands(text: str) -> list[tuple[str, str]]:
 
 
 def pattern(expected: str) -> re.Pattern[str]:
-    """What a shown output matches."""
+    """Return the pattern that the output of a command must match."""
     lines = []
     for line in expected.splitlines():
         if line.strip() == "...":
@@ -115,7 +119,7 @@ def pattern(expected: str) -> re.Pattern[str]:
 
 
 def _with_links(directory: Path) -> tuple[Path, dict[str, str]]:
-    """(directory of commands, variables) with a `pip` that links."""
+    """Return (directory of commands, environment variables) with the `pip` of `editable`, which only links."""
     site, tools = directory / "site", directory / "tools"
     site.mkdir()
     tools.mkdir()
@@ -129,8 +133,9 @@ def _with_links(directory: Path) -> tuple[Path, dict[str, str]]:
 
 
 def _with_pip(directory: Path) -> tuple[Path, dict[str, str]]:
-    """(directory of commands, variables) of a new virtual environment that sees what is installed here, torch above
-    all. Core is installed anew, for its commands.
+    """Return (directory of commands, environment variables) of a new virtual environment.
+
+    The environment sees the packages that are installed here, such as torch. Core is installed again, for its commands.
     """
     there = directory / "venv"
     subprocess.run([sys.executable, "-m", "venv", there], check=True)
@@ -154,9 +159,10 @@ def _with_pip(directory: Path) -> tuple[Path, dict[str, str]]:
 
 
 def _warm(directory: Path, environment: dict[str, str]) -> Path:
-    """A directory of the project's commands, forked from a process that has torch (`gangline_testkit.warm`).
+    """Return a directory with the project's commands, forked from a process that has imported torch.
 
-    And of a `python` by which a program of the page is forked, too, and which is itself for all else.
+    `gangline_testkit.warm` forks them. The directory also has a `python`: it forks programs of the page, and starts
+    Python normally for everything else.
     """
     made = directory / "warm"
     made.mkdir()
@@ -175,11 +181,11 @@ def _warm(directory: Path, environment: dict[str, str]) -> Path:
 
 
 class Reader:
-    """Somebody at a shell, in an empty directory that has the project's recipes in it.
+    """A reader at a shell, in an empty directory with the recipes of the project.
 
-    Their pip is a quick one that only links (`editable`), and the project's commands and the page's programs start warm
-    where a script does not start Python in a way of its own; with `real_pip` it is pip itself, in a virtual environment
-    of their own, and all starts cold.
+    The reader's pip only links (`editable`). The commands of the project and the programs of the page are forked from a
+    warm process, except in scripts that change how Python starts. With `real_pip` the reader has the real pip in a new
+    virtual environment, and all processes start cold.
     """
 
     def __init__(self, directory: Path, *, real_pip: bool = False) -> None:
@@ -194,7 +200,7 @@ class Reader:
         self._warm = None if real_pip else _warm(directory, self.environment)
 
     def read(self, page: Path) -> None:
-        """Do what the page says, from top to bottom. Raises AssertionError where it is not so."""
+        """Run the blocks of a page, from top to bottom. Raises AssertionError if a result differs from the page."""
         for block in blocks(page):
             if block.why_not is None:
                 self._do(block)

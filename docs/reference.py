@@ -1,4 +1,4 @@
-"""Write the pages and the data that are made from the code: hooks, commands, options, source files, catalogue.
+"""Write the pages and data that are generated from the code: hooks, commands, options, source files, catalogue.
 
 python docs/reference.py
 """
@@ -23,7 +23,7 @@ NOTE = f"<!-- written by  {COMMAND}  from the code: change it there -->\n\n"
 
 
 def pages() -> dict[Path, str]:
-    """File -> what it has to hold."""
+    """Return file -> its generated text."""
     written = {
         "hooks.md": reference_hooks.page(),
         "commands.md": reference_commands.page(),

@@ -1,4 +1,4 @@
-"""Write catalogue.json of core: what the packages of the repository offer, and options of other frameworks."""
+"""Write core's catalogue.json: the parts in the packages of the repository, and the options of other frameworks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MIGRATE = Path(__file__).parent / "migrate"
 
 
 def catalogue(ours: set[str]) -> str:
-    """The catalogue as JSON. ours: the distributions of the repository; all of them have to be installed."""
+    """Return the catalogue as JSON. ours: the distributions of the repository; all must be installed."""
     found = installed()
     offers = [offer for group in found.list_groups() for offer in found.get_offers(group).values()]
     offers = [offer for offer in offers if offer.distribution in ours - {DISTRIBUTION}]
@@ -41,9 +41,9 @@ def catalogue(ours: set[str]) -> str:
 
 
 def read_migration_tables() -> dict[str, str]:
-    """Return option of another framework, in lower case with underscores -> second column of docs/migrate/*.md.
+    """Return option of another framework -> second column of its table in docs/migrate/*.md.
 
-    Raises ValueError if two tables answer one option differently.
+    Options are in lower case with underscores. Raises ValueError if two tables have different answers for an option.
     """
     answers: dict[str, str] = {}
     for page in sorted(MIGRATE.glob("*.md")):

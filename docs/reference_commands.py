@@ -1,4 +1,4 @@
-"""Write the page of commands: `train`, `gangline` and every command inside them, by their own `--help`."""
+"""Write the page of commands: the `--help` of `train`, of `gangline`, and of every subcommand."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from unittest import mock
 from gangline.cli.main import main
 from gangline.plugin.registry import installed
 
-COLUMNS = 100  # of the terminal that argparse folds its help for
+COLUMNS = 100  # width at which argparse wraps its help
 
 TOP = """\
 # Commands
@@ -60,12 +60,12 @@ def read_help(words: list[str]) -> str:
 
 
 def list_inner(verb: str, text: str) -> Iterator[str]:
-    """Yield the commands inside a command, as its help lists them."""
+    """Yield the subcommands of a command, as listed in its help."""
     yield from re.findall(rf"gangline {verb} ([a-z][\w-]*)", text)
     if re.search(rf"gangline {verb} VERB", text):
         yield from re.findall(r"^  ([a-z][\w-]*) {2,}\S", text, re.MULTILINE)
 
 
 def fence(text: str) -> list[str]:
-    """Return a text as the lines of a block."""
+    """Return a text as the lines of a fenced block."""
     return ["```text", *text.splitlines(), "```", ""]

@@ -1,4 +1,4 @@
-"""The page of the hooks: each with its example, then the contracts that what is built has to keep."""
+"""Write the page of hooks: each hook with its example, then the contracts of the parts."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ What `gangline_testkit` tests of a part, and what its author may claim in `can`
 
 
 def page() -> str:
-    """docs/hooks.md"""
+    """Return the text of docs/hooks.md."""
     found = [
         TOP,
         *_overview(),
@@ -77,10 +77,10 @@ def page() -> str:
     ]
     classes = [_load(hook.contract) for hook in HOOKS if hook.contract]
     after = classes.index(GradientReduction) + 1
-    # what a reduction works with
+    # classes that a gradient reduction uses
     classes[after:after] = [Bucket, BucketLayout, GradientSlot, Comm, Pending, Later, sum_rows]
     after = classes.index(DataSource) + 1
-    classes[after:after] = [BatchReader, ReadPlace, StoredBatch]  # what a source's `reader` is made of
+    classes[after:after] = [BatchReader, ReadPlace, StoredBatch]  # classes that a source's `reader` uses
     found += ["## Contracts", "", "Members in bold have to be written.", "", *map(_contract_of, classes)]
     bases = dict.fromkeys([PartConfig, *(hook.options for hook in HOOKS)])
     found += [OPTIONS, *map(_options_of, bases), _contract_of(Problem), *_ranges()]
@@ -89,13 +89,13 @@ def page() -> str:
 
 
 def _load(name: str) -> type:
-    """The class "package.module.Class"."""
+    """Return the class with the dotted name `name`."""
     module, _, cls = name.rpartition(".")
     return getattr(importlib.import_module(module), cls)
 
 
 def _overview() -> Iterator[str]:
-    """Every hook in one table."""
+    """Yield the lines of the table of all hooks."""
     yield "| hook | group | yields | contract |"
     yield "|---|---|---|---|"
     for hook in HOOKS:
@@ -106,7 +106,7 @@ def _overview() -> Iterator[str]:
 
 
 def _hook(hook: Hook) -> str:
-    """What a hook offers, the contract of its parts, and the plugin of its specification."""
+    """Return the section of a hook: its purpose, the contract of its parts, and the example plugin."""
     said, _, example = (inspect.getdoc(registry.load(hook.spec)) or "").partition("::\n")
     what, _, more = said.strip().partition("\n\n")
     rows = [f"## {hook.name}", "", prose(what), ""]
@@ -124,13 +124,13 @@ def _hook(hook: Hook) -> str:
 
 
 def _linked(hook: Hook) -> str:
-    """The class that an author implements, with a link to its members."""
+    """Return a link to the class that an author implements."""
     name = hook.contract.rpartition(".")[2]
     return f"[{name}](#{anchor(name)})"
 
 
 def _contract_of(cls: type) -> str:
-    """A class that authors derive from and its members, or a function that they call."""
+    """Return the section of a class that authors derive from, with its members, or of a function that authors call."""
     if inspect.isfunction(cls):
         return "\n".join([f"### {cls.__name__}", "", f"`{_public(cls)}{_signature(cls)}`", "", inspect.getdoc(cls), ""])
     rows = [f"### {cls.__name__}", "", f"`{_public(cls)}`", "", paragraphs(inspect.getdoc(cls) or ""), ""]
@@ -138,7 +138,7 @@ def _contract_of(cls: type) -> str:
 
 
 def _options_of(cls: type[PartConfig]) -> str:
-    """Return the section of a group's base of configurations: its members, and those of its other base classes."""
+    """Return the section of a group's base configuration: its members, and those of its other base classes."""
     bases = [base for base in cls.__mro__ if base is cls or not issubclass(PartConfig, base)]
     members = [row for base in bases if base is not ABC for row in (*_fields(base), *_methods(base, own=vars(cls)))]
     rows = [f"### {cls.__name__}", "", f"`{_public(cls)}`", "", paragraphs(inspect.getdoc(cls) or ""), ""]
@@ -146,7 +146,7 @@ def _options_of(cls: type[PartConfig]) -> str:
 
 
 def _ranges() -> Iterator[str]:
-    """The short names of ranges, and what they allow."""
+    """Yield the lines of the table of value ranges: short name, allowed values."""
     yield RANGES
     yield "| `gangline.config` | |"
     yield "|---|---|"
@@ -157,14 +157,14 @@ def _ranges() -> Iterator[str]:
 
 
 def _fields(cls: type) -> Iterator[str]:
-    """Attributes that are declared with a type; of those without a comment the class's own text speaks."""
+    """Yield a table row for each attribute with a type and a comment. The docstring describes the other attributes."""
     for found in re.finditer(r"^    (\w+: [^#\n]+?) +# (.+)$", inspect.getsource(cls), re.MULTILINE):
         mark = "" if "=" in found[1] else "**"
         yield f"| {mark}{code_cell(found[1])}{mark} | {cell(found[2])} |"
 
 
 def _methods(cls: type, own: Mapping[str, object] = MappingProxyType({})) -> Iterator[str]:
-    """Rows of the methods of a class; own: those of the class that derives from it, which replace them."""
+    """Yield a table row for each method of a class. own: members of the derived class, which replace those of `cls`."""
     for name, member in vars(cls).items():
         if name in own and member is not own[name]:
             continue
@@ -184,14 +184,14 @@ def _signature(function: object) -> str:
 
 
 def _public(cls: type) -> str:
-    """The name that an author imports a class by: that of its package, where the package has it."""
+    """Return the dotted name by which authors import a class: in its package if that exports it, else in its module."""
     package = cls.__module__.rpartition(".")[0]
     module = package if hasattr(importlib.import_module(package), cls.__name__) else cls.__module__
     return f"{module}.{cls.__name__}"
 
 
 def _descriptor(name: str, cls: type) -> str:
-    """A descriptor's fields with the comments behind them."""
+    """Return the section of a descriptor: a table of its fields and their comments."""
     comments = read_comments(cls)
     fields = [
         f"| `{field.name}` | {code_cell(str(field.type))} | {cell(comments.get(field.name, ''))} |"
@@ -202,7 +202,7 @@ def _descriptor(name: str, cls: type) -> str:
 
 
 def _suite(name: str) -> str:
-    """A suite of the conformance kit, and what can be claimed of the parts that it tests."""
+    """Return the section of a conformance suite, with the claims that a tested part can make."""
     suite = getattr(gangline_testkit, name)
     rows = [f"### {name}", "", paragraphs(inspect.getdoc(suite) or ""), ""]
     if suite.CLAIMS:

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-WIDTH = 120  # characters of a line
-FOLD = 46  # characters of a line before its phrase, at most; a longer name has its phrase on the next line
+WIDTH = 120  # maximum number of characters in a line
+FOLD = 46  # maximum width of the column of names; the phrase of a longer name is on the next line
 
 
 def list_pages() -> dict[str, str]:
@@ -35,7 +35,7 @@ def write_page(package: Path) -> str:
 
 
 def list_entries(folder: Path, indent: str) -> Iterator[tuple[str, str]]:
-    """Yield (indented name, phrase) of each file of Python and each folder that has some, files first."""
+    """Yield (indented name, phrase) of each Python file and of each folder with Python files, files first."""
     paths = sorted(folder.iterdir(), key=lambda path: (path.is_dir(), path.name))
     for path in paths:
         if path.suffix == ".py" and path.name != "__init__.py":
@@ -46,7 +46,7 @@ def list_entries(folder: Path, indent: str) -> Iterator[tuple[str, str]]:
 
 
 def read_phrase(path: Path) -> str:
-    """Return the first sentence of a module's docstring, or of its first comment `# file: phrase`; no full stop."""
+    """Return the first sentence of a module's docstring, or of a comment `# file: phrase`, without a full stop."""
     if not path.exists():
         return ""
     source = path.read_text()

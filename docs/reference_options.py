@@ -1,4 +1,4 @@
-"""Pages of the options: a page for each group of parts, and one with the options of every run."""
+"""Write the pages of options: a page for each group of parts, and one with the options of every run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ included. A part that builds on another lists only what differs.
 
 
 def pages() -> dict[str, str]:
-    """Return file name below docs/ -> text: the list of groups with the options of every run, and a page a group."""
+    """Return file name below docs/ -> text: the list of groups with the options of every run, and a page per group."""
     groups = ours()
     index = [TOP.rstrip("\n")]
     for group, offers in groups.items():
@@ -61,7 +61,7 @@ def _describe_default(group: str) -> str:
     outer, _, field = group.rpartition("/")
     if group in LISTS:
         return f"`[{','.join(get_default_choices().get(group) or [])}]`"
-    if outer:  # the part that opens the group says; parts of one outer group may differ
+    if outer:  # the part that opens the group determines the default; parts of one outer group may differ
         named = {
             offer.part.opens[field] for offer in installed().get_offers(outer).values() if field in offer.part.opens
         }
@@ -76,7 +76,7 @@ def _is_read_by_commands(group: str) -> bool:
 
 
 def ours() -> dict[str, list[Offer]]:
-    """The parts of this repository's packages, by group. All of the packages have to be installed."""
+    """Return the parts of this repository's packages, by group. All packages must be installed."""
     found = installed()
     offers = [
         offer
@@ -84,10 +84,10 @@ def ours() -> dict[str, list[Offer]]:
         for offer in found.get_offers(group).values()
         if offer.distribution in OURS
     ]
-    missing = OURS - {distribution.name for distribution in distributions()}  # one may offer commands alone
+    missing = OURS - {distribution.name for distribution in distributions()}  # a package may have only commands
     if missing:
         raise SystemExit(f"not installed: {', '.join(sorted(missing))}; the page is of all packages together")
-    offers.sort(key=lambda offer: len(offer.part.config.__mro__))  # what others build on first
+    offers.sort(key=lambda offer: len(offer.part.config.__mro__))  # base classes first
     return {
         group: mine for group in found.list_groups() if (mine := [offer for offer in offers if offer.group == group])
     }
@@ -122,9 +122,9 @@ def _part(offer: Offer, others: Iterable[Offer]) -> Iterator[str]:
 
 
 def base_of(offer: Offer, others: Iterable[Offer]) -> Offer | None:
-    """The nearest part that this one's configuration derives from, else the first with the same options.
+    """Return the nearest part whose configuration this part's derives from, else the first part with equal options.
 
-    `others` are all parts of the group, in the order of the page.
+    others: all parts of the group, in the order of the page
     """
     by_class = {other.part.config: other for other in others if other is not offer}
     derived = next((by_class[cls] for cls in offer.part.config.__mro__[1:] if cls in by_class), None)

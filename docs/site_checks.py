@@ -1,4 +1,4 @@
-"""Check a built site: every page is there and searchable, and no page loads anything from another host.
+"""Check a built site: every page exists and is in the search index, and no page loads anything from another host.
 
 python docs/site_checks.py SITE_DIR
 """
@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pages
 
-# A request that a browser makes by itself; links that a reader follows may lead elsewhere.
+# A request that a browser makes by itself. Links for the reader may go to other hosts.
 REMOTE = re.compile(
     r"<(?:script|img|iframe)[^>]+src=[\"']?(?:https?:)?//|<link[^>]+rel=[\"']?stylesheet[^>]+href=[\"']?(?:https?:)?//"
 )
 
 
 def find_faults(site: Path) -> list[str]:
-    """Return what is wrong with a site, a line each."""
+    """Return the errors of a site, one line each."""
     html = sorted(site.rglob("*.html"))
     faults = [
         f"{path.relative_to(site)} loads something from another host"

@@ -1,4 +1,4 @@
-"""Hooks of mkdocs: navigation from docs/index.md, pages outside docs/, and links to files that are no pages."""
+"""Define the hooks of mkdocs: navigation from docs/index.md, pages outside docs/, and links to source files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 
 
 def list_outside() -> dict[str, str]:
-    """Return path below the root -> path in the site, of each page that is not in docs/."""
+    """Return path in the repository -> path in the site, for each page outside docs/."""
     pages = {
         "README.md": "index.md",
         "CONTRIBUTING.md": "project/contributing.md",
@@ -40,7 +40,7 @@ def get_target(path: str) -> str | None:
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Read the navigation from the lists of docs/index.md, a section for each heading."""
+    """Build the navigation from the lists of docs/index.md, with a section for each heading."""
     nav: list[Any] = [{"gangline": "index.md"}]
     for section in re.split(r"^## ", INDEX.read_text(), flags=re.MULTILINE)[1:]:
         title, _, text = section.partition("\n")
@@ -61,7 +61,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages outside docs/; README.md becomes the front page, since the navigation holds docs/index.md."""
+    """Add the pages outside docs/. README.md becomes the front page; docs/index.md becomes the navigation."""
     files.remove(files.src_uris["index.md"])
     for source, target in list_outside().items():
         files.append(File.generated(config, target, abs_src_path=str(ROOT / source)))
@@ -69,7 +69,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Point links at the pages of the site; a link to a source file becomes the file's path in the repository."""
+    """Point links at the pages of the site. A link to a source file becomes the path of the file in the repository."""
     outside = {target: source for source, target in list_outside().items()}
     source = outside.get(page.file.src_uri, f"docs/{page.file.src_uri}")
     parts = FENCE.split(markdown)
@@ -77,7 +77,7 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
 
 
 def rewrite(text: str, source: str, uri: str) -> str:
-    """Return the text of a page of the repository with its links as they are in the site."""
+    """Return the text of a page of the repository, with links rewritten for the site."""
 
     def replace(match: re.Match[str]) -> str:
         words, link = match.groups()

@@ -1,4 +1,4 @@
-"""The page of costs is what the planner says today: a part of it in every run of the tests, all of it at night."""
+"""Compare docs/costs.md with the current predictions of the planner: a part of the page by day, all of it at night."""
 
 from __future__ import annotations
 

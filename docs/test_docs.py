@@ -1,4 +1,4 @@
-"""What the pages show is so: every example runs, every link leads somewhere, every hook and option is described."""
+"""Check the documentation: every example runs, every link has a target, every hook and option is described."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_every_example_of_a_page_runs(page, tmp_path):
     Reader(tmp_path).read(page)
 
 
-# Those that install something, and those whose programs import by themselves what a warm start has loaded.
+# Pages that install something, and pages whose programs import modules that a warm start has already imported.
 COLD = [
     page
     for page in WITH_EXAMPLES
@@ -90,7 +90,7 @@ def test_readme_training_command_matches_main_job():
 
 
 def tree() -> dict[Path, str]:
-    """Path -> phrase of the tree of the repository's root in the code map."""
+    """Return path -> phrase, from the tree of the repository in docs/code-map.md."""
     text = next(block.text for block in blocks(ROOT / "docs" / "code-map.md") if block.text.startswith("README.md "))
     found, above = {}, [ROOT]
     for line in text.splitlines():
@@ -182,7 +182,7 @@ def test_reference_matches_code(path):
 
 
 def under(page: str, heading: str) -> str:
-    """What a page says under a heading, up to the next one of any level; a comment in a block is no heading."""
+    """Return the lines of a page under a heading, up to the next heading of any level. Skips `#` in code blocks."""
     found, inside, fenced = [], False, False
     for line in (ROOT / "docs" / page).read_text().splitlines():
         fenced ^= line.startswith("```")
@@ -257,7 +257,7 @@ GLOSSARY = ROOT / "docs" / "glossary.md"
 
 
 def identifiers() -> set[str]:
-    """Every name in the packages' code: what is defined, called or given, and the words of strings that are names."""
+    """Return every identifier in the code of the packages, and the words of strings that are identifiers."""
     found: set[str] = set()
     for path in ROOT.glob("packages/*/src/**/*.py"):
         found.add(path.stem)
@@ -270,7 +270,7 @@ def identifiers() -> set[str]:
 
 
 def terms() -> list[list[str]]:
-    """The rows of the glossary's tables of terms: term, what it is, in the code, source."""
+    """Return the rows of the glossary's tables: term, meaning, name in the code, source."""
     rows = [line.strip("|").split("|") for line in GLOSSARY.read_text().splitlines() if line.startswith("| ")]
     return [[cell.strip() for cell in row] for row in rows if len(row) == 4 and row[0].strip() != "term"]
 
@@ -291,7 +291,7 @@ def test_glossary_has_no_duplicate_terms_or_letters():
 
 
 def classes_of_core() -> set[type]:
-    """The classes of core that the other packages import, basics left out, which is made of all there is."""
+    """Return the classes of core that other packages import, except basics, which imports from all modules of core."""
     found = set()
     for path in set(ROOT.glob("packages/*/src/gangline_*/**/*.py")) - set(ROOT.glob("packages/basics/src/**/*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -302,7 +302,7 @@ def classes_of_core() -> set[type]:
 
 
 def test_glossary_lists_every_imported_core_class():
-    """Configurations and nodes have pages of their own."""
+    """Check that the glossary has every core class that plugins use. Configurations and nodes have separate pages."""
     listed = set(re.findall(r"\w+", " ".join(cell for row in terms() for cell in row)))
     classes = {cls for cls in classes_of_core() if not issubclass(cls, PartConfig | Node)}
     assert {"Comm", "Checkpointer", "Runtime"} <= {cls.__name__ for cls in classes}

@@ -1,4 +1,4 @@
-"""Who reads the pages is not fooled: what does not hold is found."""
+"""Test the reader of the pages: it finds examples that fail or print something else."""
 
 from __future__ import annotations
 

@@ -13,11 +13,12 @@ from pathlib import Path
 
 from gangline.cli import run_guarded
 
-sys.path[0] = str(Path(__file__).resolve().parent.parent)  # Python puts this folder there, which is a package
+# Python puts this folder on the path, and the package needs its parent
+sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print the report of a file. Raises UserError for a file without rows."""
+    """Print the report of a file of measurements. Raises UserError for a file without rows."""
     from published.report import as_data, as_text, judge, read_rows
 
     parser = argparse.ArgumentParser(prog="python benchmarks/published", description=__doc__.partition("\n")[0])

@@ -1,4 +1,4 @@
-"""Published rows on which the numbers of the shipped cluster files were fitted."""
+"""Identify the published rows to which the values of the shipped cluster files were fitted."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 
 from published.row import Row
 
-FILE = Path(__file__).parent / "calibrated.json"  # id of a row -> its identity
-IDENTIFYING = (  # fields that name a run, and its measured values
+FILE = Path(__file__).parent / "calibrated.json"  # id of a row -> hash of the row
+IDENTIFYING = (  # fields that identify a run, and its measured values
     *("table", "model", "params_b", "gpu", "n_gpus", "tp", "pp", "cp", "ep", "vp", "fsdp"),
     *("micro_batch", "global_batch", "local_batch", "seq", "precision", "technique", "recompute"),
     *("step_time_s", "tokens_per_s_per_gpu", "tflops_per_gpu"),
@@ -18,12 +18,12 @@ IDENTIFYING = (  # fields that name a run, and its measured values
 
 
 def identity(row: Row) -> str:
-    """Return a hash of a row that depends neither on its file nor on its id."""
+    """Return a hash of a row. It depends neither on the row's file nor on the row's id."""
     fields = {name: float(value) if isinstance(value := row.get(name), int) else value for name in IDENTIFYING}
     return sha256(json.dumps(fields, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
 
 @cache
 def calibrated_rows() -> frozenset[str]:
-    """Return the identities of the fitted rows; errors on them say little."""
+    """Return the hashes of the fitted rows. Errors on these rows say little about other runs."""
     return frozenset(json.loads(FILE.read_text(encoding="utf-8")).values())

@@ -1,4 +1,4 @@
-"""From a published row to a layout that explains itself, or the reason why the row cannot be judged."""
+"""Convert a published row to an explained layout, or report the reason why the row cannot be judged."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from published.row import Row, Unjudged
 from published.software import as_its_software
 from published.work import with_second_head, without_end_blocks
 
-CLUSTERS = [  # pattern of a row's `gpu` -> the cluster file
+CLUSTERS = [  # (pattern of the field `gpu`, name of the cluster file)
     (r"500w", "h100_500w_ib"),
     (r"h100|h800", "h100_ib"),
     (r"a[18]00.*800 gb", "a100_800g"),
@@ -35,21 +35,23 @@ CLUSTERS = [  # pattern of a row's `gpu` -> the cluster file
     (r"v5p", "v5p"),
     (r"v100", "v100_ib"),
 ]
-PRODUCTS = [  # pattern of a row's `precision` -> the format of products
+PRODUCTS = [  # (pattern of the field `precision`, number format of matmuls)
     (r"fp4", "fp4"),
     (r"fp8|float8|e4m3|mx8", "fp8"),
     (r"fp16|(?<!b)float16|half", "fp16"),
     (r"fp32|tf32|float32", "fp32"),
 ]
-DEFAULTS: list[tuple[str, dict[str, Any]]] = [  # pattern of a source without sequence lengths -> fields of its runs
-    (r"torchtitan", {"seq": 8192}),  # the default of its configurations of Llama 3
-    (r"tables\.tex", {"seq": 1024, "recompute": "full"}),  # its TFLOP/s come out so (arXiv 2104.04473, 3)
+# (pattern of a source that publishes no sequence lengths, fields of its runs)
+DEFAULTS: list[tuple[str, dict[str, Any]]] = [
+    (r"torchtitan", {"seq": 8192}),  # default of torchtitan's Llama 3 configurations
+    # these values reproduce the published TFLOP/s (arXiv 2104.04473, equation 3)
+    (r"tables\.tex", {"seq": 1024, "recompute": "full"}),
 ]
 
 
 @dataclass(frozen=True)
 class Case:
-    """A row's layout, the machine that it ran on, and its published values."""
+    """A row's layout, its machine, and its published values."""
 
     row: Row
     explained: Explained
@@ -58,7 +60,10 @@ class Case:
 
     @property
     def seconds(self) -> float:
-        """The published step time; a rate is converted by the row's own count of tokens or operations of a step."""
+        """Return the published step time in seconds.
+
+        A throughput is converted with the row's own number of tokens or FLOPs per step.
+        """
         found = self.explained
         if time := self.row.number("step_time_s"):
             return time
@@ -70,7 +75,7 @@ class Case:
 
     @property
     def memory(self) -> float | None:
-        """Published bytes of the fullest rank."""
+        """Return the published memory of the rank with most memory, in bytes."""
         if gib := self.row.number("memory_gib"):
             return gib * 2**30
         gb = self.row.number("peak_memory_gb")
@@ -79,7 +84,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Ranks by axis; sequences of a step and of a microbatch."""
+    """Number of ranks along each axis; number of sequences in a step and in a microbatch."""
 
     tp: int
     pp: int
@@ -90,7 +95,7 @@ class Sizes:
 
 
 def case_of(row: Row) -> Case:
-    """Return a row with its layout. Raises Unjudged."""
+    """Return a row with its layout. Raises Unjudged if the row lacks a value, or a value is not supported."""
     if not any(row.number(name) for name in ("step_time_s", "tokens_per_s_per_gpu", "tflops_per_gpu")):
         raise Unjudged("no step time, tokens a second or TFLOP/s are published")
     row.check_counts()
@@ -109,7 +114,7 @@ def case_of(row: Row) -> Case:
 
 
 def _fastest(row: Row, cluster: Cluster) -> Case:
-    """Take the microbatches that make a layout fastest where the row has none: its author has tried."""
+    """Return the case with the fastest microbatch size, for a row without one: its authors have tuned it."""
     found = _case(row, cluster)
     best = compute_step_time(found.explained, cluster).seconds
     for micro in (2, 4, 8, 16):
@@ -133,7 +138,7 @@ def _case(row: Row, cluster: Cluster) -> Case:
     model = DecoderConfig(**shapes.model)
     chunks = _chunks(row, recipe, sizes.pp, model.layers, assumed)
     stages = chunks * sizes.pp
-    ends = stages - model.layers  # Megatron lets embedding and head count as a block each
+    ends = stages - model.layers  # Megatron-LM can count the embedding and the head as one block each
     if 0 < ends <= 2:
         assumed.append(f"{stages} blocks for {model.layers}")
         model = replace(model, layers=stages)
@@ -162,7 +167,8 @@ def _case(row: Row, cluster: Cluster) -> Case:
         found = without_end_blocks(found)
     for _ in range(shapes.hybrid.further if shapes.hybrid else int(recipe.mtp)):
         found = replace(found, work=(*found.work[:-1], with_second_head(found.work[-1])))
-    if shapes.hybrid and products == "fp4":  # only experts, and not all: mixers and latents take 8 bits and 16
+    # experts alone are in 4 bits: mixers and latent projections use 8 and 16 bits
+    if shapes.hybrid and products == "fp4":
         products = "fp8"
     found = as_its_software(row, recipe, replace(found, products=products), shapes.moe.get("top_k", 0))
     return Case(published, found, cluster, tuple(assumed))
@@ -176,7 +182,7 @@ def _sizes(row: Row, assumed: list[str]) -> Sizes:
     data = world // (tp * pp * cp)
     if world > 1 and not any(row.number(name) for name in ("tp", "pp", "cp", "dp", "fsdp")):
         raise Unjudged("its layout is not published")
-    local = row.number("local_batch")  # sequences of a data rank, which a pipeline takes one by one
+    local = row.number("local_batch")  # sequences per data rank; a pipeline splits them into microbatches of one
     micro = row.whole("micro_batch", int(local or 1) if pp == 1 else 1)
     passes, batch = row.number("grad_acc"), row.number("global_batch")
     if local is None and not row.number("micro_batch"):
@@ -191,9 +197,12 @@ def _sizes(row: Row, assumed: list[str]) -> Sizes:
 
 
 def _world(row: Row, model: int, assumed: list[str]) -> int:
-    """Return the number of accelerators: as published, or that of a layout published as a whole, of which `model`
-    ranks share a copy of the model. Where the row has both and no batch divides over the first, the layout counts:
-    seconds and rates of an accelerator are those of the layout.
+    """Return the number of accelerators: as published, or that of a published layout.
+
+    model: number of ranks that share one copy of the model
+
+    If a row has both numbers and its batch size does not divide over the first, the layout is used, because published
+    step times and throughputs per accelerator are those of the layout.
     """
     said, data, batch = row.number("n_gpus"), row.number("dp"), row.number("global_batch")
     if said is None and (nodes := row.number("nodes")):
@@ -209,7 +218,7 @@ def _world(row: Row, model: int, assumed: list[str]) -> int:
 
 
 def _with_defaults(row: Row, assumed: list[str]) -> Row:
-    """Return a row with a sequence length. Raises Unjudged for one whose source has no default."""
+    """Return a row with a sequence length. Raises Unjudged if neither the row nor its source has one."""
     if row.number("seq") is not None:
         return row
     for pattern, fields in DEFAULTS:
@@ -220,7 +229,7 @@ def _with_defaults(row: Row, assumed: list[str]) -> Row:
 
 
 def _parallel(row: Row, sizes: Sizes, chunks: int, stages: list[int] | None, cluster: Cluster) -> Any:
-    """Return the options of the strategy `3d`. Raises Unjudged where it is not installed."""
+    """Return the options of the strategy `3d`. Raises Unjudged if the strategy is not installed."""
     offers = installed().get_offers("parallel")
     if "3d" not in offers:
         raise Unjudged("it takes gangline-parallel-megatron-style")
@@ -242,8 +251,9 @@ def _parallel(row: Row, sizes: Sizes, chunks: int, stages: list[int] | None, clu
 
 
 def _stages(row: Row, recipe: Recipe, layers: int, stages: int) -> list[int] | None:
-    """Return blocks by stage: Megatron-LM gives all stages as many, or the ends one less; others balance what they
-    compute (None).
+    """Return the number of blocks of each stage; None: balanced by compute.
+
+    Megatron-LM gives all stages the same number, or the first and last stage one less; other software balances compute.
     """
     if stages == 1 or row.matches("source", "nanotron"):
         return None
@@ -261,8 +271,9 @@ def _stages(row: Row, recipe: Recipe, layers: int, stages: int) -> list[int] | N
 
 
 def _chunks(row: Row, recipe: Recipe, pp: int, layers: int, assumed: list[str]) -> int:
-    """Return the model chunks of a pipeline rank: one block each where a row's notes say only that stages interleave,
-    two where its schedule does.
+    """Return the number of model chunks per pipeline rank.
+
+    If only the notes of a row mention interleaving, a chunk is one block; if the schedule does, there are two chunks.
     """
     if pp == 1:
         return 1
@@ -278,7 +289,7 @@ def _chunks(row: Row, recipe: Recipe, pp: int, layers: int, assumed: list[str]) 
 
 
 def _zero(row: Row, pp: int) -> int:
-    """Return the ZeRO stage; in a pipeline weights and gradients are replicated."""
+    """Return the ZeRO stage; a pipeline replicates weights and gradients."""
     if row.get("fsdp"):
         return 3 if pp == 1 else 1
     said = row.get("zero")
@@ -286,8 +297,10 @@ def _zero(row: Row, pp: int) -> int:
 
 
 def _recompute(row: Row) -> dict[str, Any]:
-    """Return options of a run. torchtitan calls every second block selective, or every second product of each block
-    (torchtitan/models/llama3/infra/parallelize.py); Megatron-LM calls attention alone so.
+    """Return the run's options of activation recomputation.
+
+    In torchtitan, "selective" means every second block, or every second matmul of each block
+    (torchtitan/models/llama3/infra/parallelize.py). In Megatron-LM it means attention alone.
     """
     selective = row.matches("recompute", "selective")
     if selective and row.matches("source", "torchtitan"):

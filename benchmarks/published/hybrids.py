@@ -1,6 +1,6 @@
-"""Costs of hybrids of Mamba-2, attention and experts (Nemotron 3), without torch.
+"""Count the costs of hybrids of Mamba-2, attention and experts (Nemotron 3). Imports no torch.
 
-Their layers are mixers and experts in turn: each block here is a layer of experts with the mixers before it.
+Layers of these models are mixers and experts in turn. Here a block is a layer of experts with the mixers before it.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from gangline.plan import Plan, ShardRule
 from gangline_basics.model.decoder_nodes import AttentionNode
 from published.nodes import NOWHERE
 
-CHUNK = 128  # tokens that leave a state behind (Mamba-2, arXiv 2405.21060, section 6)
+CHUNK = 128  # number of tokens per stored state (Mamba-2, arXiv 2405.21060, section 6)
 
 
 @dataclass(frozen=True)
 class Hybrid:
-    """Contents of blocks in addition to `Shapes`.
+    """Contents of blocks, in addition to `Shapes`.
 
     mixers     number of blocks with a Mamba-2 mixer, the first ones
     attention  number of blocks with attention, the last ones
     heads, width, groups, state  sizes of a Mamba-2 mixer
-    latent     width in which experts compute, 0: the width of the model
-    further    number of tokens predicted after the next, each by a head of its own
+    latent     width of the experts' input and output; 0: the width of the model
+    further    number of tokens predicted after the next token, each by a separate head
     """
 
     mixers: int
@@ -40,7 +40,7 @@ class Hybrid:
 
 @dataclass(frozen=True, kw_only=True)
 class MambaNode(Node):
-    """Mamba-2: a product in, a scan in chunks, a product out. `beside`: attention of the same block."""
+    """Mamba-2: an input projection, a chunked scan, an output projection. beside: attention in the same block"""
 
     module: ClassVar[str] = NOWHERE
     dim: int
@@ -65,9 +65,11 @@ class MambaNode(Node):
         return found
 
     def count_activation_bytes(self, sizes: LocalSizes) -> int:
-        """The input; what the first product gives and its convolution; states of chunks in 32 bits, made and passed on;
-        gate and output. The scan moves memory: what it multiplies is a hundredth of what the products do. Its kernels
-        (Triton) are taken to move it half as fast as others, so that all of this counts twice.
+        """Return the saved bytes: input, outputs of the first matmul and of the convolution, states, gate and output.
+
+        Chunk states are in 32 bits, computed and passed on. The scan is bound by memory bandwidth: its FLOPs are a
+        hundredth of those of the matmuls. Its kernels (Triton) are assumed to reach half the bandwidth of other
+        kernels, so all its bytes count twice.
         """
         wide = 2 * self.inner + 2 * self.groups * self.state
         states = 2 * 4 * self.inner * self.state // CHUNK
@@ -76,7 +78,7 @@ class MambaNode(Node):
 
 
 def as_hybrid(tree: Node, plan: Plan, hybrid: Hybrid) -> tuple[Node, Plan]:
-    """Put the mixers of a hybrid into a decoder whose blocks have experts."""
+    """Return a hybrid: put its mixers into a decoder whose blocks have experts."""
     at, known = f"{plan.blocks}.*.attention", map_paths(tree)
     cuts = [ShardRule.colwise(f"{at}.w_in"), ShardRule.rowwise(f"{at}.w_out")]
     cuts += [ShardRule.colwise(f"{at}.beside.*.{name}") for name in ("wq", "wk", "wv")] + [

@@ -1,4 +1,4 @@
-"""The model of a published row: its shapes, and its modules where they are not those of the decoder of basics."""
+"""Build the model of a published row: its shapes, and the modules that differ from the decoder of basics."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from published.nodes import GeluNode, LatentAttentionNode
 from published.row import Row, Unjudged
 from published.shapes import Shapes, shapes_of
 
-LATENT = {"query_rank": 1536, "kv_rank": 512, "nope": 128, "rope": 64, "value": 128}  # DeepSeek-V3's
+LATENT = {"query_rank": 1536, "kv_rank": 512, "nope": 128, "rope": 64, "value": 128}  # of DeepSeek-V3
 
 
 def model_of(row: Row) -> Shapes:
-    """Return the shapes of a row's model. Raises Unjudged for a model that the row neither names nor describes."""
+    """Return the shapes of a row's model. Raises Unjudged if the row neither names a known model nor describes one."""
     known = shapes_of(str(row.get("model") or ""))
     if known is None:
         return _described(row)
@@ -29,12 +29,13 @@ def model_of(row: Row) -> Shapes:
         return known
     layers, moe = row.whole("layers"), known.moe
     if layers < known.model["layers"] and moe.get("first"):
-        moe = {**moe, "first": 1}  # SimuMax truncates so (docs/b200/b200_release_v1.2_summary.md: dense_layers=1)
+        # SimuMax truncates the model like this (docs/b200/b200_release_v1.2_summary.md: dense_layers=1)
+        moe = {**moe, "first": 1}
     return replace(known, model={**known.model, "layers": layers}, moe=moe)
 
 
 def _described(row: Row) -> Shapes:
-    """A dense decoder of the row's own sizes; GPT's where they are hidden, layers and heads alone."""
+    """Return a dense decoder with the sizes of the row; a GPT if the row has only width, layers and heads."""
     if not all(row.get(name) for name in ("hidden", "layers", "heads")):
         raise Unjudged(f"shapes of {row.get('model') or 'a model without a name'} are not known")
     if row.get("experts"):
@@ -53,20 +54,21 @@ def _described(row: Row) -> Shapes:
 
 
 def experts_of(options: Mapping[str, Any], row: Row) -> Any:
-    """Return the options of the model edit `moe`. Raises Unjudged where it is not installed."""
+    """Return the options of the model edit `moe`. Raises Unjudged if the edit is not installed."""
     offers = installed().get_offers("moe")
     if "on" not in offers:
         raise Unjudged("it takes gangline-moe")
     config = offers["on"].part.config
     names = {item.name for item in fields(config)}
-    given = {**options, "ep": row.whole("ep", 1), "ep_axes": ["dp_shard", "cp", "tp"]}  # tp shards no expert
+    # ep takes tp ranks too, so tp shards no expert
+    given = {**options, "ep": row.whole("ep", 1), "ep_axes": ["dp_shard", "cp", "tp"]}
     return config(**{name: value for name, value in given.items() if name in names})
 
 
 def modules_of(run: Run, shapes: Shapes) -> tuple[Node, Plan]:
-    """Return the tree of a row's model, and how it is sharded."""
+    """Return the model tree of a row's model, and its sharding plan."""
     tree, plan = compose_model(run)
-    if shapes.latent:  # tp shards heads; the latents of keys and values are replicated
+    if shapes.latent:  # tp shards the heads; the latents of keys and values are replicated
         at = f"{plan.blocks}.*.attention"
         plan = plan.extend(
             cuts=(ShardRule.colwise(f"{at}.wq_b"), ShardRule.colwise(f"{at}.wkv_b"), ShardRule.rowwise(f"{at}.wo"))

@@ -1,4 +1,4 @@
-"""Costs of modules that only other systems have, without torch."""
+"""Count the costs of modules that only other systems have. Imports no torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NOWHERE = "published.nodes:nothing_is_built"
 
 @dataclass(frozen=True, kw_only=True)
 class GeluNode(Node):
-    """Two products with a GELU between them: GPT's feed-forward. Keeps its input, and the input and output of GELU."""
+    """Two matmuls with a GELU between them: GPT's feed-forward. Saves its input, and the input and output of GELU."""
 
     module: ClassVar[str] = NOWHERE
     dim: int
@@ -33,15 +33,15 @@ class GeluNode(Node):
 
 @dataclass(frozen=True, kw_only=True)
 class LatentAttentionNode(Node):
-    """Attention over latent keys and values (DeepSeek-V2, arXiv 2405.04434, section 2.1), as it is trained."""
+    """Attention with latent keys and values (DeepSeek-V2, arXiv 2405.04434, section 2.1), as computed in training."""
 
     module: ClassVar[str] = NOWHERE
     dim: int
     heads: int
     query_rank: int
     kv_rank: int
-    nope: int  # width of a head without rotation
-    rope: int  # and with it, shared by the keys of all heads
+    nope: int  # width of the part of a head without rotary embedding
+    rope: int  # width of the part with rotary embedding; its keys are shared by all heads
     value: int
 
     def get_shapes(self) -> dict[str, Shape]:
@@ -54,7 +54,7 @@ class LatentAttentionNode(Node):
         }
 
     def count_flops(self, sequence_length: int) -> int:
-        """Return operations of a token: products, and scores and their sums over all keys."""
+        """Return the FLOPs of a token: matmuls, and attention scores and sums over all keys."""
         attention = 2 * self.heads * sequence_length * (self.nope + self.rope + self.value)
         return super().count_flops(sequence_length) + attention
 

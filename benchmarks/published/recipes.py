@@ -1,6 +1,6 @@
-"""Settings of Megatron-Bridge's recipes that published rows do not name.
+"""Provide settings of Megatron-Bridge's recipes that published rows do not name.
 
-After NVIDIA-NeMo/Megatron-Bridge, scripts/performance/configs (until 2026-07) and src/megatron/bridge/perf_recipes.
+Sources: NVIDIA-NeMo/Megatron-Bridge, scripts/performance/configs (until 2026-07) and src/megatron/bridge/perf_recipes.
 """
 
 from __future__ import annotations
@@ -15,19 +15,18 @@ from published.row import Row
 class Recipe:
     """Settings of a model on a machine in a container; all unset for other software.
 
-    captured            a step with experts is one CUDA graph, the products of experts are one kernel with gate and
-                        casts, and their rows travel next to other products
-    fp8_attention       attention multiplies in 8 bits, too
-    fp8_head            the products of the head are in 8 bits, too
-    chunks              model chunks of a pipeline rank where a row leaves them out
-    mtp                 a module for a second token ahead is trained along (the rows' 260e9 operations of a token
-                        include it)
-    full_first          each stage has as many blocks as the first, and the last one the rest
-    latents_again       the backward pass computes heads from their latents again
-    experts_again       the backward pass computes layers of experts again, with what they send, and attention
-    experts_overlap     rows travel to experts next to the products of other rows
-    nodes               nodes that have experts of a token at most: DeepSeek-V3 takes four of eight groups (n_group and
-                        topk_group in its config.json), and each of eight nodes holds a group
+    captured            a step with experts is one CUDA graph; the expert matmuls are one kernel with gate and casts;
+                        dispatch of tokens overlaps with other matmuls
+    fp8_attention       matmuls of attention are in 8 bits too
+    fp8_head            matmuls of the head are in 8 bits too
+    chunks              number of model chunks per pipeline rank, if the row has none
+    mtp                 one multi-token prediction module is trained too (the rows' 260e9 FLOPs per token include it)
+    full_first          all stages have as many blocks as the first; the last has the remaining blocks
+    latents_again       the backward pass recomputes heads from their latents
+    experts_again       the backward pass recomputes expert layers, with their dispatch, and attention
+    experts_overlap     dispatch of tokens overlaps with matmuls of other tokens
+    nodes               maximum number of nodes with experts of one token: DeepSeek-V3 selects four of eight groups
+                        (n_group and topk_group in its config.json), and each of eight nodes holds one group
     """
 
     captured: bool = False
@@ -52,8 +51,8 @@ class Recipe:
         captured = (
             at >= (26, 6) and row.matches("precision", "mx") and (deepseek or kimi or gpt_oss or row.is_model("qwen3"))
         )
-        fits = gb300 and row.get("micro_batch") == 1  # 288 GB hold the heads of one sequence
-        dense_again = gb200 and at < (26, 6)  # these compute their three dense layers again
+        fits = gb300 and row.get("micro_batch") == 1  # 288 GB are enough for the heads of one sequence
+        dense_again = gb200 and at < (26, 6)  # in these containers the three dense layers are recomputed
         return cls(
             captured=captured,
             fp8_attention=captured and not (deepseek and gb200),
@@ -69,6 +68,6 @@ class Recipe:
 
 
 def _container(row: Row) -> tuple[int, int] | None:
-    """Return year and month of the NeMo container that a source names."""
+    """Return (year, month) of the NeMo container that a source names; None if it names none."""
     found = re.search(r"(\d\d)\.(\d\d)(\.\d+)? nemo container", row.text("source"))
     return (int(found[1]), int(found[2])) if found else None

@@ -1,4 +1,4 @@
-"""A file of published measurements next to their predictions, as text and as data."""
+"""Report published measurements next to their predictions, as text and as data."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from published.summary import Judged, Spread, by_table, slope, slope_interval
 
 @dataclass(frozen=True)
 class Report:
-    """Judged rows, and the other ones with the reason."""
+    """The judged rows, and the other rows with the reason."""
 
     judged: tuple[Judged, ...]
-    left_out: tuple[tuple[str, str], ...]  # (id, reason)
+    left_out: tuple[tuple[str, str], ...]  # (id of the row, reason)
 
     @property
     def fresh(self) -> list[Judged]:
-        """Rows that no number was fitted on."""
+        """Return the judged rows to which no value was fitted."""
         return [row for row in self.judged if not row.calibrated]
 
     @property
@@ -56,7 +56,7 @@ def read_rows(path: str) -> list[Row]:
 
 
 def judge(rows: Iterable[Row]) -> Report:
-    """Predict each row."""
+    """Predict each row; rows that cannot be judged are listed with the reason."""
     judged, left_out = [], []
     for index, row in enumerate(rows):
         name = str(row.get("id") or f"row {index}")
@@ -70,7 +70,7 @@ def judge(rows: Iterable[Row]) -> Report:
 
 
 def judge_row(name: str, case: Case) -> Judged:
-    """Predict a row."""
+    """Predict the step time and the memory of a row."""
     explained, published = case.explained, case.memory
     return Judged(
         id=name,

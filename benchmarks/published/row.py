@@ -1,4 +1,4 @@
-"""The fields of a published measurement, read as text and as numbers."""
+"""Read the fields of a published measurement as text and as numbers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-MOST = 1e100  # of any measured number
+MOST = 1e100  # maximum of any measured number
 COUNTS = (
     *("tp", "pp", "cp", "dp", "ep", "vp", "n_gpus", "nodes", "gpus_per_node"),
     *("seq", "micro_batch", "local_batch", "grad_acc"),
@@ -18,12 +18,12 @@ PLAIN_NUMBER = re.compile(r"\s*\d[\d,]*(\.\d+)?\s*")
 
 
 class Unjudged(Exception):
-    """Reason why a row cannot be judged."""
+    """Raised for a row that cannot be judged; the message is the reason."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A published measurement as its file has it."""
+    """A published measurement with the fields of its file."""
 
     fields: Mapping[str, Any]
 
@@ -31,7 +31,7 @@ class Row:
         return self.fields.get(name, default)
 
     def text(self, *names: str) -> str:
-        """Return fields in lower case; a missing one is empty."""
+        """Return the fields as lower-case text; a missing field is empty."""
         return " ".join(str(self.get(name) or "") for name in names).lower()
 
     def matches(self, name: str, pattern: str) -> bool:
@@ -39,7 +39,7 @@ class Row:
 
     @cached_property
     def credits(self) -> str:
-        """Text that names the software of a run."""
+        """Return the text that names the software of a run."""
         return self.text("source", "notes", "technique", "table")
 
     def cites(self, pattern: str) -> bool:
@@ -49,11 +49,11 @@ class Row:
         return re.search(pattern, self.text("model").replace("-", "")) is not None
 
     def runs_on(self, gpu: str) -> bool:
-        """Return whether the accelerator matches; `b200` does not match GB200."""
+        """Return whether the field `gpu` matches; `b200` does not match GB200."""
         return self.matches("gpu", rf"(?<!g)({gpu})")
 
     def number(self, name: str) -> float | None:
-        """Return a positive number, also one that is written as text, or None."""
+        """Return a field as a positive number, also if it is text; None if it is not a positive number."""
         value = self.get(name)
         if isinstance(value, str) and PLAIN_NUMBER.fullmatch(value):
             value = float(value.replace(",", ""))
@@ -61,7 +61,7 @@ class Row:
         return float(value) if known and 0 < value < MOST else None
 
     def whole(self, name: str, default: int | None = None) -> int:
-        """Return a positive integer. Raises Unjudged for a missing one without a default."""
+        """Return a field as a positive integer. Raises Unjudged if the field is missing and has no default."""
         value = self.number(name)
         if value is not None:
             return int(value)
@@ -70,12 +70,12 @@ class Row:
         return default
 
     def check_counts(self) -> None:
-        """Raise Unjudged for a count that is published as something else, which must not be taken for 1."""
+        """Raise Unjudged for a count that is not a plain number, because it must not be treated as missing."""
         for name in COUNTS:
             value, found = self.get(name), self.number(name)
             absent = value is None or value == ""
             if not absent and (found is None or found % 1 or found > MOST_COUNTED):
                 raise Unjudged(f"{name} is {value!r}, no whole number from 1 to {MOST_COUNTED:,}")
-        batch = self.get("global_batch")  # a text where the batch grows
+        batch = self.get("global_batch")  # text if the batch size grows during the run
         if isinstance(batch, int | float) and not 1 <= batch <= MOST_COUNTED:
             raise Unjudged(f"global_batch is {batch!r}, no number from 1 to {MOST_COUNTED:,}")

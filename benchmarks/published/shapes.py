@@ -1,4 +1,4 @@
-"""Shapes of published models, where rows give their name alone."""
+"""Provide the shapes of published models, for rows that only name their model."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from published.hybrids import Hybrid
 
 @dataclass(frozen=True)
 class Shapes:
-    """A model. model: options of the decoder of basics; moe: of the model edit `moe`, empty for a dense one."""
+    """Shapes of a model. model: options of the decoder of basics; moe: options of the edit `moe`, empty if dense."""
 
     model: dict[str, Any]
     moe: dict[str, Any] = field(default_factory=dict)
-    latent: bool = False  # attention over latent keys and values
-    gelu: bool = False  # two products and a GELU for a feed-forward, as GPT has it
+    latent: bool = False  # attention with latent keys and values
+    gelu: bool = False  # feed-forward of two matmuls and a GELU, as in GPT
     hybrid: Hybrid | None = None
     source: str = ""
 
@@ -31,7 +31,10 @@ def _shapes(
     hybrid: Hybrid | None = None,
     **more: Any,
 ) -> Shapes:
-    """sizes: (dim, layers, heads, kv_heads, hidden, vocab_size); more: further options of the decoder."""
+    """Return the shapes of a model.
+
+    sizes: (dim, layers, heads, kv_heads, hidden, vocab_size); more: further options of the decoder
+    """
     names = ("dim", "layers", "heads", "kv_heads", "ffn_dim", "vocab_size")
     return Shapes(dict(zip(names, sizes, strict=True)) | more, moe or {}, latent, gelu, hybrid, source)
 
@@ -43,7 +46,7 @@ def _moe(experts: int, top_k: int, hidden: int, **more: int) -> dict[str, Any]:
 LLAMA_1, LLAMA_2, LLAMA_3 = "arXiv 2302.13971, table 2", "arXiv 2307.09288", "arXiv 2407.21783, table 3"
 QWEN_3: dict[str, Any] = {"head_dim": 128, "qk_norm": True}
 GPT_OSS: dict[str, Any] = {"head_dim": 64, "window": 128, "full_every": 2}
-# pattern of a row's `model`, in lower case without other characters than letters and digits -> its shapes
+# (pattern of the field `model`, reduced to lower-case letters and digits, shapes)
 KNOWN: list[tuple[str, Shapes]] = [
     (r"llama27b", _shapes(LLAMA_2, (4096, 32, 32, 32, 11_008, 32_000))),
     (r"llama213b", _shapes(LLAMA_2, (5120, 40, 40, 40, 13_824, 32_000))),
@@ -118,7 +121,9 @@ KNOWN: list[tuple[str, Shapes]] = [
             head_dim=128,
         ),
     ),
-    (  # experts are up, squared ReLU and down: gated experts of two thirds of the width multiply as much
+    # experts have an up matmul, squared ReLU and a down matmul; gated experts of two thirds of the width have equal
+    # FLOPs
+    (
         r"nemotron3nano",
         _shapes(
             "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16/config.json",
@@ -128,7 +133,7 @@ KNOWN: list[tuple[str, Shapes]] = [
             head_dim=128,
         ),
     ),
-    (  # with two modules for further tokens
+    (  # with two multi-token prediction modules
         r"nemotron3super",
         _shapes(
             "nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-BF16/config.json",
@@ -138,7 +143,7 @@ KNOWN: list[tuple[str, Shapes]] = [
             head_dim=128,
         ),
     ),
-    (  # feed-forward layers and mixers in turn, ten layers of attention
+    (  # feed-forward layers and mixers in turn, and ten attention layers
         r"nemotronh56b",
         _shapes(
             "nvidia/Nemotron-H-56B-Base-8K/config.json",
@@ -152,6 +157,6 @@ KNOWN: list[tuple[str, Shapes]] = [
 
 
 def shapes_of(model: str) -> Shapes | None:
-    """Return the shapes of a published model by its name, None for an unknown one."""
+    """Return the shapes of a published model by name; None for an unknown model."""
     plain = re.sub(r"\([^)]*\)|[^a-z0-9]", "", model.lower())
     return next((shapes for pattern, shapes in KNOWN if re.match(rf"(meta)?{pattern}", plain)), None)

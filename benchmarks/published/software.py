@@ -1,4 +1,4 @@
-"""The software of a published row: which transfers it hides, which kernels it fuses, what it computes twice."""
+"""Model the software of a published row: the transfers that it hides, the kernels that it fuses, its recomputation."""
 
 from __future__ import annotations
 
@@ -25,20 +25,21 @@ def as_its_software(row: Row, recipe: Recipe, found: Explained, top_k: int) -> E
     if recipe.experts_again:
         found = transfers.send_rows_again(found)
     if row.cites("nemo|mlcommons|megatron-lm readme"):
-        found = transfers.halve(found, "gradients")  # grad_reduce_in_fp32=False: in 16 bits
+        found = transfers.halve(found, "gradients")  # grad_reduce_in_fp32=False: 16-bit reduction
         if found.products != "bf16":
-            found = transfers.halve(found, "weights")  # fp8_param_gather
+            found = transfers.halve(found, "weights")  # fp8_param_gather: 8-bit gather
     if before_2023(row) and not row.cites("torch ddp"):
-        # Megatron-LM 2.5, megatron/model/distributed.py, `allreduce_gradients`, after the last backward pass
+        # Megatron-LM 2.5 reduces after the last backward pass: megatron/model/distributed.py, `allreduce_gradients`
         found = transfers.expose(found, "gradients")
         if found.products == "fp16":
-            found = transfers.halve(found, "gradients")  # accumulate_allreduce_grads_in_fp32 comes with bf16 alone
+            found = transfers.halve(found, "gradients")  # only bf16 needs accumulate_allreduce_grads_in_fp32
     if row.cites("nanotron") and row.get("zero"):
         found = transfers.expose(transfers.all_reduce_gradients(found), "gradients", "weights")
     if row.cites("nemo") and top_k:
         found = transfers.send_rows_once(found, top_k, recipe.nodes)
     edits, unique = _edits(row, recipe, top_k), {id(work): work for work in found.work}
-    made = {key: _edit(work, edits) for key, work in unique.items()}  # the time of an object is computed once
+    # equal stages stay one object, so that their time is computed once
+    made = {key: _edit(work, edits) for key, work in unique.items()}
     return replace(found, work=tuple(made[id(work)] for work in found.work), kernels=kernels(row))
 
 
@@ -49,7 +50,7 @@ def _edit(work: StageWork, edits: list[Edit]) -> StageWork:
 
 
 def _edits(row: Row, recipe: Recipe, top_k: int) -> list[Edit]:
-    """Return what this software computes otherwise than the layout says."""
+    """Return the edits for computation of this software that the layout does not describe."""
     vendor, precision = kernels(row) == "vendor", row.text("precision").partition("(")[0]
     scaled = "mx" in precision or "nvfp4" in precision
     edits: list[tuple[bool, Edit]] = [
@@ -71,29 +72,35 @@ def _edits(row: Row, recipe: Recipe, top_k: int) -> list[Edit]:
 
 
 def scales_rows(row: Row) -> bool:
-    """Return whether each row of an 8-bit product has a scale of its own. On Hopper such products are no faster than
-    16-bit ones, and their casts come on top (torchtitan's table of 2025-06 has all three).
+    """Return whether each row of an 8-bit matmul has a separate scale.
+
+    On Hopper such matmuls are no faster than 16-bit matmuls, and their casts take additional time (torchtitan's table
+    of 2025-06 has all three).
     """
     return row.matches("precision", "rowwise")
 
 
 def overlaps_tensor(row: Row) -> bool:
-    """Return whether transfers along tp are hidden behind products: by Megatron-LM since 2023 where a row says so, by
-    NeMo and MLPerf as NVIDIA configures them (userbuffers), by torchtitan's asynchronous tp.
+    """Return whether matmuls hide the transfers along tp.
+
+    They do in Megatron-LM since 2023 if the row says so, in NeMo and MLPerf with NVIDIA's configurations (userbuffers),
+    and with torchtitan's asynchronous tp.
     """
-    if row.cites("torchtitan"):  # whose tables have both ways, and are named after one
+    if row.cites("torchtitan"):  # its tables have rows with and without it, and are named after one
         return "asynctp" in row.text("technique").replace(" ", "")
     return row.cites("tp-comm-overlap|nemo|mlcommons")
 
 
 def before_2023(row: Row) -> bool:
-    """Return whether Megatron-LM or its successors of those years ran (arXiv 1909.08053, 2104.04473, 2205.05198)."""
+    """Return whether the run used Megatron-LM or a successor before 2023 (arXiv 1909.08053, 2104.04473, 2205.05198)."""
     return row.matches("gpu", "a100|v100") and row.cites(r"megatron|2205\.05198|vtrain")
 
 
 def kernels(row: Row) -> Kernels:
-    """Return who fuses kernels: NVIDIA's libraries have their own for norms, gates, rotations and attention;
-    torchtitan compiles (the table of 2024-12 says where); nanotron runs operator by operator.
+    """Return which kernels are fused.
+
+    NVIDIA's libraries have fused kernels for norms, gates, rotary embeddings and attention. torchtitan compiles (the
+    table of 2024-12 says where). nanotron runs each operator separately.
     """
     if row.cites("nanotron"):
         return "apart"

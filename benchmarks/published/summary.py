@@ -1,4 +1,4 @@
-"""Errors of predictions: medians, tails, and their drift with the number of GPUs."""
+"""Summarise the errors of predictions: medians, tails, and drift with the number of GPUs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from statistics import mean, median
 
 @dataclass(frozen=True)
 class Judged:
-    """A row next to its prediction: seconds of a step, bytes of the fullest rank."""
+    """A row next to its prediction: step time in seconds, memory in bytes of the rank with most memory."""
 
     id: str
     table: str
@@ -20,12 +20,12 @@ class Judged:
     predicted: float
     published_bytes: float | None
     predicted_bytes: float | None
-    calibrated: bool  # whether parameters were fitted on it
+    calibrated: bool  # whether cluster values were fitted to the row
     assumed: tuple[str, ...] = ()
 
     @property
     def error(self) -> float:
-        """Predicted over published, less 1."""
+        """Return predicted over published step time, minus 1."""
         return self.predicted / self.published - 1
 
     @property
@@ -51,12 +51,15 @@ class Spread:
 
     @classmethod
     def of_rows(cls, rows: Sequence[Judged]) -> Spread:
-        """Return the spread of errors of step times."""
+        """Return the spread of the errors of step times."""
         return cls.of([row.error for row in rows])
 
 
 def slope(rows: Sequence[Judged]) -> float:
-    """Return the growth of the signed error with each factor e in GPUs, by least squares; 0 for a single number."""
+    """Return the least-squares slope of the signed error over the logarithm of the number of GPUs.
+
+    The slope is 0 if all rows have the same number of GPUs.
+    """
     xs, ys = [log(row.world) for row in rows], [row.error for row in rows]
     x, y = mean(xs), mean(ys)
     spread = sum((one - x) ** 2 for one in xs)
@@ -74,7 +77,7 @@ def slope_interval(rows: Sequence[Judged], draws: int = 1000, seed: int = 0) -> 
 
 
 def by_table(rows: Sequence[Judged]) -> Mapping[str, Spread]:
-    """Return the spread of step times of each table, in the order of the tables."""
+    """Return the spread of the step-time errors of each table, in the order of the tables."""
     return {name: Spread.of_rows(own) for name, own in _tables(rows).items()}
 
 

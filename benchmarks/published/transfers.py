@@ -1,4 +1,4 @@
-"""Edits of a layout's transfers: what other software hides, sends smaller, or sends again."""
+"""Edit the transfers of a layout: those that other software hides, makes smaller, or repeats."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from gangline.explain.explained import Explained, Transfer
 
 
 def overlap(found: Explained, axis: str) -> Explained:
-    """Hide the transfers along an axis behind computation."""
+    """Mark the transfers along an axis as hidden behind computation."""
     return _edited(found, lambda sent: sent.axes == (axis,), lambda sent: replace(sent, waits=False))
 
 
 def expose(found: Explained, *purposes: str) -> Explained:
-    """Hide none of the transfers that come after the passes."""
+    """Mark the transfers of these purposes after the passes as not hidden."""
     return _edited(
         found,
         lambda sent: sent.purpose in purposes and sent.when in ("end", "update"),
@@ -23,7 +23,7 @@ def expose(found: Explained, *purposes: str) -> Explained:
 
 
 def halve(found: Explained, purpose: str) -> Explained:
-    """Send half as many bytes along data axes."""
+    """Halve the bytes of one purpose along all axes except tp."""
     return _edited(
         found,
         lambda sent: sent.purpose == purpose and sent.axes != ("tp",),
@@ -32,8 +32,9 @@ def halve(found: Explained, purpose: str) -> Explained:
 
 
 def all_reduce_gradients(found: Explained) -> Explained:
-    """Give all ranks the sum of gradients of which each needs a shard (nanotron's trainer.py, `training_step`:
-    reduce_scatter=False).
+    """Replace the reduce-scatter of gradients by an all-reduce.
+
+    nanotron does this, although each rank needs only a shard (trainer.py, `training_step`: reduce_scatter=False).
     """
     return _edited(
         found,
@@ -43,8 +44,10 @@ def all_reduce_gradients(found: Explained) -> Explained:
 
 
 def send_rows_once(found: Explained, top_k: int, nodes: int | None) -> Explained:
-    """Send a row once to each rank, or beyond the node to each node, that has any of its experts (DeepEP, HybridEP):
-    of `top_k` draws among n places so many are different, and beyond the node not more than `nodes`.
+    """Send a token only once to each rank (or, between nodes, to each node) that has any of its experts.
+
+    As in DeepEP and HybridEP. The number of destinations is the expected number of different ranks or nodes among
+    `top_k` random draws; between nodes at most `nodes`.
     """
 
     def edit(sent: Transfer) -> Transfer:
@@ -58,7 +61,7 @@ def send_rows_once(found: Explained, top_k: int, nodes: int | None) -> Explained
 
 
 def send_rows_again(found: Explained) -> Explained:
-    """Send the rows of experts a second time, while the backward pass computes experts again."""
+    """Repeat the dispatch of tokens in the backward pass, for recomputed experts."""
 
     def doubled(transfers: tuple[Transfer, ...]) -> tuple[Transfer, ...]:
         more = (replace(sent, when="B") for sent in transfers if sent.axes == ("ep",) and sent.when == "F")

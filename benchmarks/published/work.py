@@ -1,4 +1,4 @@
-"""Edits of a stage's work: what other software computes, keeps and launches that a layout does not say."""
+"""Edit the work of a stage: computation, saved bytes and kernel launches that only other software has."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from gangline.explain.explained import Explained
 from gangline.explain.work import StageWork
 from gangline.model.products import AttentionProduct, MatrixProduct, Product
 
-LATENT = {1536, 512}  # widths of the latents of DeepSeek-V3's queries, and of its keys and values
+LATENT = {1536, 512}  # ranks of the latents of DeepSeek-V3's queries, and of its keys and values
 
 Products = Mapping[Product, int]
 
 
 def with_second_head(work: StageWork) -> StageWork:
-    """Add the head a second time, after a matmul of the hidden state with the embedding of the next token."""
+    """Add a second head, and a matmul of the hidden state with the embedding of the next token before it."""
     more: Counter[Product] = Counter()
     for product in work.forward:
         if isinstance(product, MatrixProduct) and not product.block:
@@ -26,8 +26,10 @@ def with_second_head(work: StageWork) -> StageWork:
 
 
 def without_end_blocks(found: Explained) -> Explained:
-    """Leave the embedding alone on the first stage, and the head on the last: each counts as a block
-    (Megatron-LM, --account-for-embedding-in-pipeline-split and --account-for-loss-in-pipeline-split).
+    """Remove the blocks of the first and the last stage, so that only the embedding and the head are left.
+
+    Each of them counts as a block (Megatron-LM, --account-for-embedding-in-pipeline-split and
+    --account-for-loss-in-pipeline-split).
     """
     first, block, last = found.work[0], found.work[1], found.work[-1]
 
@@ -47,7 +49,7 @@ def without_end_blocks(found: Explained) -> Explained:
 
 
 def recompute_experts(work: StageWork) -> StageWork:
-    """Compute experts again, the shared ones, which are twice as wide, and attention."""
+    """Recompute the experts, the shared experts (which are twice as wide), and attention."""
     widths = {product.columns for product, _ in _of_experts(work)}
     shared = {2 * min(widths)} if widths else set[int]()
 
@@ -60,12 +62,12 @@ def recompute_experts(work: StageWork) -> StageWork:
 
 
 def recompute_latents(work: StageWork) -> StageWork:
-    """Compute queries, keys and values from their latents again."""
+    """Recompute queries, keys and values from their latents."""
     return _recompute(work, lambda one: isinstance(one, MatrixProduct) and one.inner in LATENT and one.matrices == 1)
 
 
 def with_fp8_head(work: StageWork) -> StageWork:
-    """Take the format of blocks for the head, too; routers stay as they are."""
+    """Set the number format of blocks for the head too; routers are unchanged."""
 
     def edit(product: Product) -> Product:
         if isinstance(product, MatrixProduct) and not product.block and product.columns > product.inner:
@@ -78,7 +80,7 @@ def with_fp8_head(work: StageWork) -> StageWork:
 
 
 def with_fp8_attention(work: StageWork) -> StageWork:
-    """Halve the width of heads: products take half as long then, and exponentials as long as before."""
+    """Halve the head width, which halves the time of attention's matmuls, but not of its exponentials."""
 
     def edit(product: Product) -> Product:
         return replace(product, head_dim=product.head_dim // 2) if isinstance(product, AttentionProduct) else product
@@ -87,44 +89,53 @@ def with_fp8_attention(work: StageWork) -> StageWork:
 
 
 def with_casts(work: StageWork, itemsize: float) -> StageWork:
-    """Keep the input of each product twice, in blocks that have a scale each (MXFP8, NVFP4): blocks of rows for the
-    product, blocks of columns for the gradient of its weight (Transformer Engine, `MXFP8Quantizer`).
+    """Save the input of each matmul twice, with one scale per block of elements (MXFP8, NVFP4).
+
+    Blocks along rows are for the matmul, blocks along columns for the weight gradient (Transformer Engine,
+    `MXFP8Quantizer`).
     """
 
     def cast(products: Products) -> int:
         own = [(p, n) for p, n in products.items() if isinstance(p, MatrixProduct) and p.block]
         least = min((n for _, n in own), default=1)
-        inputs = ((p, n // 2 if n == 2 * least else n) for p, n in own)  # keys and values, gate and up read the same
+        # matmuls of keys and values, and of gate and up, read the same input
+        inputs = ((p, n // 2 if n == 2 * least else n) for p, n in own)
         return int(2 * itemsize * sum(n * p.rows * p.inner for p, n in inputs))
 
     return replace(work, kept=work.kept + cast(work.forward), kept_again=work.kept_again + cast(work.again))
 
 
 def with_biases(work: StageWork) -> StageWork:
-    """Add the biases of GPT-OSS's experts. The bias of the last product is added after it, times the router's weight,
-    expert by expert and joined again, in 32 bits (Megatron-Core, moe/experts.py, `_apply_bias`): of each number 28
-    bytes cross memory forward and 40 backward. The input of the gate, twice as wide, is clamped and joined before
-    (fusions/fused_bias_geglu.py, `weighted_bias_quick_geglu_impl`): 8 and 10. That is as much as 17 bytes kept.
+    """Add the biases of GPT-OSS's experts, as memory traffic.
+
+    The bias of the down matmul is multiplied by the router's weight and added after the matmul, expert by expert, and
+    the results are concatenated, in 32 bits (Megatron-Core, moe/experts.py, `_apply_bias`): for each element 28 bytes
+    of memory traffic forward and 40 backward. The input of the gate, which is twice as wide, is clamped and
+    concatenated first (fusions/fused_bias_geglu.py, `weighted_bias_quick_geglu_impl`): 8 and 10 bytes. The sum takes as
+    long as 17 saved bytes.
     """
-    numbers = sum(n * p.rows * p.columns for p, n in _of_experts(work)) // 3  # gate, up and down are of one shape
+    numbers = sum(n * p.rows * p.columns for p, n in _of_experts(work)) // 3  # gate, up and down have equal sizes
     return replace(work, kept=work.kept + 17 * numbers)
 
 
 def with_moved_rows(work: StageWork, times: int) -> StageWork:
-    """Sort rows by expert before they are sent and after, and back, in kernels of their own that write each row
-    `times` more; the host launches the products of experts one by one (Megatron-Core, moe/token_dispatcher.py and
-    `TEGroupedLinear`). In 8 bits the rows are sorted while they are sent (HybridEP).
+    """Add separate kernels that sort tokens by expert before and after the dispatch, and back.
+
+    Each of these kernels writes each row `times` more. The host launches the expert matmuls one by one (Megatron-Core,
+    moe/token_dispatcher.py and `TEGroupedLinear`). In 8 bits, rows are sorted during the dispatch (HybridEP).
     """
     own = _of_experts(work)
     widest = max((product.inner for product, _ in own), default=0)
     moved = sum(2 * n * p.rows * p.inner for p, n in own if p.inner == widest) // 2  # gate and up read the same rows
-    launches = sum(n * p.matrices for p, n in own) * 2 // 3  # gate and up are one product
+    launches = sum(n * p.matrices for p, n in own) * 2 // 3  # gate and up are one matmul
     return replace(work, kept=work.kept + 2 * times * moved, modules=work.modules + launches)
 
 
 def with_scores(work: StageWork) -> StageWork:
-    """Make attention of matmuls whose scores cross memory, without skipping masked ones: input and output of the
-    softmax, the mask of the dropout and its output (arXiv 2205.05198, section 4.1: 5 a s^2 b bytes).
+    """Replace fused attention by matmuls whose scores are written to memory, without skipping masked scores.
+
+    The scores are the input and output of the softmax, the dropout mask and its output (arXiv 2205.05198, section 4.1:
+    5 a s^2 b bytes).
     """
 
     def split(products: Products) -> tuple[Counter[Product], int]:
@@ -146,7 +157,7 @@ def with_scores(work: StageWork) -> StageWork:
         work,
         forward=forward,
         again=again,
-        weights=Counter(work.weights) + scores,  # each has two gradients, as a product with a weight has
+        weights=Counter(work.weights) + scores,  # two gradients per matmul, as for a matmul with a weight
         kept=work.kept + kept,
         kept_again=work.kept_again + kept_again,
     )

@@ -146,7 +146,11 @@ def test_ring_refuses_soft_cap_or_sinks(option):
 
 def test_tp_refuses_undeclared_loss_over_sharded_vocabulary(narrow):
     said = refusal("narrow=on", "narrow.head=true", "parallel=tp", "launch.processes=2")
-    for word in ("parallel.tp=2", "the node of head does not declare its loss", "ShardRule.whole('head.weight')"):
+    for word in (
+        "parallel.tp=2",
+        "the model-tree node of head does not declare its loss",
+        "ShardRule.whole('head.weight')",
+    ):
         assert word in said
     assert refusal("narrow=on", "narrow.head=true", *CP) == ""
 

@@ -167,7 +167,10 @@ def test_a_good_layout_has_no_notes(say):
         ("draw --schedule zb", ["--schedule zb does not exist.", "Choices: gpipe, 1f1b"]),
         ("draw --stages 2.5", ["--stages 2.5: expected an integer."]),
         ("draw --schedule 1f1b --chunks 3", ["the pipeline schedule 1f1b needs chunks=1 per rank, not 3."]),
-        ("draw --stages 2 parallel=3d", ["draw needs the sizes of a schedule or a run, not both."]),
+        (
+            "draw --stages 2 parallel=3d",
+            ["draw takes either a run or --schedule, --stages, --microbatches and --chunks, not both."],
+        ),
         ("draw parallel=fsdp", ["this run has no pipeline to draw: parallel.pp is 1."]),
         ("draw --svg nowhere/x.svg", ["--svg nowhere/x.svg cannot be written.", "No such file or directory."]),
     ],

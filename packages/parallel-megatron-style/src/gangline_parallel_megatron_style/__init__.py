@@ -1,4 +1,4 @@
-"""Tensor, sequence, pipeline, context and sharded data parallelism for gangline: hooks only, no torch."""
+"""Tensor, sequence, pipeline, context and sharded data parallelism for gangline: plugin hooks. Imports no torch."""
 
 from __future__ import annotations
 

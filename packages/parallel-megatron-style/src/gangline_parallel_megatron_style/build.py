@@ -1,4 +1,8 @@
-"""Build a runtime from a model on the meta device: lay out, shard modules, materialise, finish, sort by stage."""
+"""Build the runtime of a rank from a model on the meta device.
+
+The steps: lay out the parameters, shard the modules, allocate and initialise the weights of this rank's shards, and
+assign the modules to pipeline stages.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +47,8 @@ def build(config: AxesConfig, job: Job) -> ComposedRuntime:
     """Build the runtime of the strategies `3d`, `fsdp`, `hsdp`, `tp` and `pp`."""
     run, plan, model, mesh, comms, precision = job.run, job.plan, job.model, job.mesh, job.comms, job.precision
     pp, tp, cp = (comms.get_comm(axis) for axis in ("pp", "tp", "cp"))
-    if pp.size > 1:  # NCCL needs all ranks of a group in its first communication; later ones are between two ranks
+    # NCCL needs all ranks of a group in the group's first communication, but a pipeline transfer has only two
+    if pp.size > 1:
         pp.all_reduce(torch.zeros(1, device=comms.device))
     sequence_parallel = config.sequence_parallel and tp.size > 1
     stages = StageAssignment(config, job.composed, mesh, comms.rank)
@@ -120,7 +125,7 @@ def build(config: AxesConfig, job: Job) -> ComposedRuntime:
 def cut_context(
     config: AxesConfig, model: nn.Module, plan: Plan, cp: Comm, tree: Node
 ) -> tuple[Callable[[Batch], Batch], list[tuple[nn.Module, Callable[..., Tensor]]]]:
-    """Set up attention over full sequences; return a function that splits a batch, and the replaced attentions."""
+    """Install context-parallel attention; return (function that splits a batch, replaced attention functions)."""
     if cp.size == 1:
         return _as_it_is, []
     from gangline_parallel_megatron_style.context.apply import ORDERS, set_attention
@@ -153,7 +158,7 @@ def find_first_rows(
 
 
 def get_fold_comm(plan: Plan, mesh: Mesh, comms: Comms, name: str) -> Comm:
-    """Return the communicator of a fold; of this rank alone if the mesh has no ranks for the fold."""
+    """Return the communicator of a fold, or of this rank alone if the fold has one rank on this mesh."""
     from gangline.comm.solo import Solo
 
     fold = find_active_fold(plan, mesh, name)

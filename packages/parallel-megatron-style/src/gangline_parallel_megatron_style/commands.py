@@ -60,7 +60,7 @@ def _explain(argv: Sequence[str]) -> int:
     options = flags.read(argv)
     run, nodes = _load_run(options.words)
     case = make_case(run)
-    if nodes is not None:  # the options of the run determine the layout, the nodes determine the links
+    if nodes is not None:  # the layout comes from the run's options, the links from its nodes
         case = replace(case, config=replace(case.config, topology=nodes.build_topology(case.config.topology)))
     explained = explain_case(case, run.job.device != "cpu", run.precision.get_product_format())
     if options.trace and (problems := list(find_untraceable(case.tree, case.plan))):
@@ -109,7 +109,10 @@ def _draw(argv: Sequence[str]) -> int:
     options = flags.read(argv)
     words = options.words
     if words and (options.schedule or options.stages or options.microbatches or options.chunks):
-        raise UserError("draw needs the sizes of a schedule or a run, not both.", "Remove the flags, or the overrides.")
+        raise UserError(
+            "draw takes either a run or --schedule, --stages, --microbatches and --chunks, not both.",
+            "Remove these flags, or remove the overrides or the run directory.",
+        )
     if len(words) == 1 and Path(words[0], "metrics.jsonl").exists():
         timeline, caption = _read_recorded(Path(words[0]))
     else:

@@ -27,15 +27,16 @@ class Components:
     own_part       function: microbatch -> this rank's part of the microbatch's sequences (context parallelism)
     own_tokens     function: (B, T) of this rank's part -> (B, t), the tokens whose hidden state this rank stores
                    (sequence parallelism)
-    over_sequence  differentiable sum over the ranks that share a sequence; None if one rank has complete sequences
-    for_all_heads  gather of a tensor that heads share, with the gradients of all heads; None if heads are not sharded
+    over_sequence  differentiable sum over the ranks that share a sequence; None if each rank has full sequences
+    for_all_heads  differentiable gather, over tokens, of a tensor that all heads read; its backward pass sums the
+                   gradients of the heads of all ranks; None if heads are not sharded
     tokens_cut     T / t: number of ranks that split the tokens of this rank's part
     width          D of the hidden state; None without a pipeline
     prefetch       number of modules whose weights are unsharded before use
     listeners      (path of the block, module) of each module that has `after_step`
     shapes         shapes of all trained parameters of the run, in the parameter order of a one-process run
     executor       function: stages of a rank -> executor of this rank's part of the schedule
-    records        whether the times of each step's actions become metrics
+    records        whether the times of each step's pipeline actions are logged as metrics
     setting        state that the modules sharded over tp share; None if tp has one rank
     attentions     (module, original attention function) of each module whose attention reads other ranks' tokens
     cached         whether all modules support decoding with a KV cache

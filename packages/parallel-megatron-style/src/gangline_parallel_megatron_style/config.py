@@ -32,10 +32,15 @@ class AxesConfig(ParallelConfig):
     dp_shard: PositiveInt | None = None  # sharded data parallelism (FSDP) size: number of shards; null: derived
     zero: Literal[0, 1, 2, 3] = 1  # ZeRO stage over dp_shard, cp: 1 optimizer state, 2 + gradients, 3 + weights; 0: off
     schedule: Annotated[str, OneOf(SCHEDULES)] = "1f1b"  # pipeline schedule
-    overlap: bool | None = None  # overlap of forward and backward passes in dualpipe_v; null: on if a fold communicates
-    chunks: PositiveInt | None = None  # number of virtual stages (model chunks) per rank; null: 1 or 2, by the schedule
+    # overlap of forward and backward passes in the schedule dualpipe_v, which hides communication;
+    # null: on with expert parallelism, or another fold of more than one rank
+    overlap: bool | None = None
+    # number of virtual stages (model chunks) per rank; null: 1 or 2, as the pipeline schedule needs
+    chunks: PositiveInt | None = None
     stages: list[PositiveInt] | None = None  # number of blocks of each model chunk, in order; null: balanced by cost
-    sequence_parallel: bool = True  # sequence parallelism with tp: activations between matmuls are split over tokens
+    # sequence parallelism (Megatron-LM): with tp, activations outside attention and feed-forward layers are split over
+    # tokens
+    sequence_parallel: bool = True
     context: Literal["ring", "ulysses"] = "ring"  # context parallelism: ring attention or ulysses (all-to-all of heads)
     prefetch: NonNegativeInt = 1  # prefetch depth with zero=3: number of blocks whose weights are gathered before use
     offload: bool = False  # CPU offload: master weights and optimizer state in host memory, optimizer step on the CPU
@@ -45,7 +50,8 @@ class AxesConfig(ParallelConfig):
 
     reduces: ClassVar[bool] = True
 
-    DEFAULT_WORLD: ClassVar[int] = 2  # number of processes without a GPU, if the sizes of the axes do not determine it
+    # number of processes on a machine without GPUs, if the axis sizes do not determine the number
+    DEFAULT_WORLD: ClassVar[int] = 2
     WISHES: ClassVar[Mapping[str, int]] = {}  # preferred sizes of unset axes, used if they divide the number of ranks
     TAKERS: ClassVar[Sequence[str]] = ("dp_shard", "dp_replicate")  # the first unset axis takes all other ranks
 
@@ -78,7 +84,7 @@ class AxesConfig(ParallelConfig):
         return check(self, run)
 
     def list_notices(self, run: Run) -> list[str]:
-        """Return warnings about a layout that works but is a poor choice, for a run without problems in `check`."""
+        """Return warnings about a layout that works but is a poor choice. The run must have passed `check`."""
         from gangline.config.check import count_ranks
         from gangline_parallel_megatron_style.cost.case import Case
         from gangline_parallel_megatron_style.layout.notices import find_notices
@@ -124,7 +130,7 @@ class AxesConfig(ParallelConfig):
         return compute_layout_bounds(self, run, mesh, model, topology)
 
     def overlaps(self, plan: Plan, mesh: Mesh) -> bool:
-        """Return whether forward and backward passes take turns, so that each hides the other's fold communication."""
+        """Return whether forward and backward passes overlap, so that each hides the other's communication in folds."""
         from gangline_parallel_megatron_style.sharding.ranks import find_active_fold
 
         if not SCHEDULES[self.schedule].pairs:
@@ -181,6 +187,6 @@ class Tp(AxesConfig):
 
 @dataclass
 class Pp(AxesConfig):
-    """Divides the blocks, in order, over all ranks (pipeline parallelism)."""
+    """Assigns consecutive blocks of the model to each rank (pipeline parallelism)."""
 
     TAKERS = ("pp", "dp_shard", "dp_replicate")

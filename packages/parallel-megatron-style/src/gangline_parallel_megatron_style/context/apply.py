@@ -20,7 +20,7 @@ from gangline_parallel_megatron_style.context.supported import explain_unsupport
 from gangline_parallel_megatron_style.context.ulysses import UlyssesAttention
 
 Method = Literal["ring", "ulysses"]
-ORDERS: dict[Method, Response] = {"ring": "zigzag", "ulysses": "contiguous"}  # how each method splits sequences
+ORDERS: dict[Method, Response] = {"ring": "zigzag", "ulysses": "contiguous"}  # `order` of `cut_tokens`
 
 
 def set_attention(

@@ -89,7 +89,7 @@ def _backward_cuda(dout, q, k, v, out, lse, causal, visible, scale):
     dout, q, k, v, out = _make_rows_dense(dout, q, k, v, out)
     queries, keys = q.shape[2], k.shape[2]
     whole = None, None, queries, keys, 0.0, causal, unused, unused
-    # The kernel ignores the strides of `lse` and reads it as contiguous; with a part of the queries `lse` is a slice.
+    # The kernel reads `lse` as contiguous, whatever its strides; for a block with half of the queries `lse` is a slice.
     return _cuda_backward(dout, q, k, v, out, lse.contiguous(), *whole, scale=scale)
 
 

@@ -25,7 +25,7 @@ from gangline_parallel_megatron_style.context.rectangles import find_rectangles,
 
 @dataclass(frozen=True)
 class AttentionBlock:
-    """The queries from `first` on and the keys before `end` of another rank; all keys are visible unless `causal`."""
+    """This rank's queries from `first` on, with another rank's keys before `end`, all visible unless `causal`."""
 
     first: int
     end: int
@@ -68,7 +68,10 @@ class Visibility:
         return self.all[name][self.index][:, block.first :], self.all[name][source][:, : block.end]
 
     def _compare_bounds(self, name: str, source: int, block: AttentionBlock) -> tuple[Tensor, Tensor]:
-        """Return (whether some query may see a key, whether every query surely sees every key), for each by bounds."""
+        """Return two flags: whether any query may see a key, and whether every query sees every key.
+
+        Both follow from the minimum and maximum of `name` (documents or positions) over queries and over keys.
+        """
         q, k = self._select(name, source, block)
         if name == "position":
             return (q.amin(1) - k.amax(1) < self.window).any(), (q.amax(1) - k.amin(1) < self.window).all()

@@ -1,1 +1,1 @@
-"""Closed forms of the cost of a layout for a rank: bytes stored, bytes sent, operations, time. Imports no torch."""
+"""Closed-form cost of a layout, per rank: bytes stored, bytes sent, FLOPs, time. Imports no torch."""

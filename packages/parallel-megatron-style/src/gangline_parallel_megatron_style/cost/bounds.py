@@ -1,4 +1,7 @@
-"""Lower bounds on a layout's step time and memory, cheap because layouts with equal tp and cp share most numbers."""
+"""Lower bounds on a layout's step time and memory.
+
+The bounds are cheap, because layouts with equal tp and cp share most of the numbers.
+"""
 
 from __future__ import annotations
 
@@ -235,7 +238,7 @@ def _count(config: AxesConfig, run: Run, mesh: Mesh, model: tuple[Node, Plan], n
     outer = ("pp",) if plan.folds else ("pp", *DATA_AXES)  # axes that do not affect the numbers of a microbatch
     sizes = tuple((axis, 1 if axis in outer else size) for axis, size in mesh.sizes)
     case = replace(Case.of(one, Mesh(sizes), model), microbatches=1)
-    hides = config.overlaps(plan, mesh)  # if true, another microbatch hides the transfers of folds
+    hides = config.overlaps(plan, mesh)  # whether another microbatch hides fold transfers
     parts = (
         traffic.list_tensor_traffic,
         traffic.list_context_traffic,

@@ -41,8 +41,9 @@ class Case:
     deterministic: bool
     recompute: Recompute
     recompute_every: int
-    optimizer: OptimizerConfig  # optimizer options, which count the optimizer state of each weight
-    gradients: GradientsConfig  # gradient reduction options, which count its sent bytes and kept arrays
+    optimizer: OptimizerConfig  # optimizer options; they determine the bytes of optimizer state per weight
+    # options of the gradient reduction; they determine the bytes sent, and the bytes kept between steps
+    gradients: GradientsConfig
     callback_copies: int = 0  # number of copies of each trained parameter that callbacks keep
 
     @classmethod

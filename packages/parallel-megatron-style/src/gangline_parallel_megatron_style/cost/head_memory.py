@@ -21,7 +21,7 @@ from gangline_parallel_megatron_style.cost.parameters import Array
 
 
 def reads_the_embedding(case: Case) -> bool:
-    """Return whether the head's backward pass computes gradients of the embedding matrix, before the embedding does."""
+    """Return whether the head's backward pass computes a gradient of the embedding matrix, before the lookup's does."""
     plan = case.plan
     tied = plan.get_owner(f"{plan.head}.weight") == plan.get_owner(f"{plan.embed}.weight")
     return case.pp == 1 and (tied or bool(case.head_blocks))
@@ -55,7 +55,8 @@ def iterate_head_moments(
     cut = [array for array in arrays if memory.cuts_gradients(case, array.group)]
     whole, kept_logits = sum(array.size for array in cut) * case.bytes.gradient, count_kept_logits(case)
     for number in range(len(blocks), -1, -1):
-        there = 0 if number == len(blocks) else whole  # a group's gradient memory is allocated at its first gradient
+        # the gradient memory of a parameter group is allocated at the group's first gradient
+        there = 0 if number == len(blocks) else whole
 
         def make_moment(gradients: int, logits: int, made: int = 0, **more: int) -> Counter[str]:
             return Counter(gradients=gradients, logits=logits, buffers=shared_grads.waiting + buffers + made, **more)
@@ -77,7 +78,7 @@ def iterate_head_moments(
 
 
 class Shared:
-    """Memory of the gradients of weights that one pass uses several times, from the first use to the last."""
+    """Memory of the gradients of weights that a forward pass uses several times, between the first and the last use."""
 
     def __init__(self, case: Case) -> None:
         self._case = case
@@ -92,7 +93,8 @@ class Shared:
     def count_use(self, name: str) -> int:
         """Return the additional bytes during the backward pass of one use of a weight.
 
-        They hold the gradient in the matmul's and the gradient dtype, or the gradient and its sum with earlier ones.
+        The bytes hold the gradient in the matmul's dtype and in the gradient dtype, or the gradient and its sum with
+        earlier gradients.
         """
         owner, width = self._case.plan.get_owner(name), self._case.bytes
         if owner not in self._arrays:
@@ -135,9 +137,10 @@ def count_waiting_gradient(case: Case) -> int:
 
 
 def find_lookup_moment(case: Case) -> Counter[str] | None:
-    """Return the bytes of the lookup's gradient, the waiting gradient of the head, and their sum.
+    """Return the memory, kind -> bytes, when the gradients of the lookup and of the head are added.
 
-    None if no gradient of the head waits, and under tp, which adds the gradients in place.
+    The bytes hold both gradients and their sum. None if no gradient of the head waits, and under tp, which adds the
+    gradients in place.
     """
     waits = count_waiting_gradient(case) if case.tp == 1 else 0
     return Counter(buffers=3 * waits) if waits else None

@@ -1,4 +1,4 @@
-"""The network links of traffic: along mesh axes, over a fold, or between ranks that hold the same part of a fold."""
+"""The network links of traffic: along mesh axes, inside a fold's groups, or between the replicas of a fold's shard."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from gangline.plan import Fold
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.sharding.ranks import find_active_fold
 
-BESIDE = "beside "  # prefix of a fold's name: the ranks that hold the same part of the fold
+BESIDE = "beside "  # prefix of a fold's name; means the ranks that hold the same shard of the fold
 
 
 @dataclass(frozen=True)
 class Sent:
     """The traffic of one rank along one axis, or over joint axes, in a step, for one purpose.
 
-    axes         axes of the mesh; the name of a fold; or `BESIDE` + the name of a fold: ranks with its same part
+    axes         axes of the mesh, the name of a fold, or `BESIDE` + the name of a fold
     calls        number of collectives or messages in a step
     bytes        bytes that the rank sends in a step
     when, waits  as in `gangline.explain.explained.Transfer`
@@ -69,7 +69,7 @@ def build_transfer(case: Case, sent: Sent) -> Transfer:
 
 @lru_cache(maxsize=1024)
 def count_together(mesh: Mesh, axes: tuple[str, ...], node: int) -> tuple[int, int]:
-    """Return (number of ranks along the axes, number of ranks of rank 0's group in a node of `node` ranks)."""
+    """Return the number of ranks along the axes, and how many of rank 0's group are in its node of `node` ranks."""
     if node >= mesh.world:
         return mesh.size(*axes), mesh.size(*axes)
     step, near = 1, [0]
@@ -94,7 +94,7 @@ def find_slowest_tier(case: Case, sent: Sent) -> Tier:
 
 
 def _iterate_groups(case: Case, fold: Fold, beside: bool) -> Iterator[list[int]]:
-    """Yield the ranks of every group of the fold; with `beside` of every group of ranks that hold the same part."""
+    """Yield the ranks of every group of the fold; with `beside`, of every group of ranks that hold the same shard."""
     mesh = case.mesh
     axes = tuple(axis for axis in mesh.axes if axis in fold.out_of)
     firsts = range(fold.size) if beside else range(0, mesh.size(*axes), fold.size)

@@ -21,7 +21,7 @@ def count_state_bytes(case: Case, rank: int) -> Counter[str]:
 
     ZeRO stage 0 shards no state over the shard ranks; 1 shards master weights and optimizer state; 2 also gradients
     (except with run.deterministic, whose sums need all gradients); 3 also weights, which are full only temporarily
-    (`peak_memory`). Arrays on a fold whose parts have one rank each are sharded by the fold alone. Frozen arrays have
+    (`peak_memory`). If each shard of a fold is on one rank, ZeRO does not shard the fold's arrays. Frozen arrays have
     only weights. With offload, master weights, optimizer state and callbacks' copies are in host memory. If the forward
     pass computes in the dtype of the master weights, full weights are the master weights. The copy of a tied parameter
     has no optimizer state.
@@ -53,7 +53,7 @@ def count_state_bytes(case: Case, rank: int) -> Counter[str]:
 
 
 def _count_matrices(case: Case, rank: int) -> int:
-    """Return the optimizer's bytes of complete matrices, on the rank that has most among the pipeline rank's ranks."""
+    """Return the bytes of full matrices in the optimizer (Muon): maximum over the ranks with pipeline rank `rank`."""
     if not case.optimizer.maps_matrices():
         return 0
     key = ("matrices", rank)

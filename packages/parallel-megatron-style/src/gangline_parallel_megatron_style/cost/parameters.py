@@ -58,7 +58,7 @@ class Array:
 
     @cached_property
     def part(self) -> int:
-        """Return the number of elements on a rank after ZeRO shards the rows: complete rows, equally many per rank."""
+        """Return the number of elements on a rank after ZeRO shards the rows: full rows, the same number per rank."""
         return prod(self.part_shape)
 
     @cached_property
@@ -69,7 +69,7 @@ class Array:
 
     @property
     def matrix(self) -> bool:
-        """Return whether the parameter is a matrix (or a stack) of a block that an optimizer like Muon maps in full."""
+        """Return whether the parameter is a matrix of a block, or stacked matrices, which Muon maps in full."""
         return self.block is not None and is_mapped(self.name, self.shape)
 
 

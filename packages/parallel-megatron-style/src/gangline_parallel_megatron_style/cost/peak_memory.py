@@ -124,7 +124,10 @@ def count_under_way(case: Case, rank: int, schedule: Schedule | None, sizes: Act
 
 
 def _group_by_place(case: Case, rank: int, stage: int) -> dict[Place, list[Array]]:
-    """Return the parameters of each module of a stage, in order; tied ones at the module whose backward runs last."""
+    """Return the parameters of each module of a stage, in order.
+
+    A tied parameter is listed at the module whose backward pass runs last.
+    """
     first, last = stage == 0, stage == case.last_stage
     module_arrays: dict[Place, list[Array]] = {"embed": case.list_arrays("embed")} if first else {}
     module_arrays |= {block: case.list_arrays(block) for block in case.stages[stage]}
@@ -185,7 +188,7 @@ def _count_gathered(case: Case, arrays: list[Array]) -> int:
 
 
 def _list_in_use(case: Case, places: list[Place], index: int) -> list[Place]:
-    """Return the modules whose weights are full during the backward pass of module `index`; an embedding needs none."""
+    """Return the modules, except the embedding, whose weights are full during the backward pass of module `index`."""
     return [place for place in places[max(0, index - case.config.prefetch) : index + 1] if place != "embed"]
 
 
@@ -206,7 +209,7 @@ def _iterate_moments(case: Case, place: Place, arrays: list[Array], sizes: Activ
     first: Counter[str] = Counter()
     for array in arrays:
         if len(array.shape) > 1 and array.trained:
-            of = array.name.rsplit(".", len(array.shape) - 1)[0]  # stacks of one module count together
+            of = array.name.rsplit(".", len(array.shape) - 1)[0]  # stacked expert weights of one module
             gradient_bytes[of] += array.size * width.gradient
             by_autograd = case.tp == 1 or len(array.shape) > 2
             if not (by_autograd and memory.cuts_gradients(case, array.group)):

@@ -122,7 +122,7 @@ def _list_block_traffic(case: Case, own: dict[str, RegionTraffic], alike: int, r
         if region.enters and cut:
             traffic.append(send(axes, there, n, m, of_one * region.enters))
             traffic.append(send(axes, there, n, m * (passes - 1), of_one * region.enters, "B"))
-        if region.enters and region.needs_grad:  # overlaps with weight gradients: `tensor.crossing.Enter`
+        if region.enters and region.needs_grad:  # overlaps with dW: `tensor.crossing.Enter`
             calls = m * (1 + (cut and region.needs_input))
             traffic.append(send(axes, back, n, calls, of_one * region.enters, "B", not region.needs_input))
     return traffic
@@ -131,7 +131,8 @@ def _list_block_traffic(case: Case, own: dict[str, RegionTraffic], alike: int, r
 def _count_summed(case: Case, rank: int) -> dict[int, int]:
     """Return number of neighbouring tp ranks -> number of gradient elements that these ranks sum.
 
-    With blocks inside the head, ZeRO shards the rows of large matrices unevenly: the result is of the rank with most.
+    With blocks inside the head, ZeRO shards the rows of large matrices unevenly. Then the result is for the rank with
+    the most elements.
     """
     places: list[tuple[int | str, int]] = [("embed", 1), *group_kinds(case, case.list_blocks(rank)), ("head", 1)]
     counts: Counter[int] = Counter()
@@ -163,7 +164,7 @@ def get_owner_rank(case: Case, array: Array) -> int:
 
 
 def _list_end_traffic(case: Case, stage: int, hidden: int) -> list[Sent]:
-    """Return the tp traffic of embeddings and losses with a sharded vocabulary in a stage, inside the head too.
+    """Return the tp traffic of all embeddings and losses of a stage whose vocabulary tp shards (MTP heads too).
 
     hidden: bytes of the hidden state of all tokens
     """

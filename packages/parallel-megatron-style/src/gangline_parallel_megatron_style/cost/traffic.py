@@ -187,7 +187,7 @@ def list_pipeline_traffic(case: Case, rank: int) -> list[Sent]:
     for array in case.list_held(rank):
         owns = rank == get_owner_rank(case, array)
         if not all(stage in own_stages for stage in array.stages) and (owns or array.trained):
-            numbers = memory.count_state_numbers(case, array)  # tied: the owner sends weights, the copy sends gradients
+            numbers = memory.count_state_numbers(case, array)  # tied: owner sends weights, copy sends gradients
             nbytes = memory.count_kept_bytes(case, array.group) if owns else case.bytes.gradient
             traffic.append(Sent(("pp",), "tied embedding", 1, numbers * nbytes, None, "send", "end"))
     return traffic
@@ -210,7 +210,7 @@ def _sum_shards(case: Case, axes: tuple[str, ...], shards: int, size: int, plain
 
 
 def _is_whole_on(case: Case, array: Array, rank: int) -> bool:
-    """Return whether a parameter is tied and all its modules are on the pipeline rank `rank`."""
+    """Return whether a parameter is tied and all modules that share it are on the pipeline rank `rank`."""
     return any(owner == array.name for _, owner in case.plan.tied) and set(array.stages) <= set(case.get_stages(rank))
 
 
@@ -220,21 +220,21 @@ def list_data_traffic(case: Case, rank: int) -> list[Sent]:
     ZeRO stage 0 all-reduces the gradients. Stages 1 to 3 reduce-scatter the gradients, stages 2 and 3 after every
     microbatch. Stages 1 and 2 all-gather the new weights once a step. Stage 3 all-gathers the weights for each forward
     and backward pass of a module, except for backward passes that start right after the forward pass. Replicas
-    all-reduce their sums once a step. Compressed gradients are counted as after the warm-up. Arrays on a fold are
-    sharded over the ranks with the same part of the fold, and their replicas are along the other axes.
+    all-reduce their sums once a step. Compressed gradients are counted as after the warm-up. Arrays of a fold
+    are sharded by ZeRO over the ranks that hold the same shard of the fold; their replicas are along the other axes.
     """
     zero, wire = case.config.zero, case.bytes.wire
-    # places whose weights are gathered for the backward pass too: blocks, and a tied embedding that the head reads
+    # modules whose weights are gathered again for the backward pass: blocks, and a tied embedding that the head reads
     twice: set[int | str] = set(case.list_blocks(rank))
     if case.last_stage in case.get_stages(rank) and case.config.prefetch:
-        twice -= set(case.list_blocks(rank)[-case.config.prefetch :])  # full from forward to backward
+        twice -= set(case.list_blocks(rank)[-case.config.prefetch :])  # stay gathered until the backward pass
     twice |= {array.group.place for array in case.list_arrays(EMBED) if _is_whole_on(case, array, rank)}
     traffic: list[Sent] = []
     for group, size in memory.count_group_numbers(case, rank).items():
         shards, copies = group.shards, group.copies
         axes, replicas = _get_group_axes(case, group)
         weights = size * memory.count_weight_bytes(case, group)
-        if shards > 1 and group.kind.trained:  # compression: between replicas, or here without replicas
+        if shards > 1 and group.kind.trained:  # compressed only without replicas, else between the replicas
             traffic.append(_sum_shards(case, axes, shards, size, plain=copies > 1))
         if shards > 1 and zero:
             ahead = case.config.prefetch > 0

@@ -95,7 +95,7 @@ class GradBuffer:
         if self.options.reduction is not None:  # the previous reduction may have written into the gaps
             self._clear_gaps(grad)
         self._reducing = self.reducer.reduce(grad.to(self.options.reduce_dtype))
-        if self.each_microbatch:  # the next microbatch gets new memory; this memory is freed after its reduction
+        if self.each_microbatch:  # the next microbatch allocates new memory; this memory is freed after the reduction
             self.grad, self._slots = None, {}
             for parameter in self._parameters.values():
                 parameter.grad = None
@@ -103,13 +103,14 @@ class GradBuffer:
     @mark_traffic("gradients")
     @torch.no_grad()
     def wait_reduce_scatter(self) -> None:
-        """Wait for the pending reduction, if any, and store or add its result in `total`."""
+        """Wait for the pending reduction, if any; store its result in `total`, or add it to `total`."""
         if self._reducing is None:
             return
         part = self._reducing.wait()
         self._reducing = None
         if not self.each_microbatch:
-            self.total = self._allocate()[self.views.own]  # overwrites this rank's own gradients, already reduced
+            # overwrites this rank's own gradients, which the reduction has already read
+            self.total = self._allocate()[self.views.own]
             if part.data_ptr() != self.total.data_ptr():
                 self.total.copy_(part)
         elif self.total is None:

@@ -2,8 +2,8 @@
 
 n ranks shard the buffer (ZeRO; Rajbhandari et al., arXiv 1910.02054), and there are R replicas of the group of n ranks:
 
-    default              reduce-scatter over the n shards, all-reduce of each range over the R replicas: the slower
-                         links between replicas carry 1/n of the buffer
+    default              reduce-scatter over the n shards, then all-reduce of each range over the R replicas, so the
+                         slower links between replicas carry only 1/n of the buffer
     run.deterministic    one sum in rank order over all R·n ranks: each rank sums 1/R of a range, then the R replicas
                          all-gather the range
 
@@ -53,7 +53,7 @@ class GradReducer:
 
     @mark_traffic("gradients")
     def all_reduce_replicas(self, part: Tensor) -> Pending[Tensor]:
-        """Start to sum `part` over the replicas: the result, or added results, of `reduce`. Overwrites `part`."""
+        """Start to sum `part` over the replicas. `part`: result of `reduce`, or sum of several results; overwritten."""
         return self.replicas.start_all_reduce(part)
 
     @mark_traffic("gradients")

@@ -16,7 +16,7 @@ class GradSchedule:
     """
 
     def __init__(self) -> None:
-        self._reducing: list[tuple[GradBuffer, bool]] = []  # (buffer, whether of the last microbatch)
+        self._reducing: list[tuple[GradBuffer, bool]] = []  # (buffer, whether the microbatch is the last)
         self._crossing: list[GradBuffer] = []
 
     def clear(self) -> None:

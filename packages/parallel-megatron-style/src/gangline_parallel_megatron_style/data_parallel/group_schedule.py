@@ -44,7 +44,10 @@ class GroupSchedule:
                         buffer.unshard()
 
     def end_segment(self, segment: Segment, backward: bool) -> None:
-        """Reshard a module's weights unless its backward is next; after a backward reduce gradients unless deferred."""
+        """Reshard a module's weights, unless its backward pass is next. After a backward pass, reduce its gradients.
+
+        Deferred weight gradients are reduced later.
+        """
         if backward and not is_deferring():
             self.reduce(segment)
         if backward or not (torch.is_grad_enabled() and self._is_needed_next(segment)):
@@ -53,7 +56,7 @@ class GroupSchedule:
                     buffer.reshard()
 
     def _is_needed_next(self, segment: Segment) -> bool:
-        """Return whether the backward pass needs or prefetches this segment at its start, in a stage with the head."""
+        """Return whether the backward pass begins with this segment or prefetches it first; False without a head."""
         segments = self._stage_of[segment]
         end = len(segments) - 1
         return segments[end].kind == "head" and segments.index(segment) >= end - self._prefetched

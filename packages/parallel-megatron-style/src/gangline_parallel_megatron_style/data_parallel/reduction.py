@@ -1,8 +1,9 @@
 """The run's gradient reduction (`gangline.gradients`), which replaces the collectives of a `GradReducer`.
 
 A buffer is a bucket: the gradients of all its arrays are summed in one call. With replicas, whose links are slow, the
-replicas of a rank sum its range of the buffer; without replicas the shard ranks sum the complete buffer. Every rank can
-compute, for all buffers of the run, the buckets of a buffer and the arrays that its reduction keeps between steps.
+reduction sums each range over its replicas; without replicas it sums the full buffer over the shard ranks. Every rank
+can compute the buckets of every buffer of the run, and the arrays that their reductions keep between steps (error
+feedback, for example).
 """
 
 from __future__ import annotations

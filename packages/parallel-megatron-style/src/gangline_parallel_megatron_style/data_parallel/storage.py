@@ -130,7 +130,7 @@ class Storage:
             if buffer.reshards:
                 buffer.discard()  # prefetched in the previous step, but unused
             else:
-                buffer.wait_unshard()  # a failed step may have left a gather of older weights
+                buffer.wait_unshard()  # a failed step may have left a pending gather of old weights
                 buffer.unshard()
 
     def iterate_model_shards(self) -> Iterator[Shard]:

@@ -95,7 +95,7 @@ def _explain_ranks(case: Case, schedule: Schedule | None, gpu: bool) -> Iterator
 
 
 def _list_turns(case: Case, schedule: Schedule | None) -> list[StepTurns]:
-    """Return the turns of every pipeline rank."""
+    """Return the turns (`pipeline.actions`) of every pipeline rank in a step."""
     if schedule is None:
         return [tuple((StepAction(kind, 0, number),) for number in range(case.microbatches) for kind in ("F", "B"))]
     return schedule.step_turns

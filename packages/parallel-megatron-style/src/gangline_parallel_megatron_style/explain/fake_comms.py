@@ -1,7 +1,7 @@
-"""Fake communicators without peers: run any rank of any mesh in one process and count its traffic.
+"""Fake communicators without other ranks: run any rank of any mesh in one process and count its traffic.
 
-Every peer is assumed to hold the data of this rank, so shapes are right, values are plausible, and tensors may be on
-the meta device. So one process can measure the traffic in a mesh of 16,384 ranks.
+All other ranks are assumed to hold the data of this rank, so shapes are right, values are plausible, and tensors may be
+on the meta device. So one process can measure the traffic in a mesh of 16,384 ranks.
 """
 
 from __future__ import annotations

@@ -154,7 +154,7 @@ def trace(run: Run, case: Case, pipeline_rank: int) -> Traced:
 
 
 def step(runtime: ComposedRuntime, case: Case, microbatches: int) -> None:
-    """Run the forward and backward passes and reductions of a step, without the parts that need values (the norm)."""
+    """Run the forward and backward passes and reductions of a step, without the gradient norm, which needs values."""
     rows, length = case.micro_size, case.sequence_length
     with torch.device("meta"):
         tokens = torch.empty(rows, length, dtype=torch.int64)
@@ -178,7 +178,7 @@ def use_gpu_kernels(module: nn.Module, path: str, case: Case) -> None:
 
 @dataclass
 class _Norm:
-    """The fused RMS norm, which saves its input and one number per row."""
+    """The fused RMS norm, which saves its input and the reciprocal RMS of each row."""
 
     of: RMSNorm
 
@@ -203,7 +203,7 @@ class _FusedNorm(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class _Flash:
-    """The fused attention kernel; it saves queries, keys, values, output and one number per row, for any window."""
+    """The fused attention kernel. It saves queries, keys, values, output and log-sum-exps, with or without a window."""
 
     computes: AttentionCall
 
@@ -213,7 +213,7 @@ class _Flash:
 
 
 def watch(buffer: ParamBuffer, counted: Allocations) -> None:
-    """Count the memory of a buffer in `counted` when `unshard` and `reshard` resize it without an operator."""
+    """Make `counted` include the memory that `unshard` and `reshard` of `buffer` resize without an operator."""
     storage, unshard, reshard = buffer.full.untyped_storage(), buffer.unshard, buffer.reshard
 
     def record_unshard() -> None:

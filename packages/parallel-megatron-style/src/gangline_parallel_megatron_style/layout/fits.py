@@ -63,7 +63,7 @@ def _find_unmatched(plan: Plan, shapes: Mapping[str, object]) -> Iterator[Proble
 def find_tensor_problems(
     config: AxesConfig, run: Run, mesh: Mesh, plan: Plan, shapes: Mapping[str, tuple[int, ...]]
 ) -> Iterator[Problem]:
-    """Yield problems of tp: wider than a node, no sharding rules, units that do not divide, or no loss seam."""
+    """Yield problems of tp: larger than a node, no shard rules, units that tp does not divide, or no loss seam."""
     tp, node = mesh.size("tp"), config.topology.gpus_per_node
     if tp > node and not config.force:
         yield Problem(
@@ -129,9 +129,9 @@ def find_loss_problems(mesh: Mesh, tree: Node, plan: Plan) -> Iterator[Problem]:
     for path, call in get_calls(tree, plan, "loss").items():
         if call is None and "tp" in plan.get_cuts(f"{path}.weight", 2):
             yield Problem(
-                f"parallel.tp={mesh.size('tp')}: the node of {path} does not declare its loss.",
-                "tp shards the vocabulary, and would replace the module's loss by a loss over the sharded vocabulary.",
-                f"Declare the loss in the node's `get_seams`, or replicate: ShardRule.whole({f'{path}.weight'!r}).",
+                f"parallel.tp={mesh.size('tp')}: the model-tree node of {path} does not declare its loss.",
+                "Tensor parallelism shards the vocabulary of this head, so it must replace the head's loss function.",
+                f"Return a LossCall from the node's `get_seams`, or replicate: ShardRule.whole({f'{path}.weight'!r}).",
             )
 
 
@@ -160,7 +160,7 @@ def _count_units(plan: Plan, shapes: Mapping[str, tuple[int, ...]]) -> dict[str,
         if cut.dim == 0 and shape[0] == plan.facts.get("vocab_size", shape[0]) and _is_vocabulary(plan, name):
             units["vocab_size"] = count
             continue
-        blocks = cut.dim == 1 and plan.is_scales(name)  # scales of blocks that one rank must hold
+        blocks = cut.dim == 1 and plan.is_scales(name)  # each scale's block must be on one rank
         fact = None if blocks else next((fact for fact, size in facts.items() if size == count), None)
         units[fact or cut.pattern] = count
     return units
@@ -304,7 +304,7 @@ def find_pipeline_problems(config: AxesConfig, run: Run, mesh: Mesh, plan: Plan)
 
 
 def find_fold_problems(config: AxesConfig, mesh: Mesh, fold: Fold) -> Iterator[Problem]:
-    """Yield a problem if a fold does not divide the ranks of its axes, or takes tp ranks without sequence parallelism.
+    """Yield a problem if a fold does not divide the ranks of its axes, or uses tp without sequence parallelism.
 
     A fold whose axes have one rank has no problems.
     """
@@ -333,7 +333,7 @@ def find_row_block_problems(
     run: Run, mesh: Mesh, plan: Plan, shapes: Mapping[str, tuple[int, ...]]
 ) -> Iterator[Problem]:
     """Yield a problem if sharding of the last dim splits an optimizer block (`OptimizerConfig.count_row_block`)."""
-    parted: dict[str, int] = {}  # name of a parameter -> greatest common divisor of its shard borders within a row
+    parted: dict[str, int] = {}  # parameter name -> greatest common divisor of its shard bounds in a row
     block = 1
     for name, shape in shapes.items():
         row_block = 1 if plan.is_frozen(name) else run.optimizer.count_row_block(shape)

@@ -47,7 +47,7 @@ def _find_node_notices(case: Case) -> list[str]:
 
 
 def _find_attention_notices(case: Case) -> list[str]:
-    """Return a notice if tp shards undeclared attention, which might use the parameters of other heads on each rank."""
+    """Return a notice if tp shards undeclared attention, which might use parameters of the wrong heads on a rank."""
     silent = [path for path, call in get_calls(case.tree, case.plan, "attention").items() if call is None]
     if case.tp == 1 or not silent:
         return []

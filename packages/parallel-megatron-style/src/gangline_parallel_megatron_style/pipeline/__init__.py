@@ -1,4 +1,4 @@
-"""Pipeline parallelism: schedules as plain lists of actions, their simulation and drawing, and their executor.
+"""Pipeline parallelism: schedules, their simulation, their drawing, and the executor that runs them.
 
-Schedules import no torch; `stage`, `split_linear` and `executor` do.
+A schedule has one list of actions per rank. Schedules import no torch; `stage`, `split_linear` and `executor` do.
 """

@@ -61,7 +61,8 @@ class StageAssignment:
             group = (f"{plan.blocks}.{index}",)
             segments.append(Segment("block", model.get_submodule(group[0]), group, group))
         if last:
-            alone = self.ranks[0] != self.ranks[-1]  # else the tied gradient is complete after the embedding's backward
+            # on one rank, the tied gradient is complete only after the embedding's backward pass
+            alone = self.ranks[0] != self.ranks[-1]
             reduces = (HEAD, *(tied if alone else ()))
             segments.append(Segment("head", model.get_submodule(plan.head), (HEAD, *tied), reduces))
         return segments
@@ -80,7 +81,7 @@ class StageAssignment:
     def make_executor(self, stage: RankStages, comm: Comm, device: torch.device) -> Executor:
         """Return the executor of this rank's part of the schedule."""
         clock = partial(_measure_time, device) if self.records else None
-        overlap = self.overlap and device.type != "meta"  # a trace on the meta device counts operators in one thread
+        overlap = self.overlap and device.type != "meta"  # a meta-device trace sees only one thread
         return Executor(stage, comm, self.schedule, chunks=self.chunks, times=self.times, clock=clock, overlap=overlap)
 
 

@@ -34,8 +34,9 @@ def as_text(timeline: Timeline, caption: Caption, width: int = 100) -> str:
     """Return a timeline as text, with one line for each rank.
 
     `F0` is the forward of microbatch 0, a lower-case letter means an odd chunk, and dots mean that the rank waits.
-    Lines are at most `width` characters long if the shortest kind of action then still has one character. If it has
-    only one, a second line for each rank holds the last digit of each microbatch. A time axis is at the end.
+    Lines have at most `width` characters, or more if the shortest kind of action would get less than one character. If
+    it gets exactly one, a second line for each rank holds the last digit of each microbatch. The last line is a time
+    axis.
     """
     label = len(f"rank {timeline.schedule.ranks - 1}  ")
     shortest = min(map(mean, _collect_durations(timeline).values()))

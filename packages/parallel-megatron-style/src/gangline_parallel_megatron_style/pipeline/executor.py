@@ -128,7 +128,7 @@ class _Pass:
             tuple[int, int], tuple[Tensor | None, Tensor]
         ] = {}  # (chunk, microbatch) -> (input hidden state as a leaf, output)
         self.made: dict[Message, Tensor] = {}  # results to send, or to use in another stage of this rank
-        self.coming: dict[Message, tuple[Tensor, Pending, int, int]] = {}  # (memory, transfer, peer, `Recv.frees`)
+        self.coming: dict[Message, tuple[Tensor, Pending, int, int]] = {}  # (buffer, transfer, peer, `Recv.frees`)
         self.sent: dict[int, deque[tuple[Tensor, Pending]]] = defaultdict(deque)  # peer -> tensors kept until arrival
         self.freed: dict[int, int] = defaultdict(int)
 
@@ -140,7 +140,10 @@ class _Pass:
             self.spans.append((start, self.clock()))
 
     def run_both(self, forward: PipelineAction, backward: PipelineAction) -> None:
-        """Run a forward and a backward in turns; record the two spans one after the other, by the seconds each ran."""
+        """Run a forward and a backward in turns.
+
+        Record the two spans one after the other, each as long as its action ran.
+        """
         inputs = self._take_input(forward), self._take_input(backward)
         start = self.clock() if self.clock else 0.0
         first, second = (partial(self._run, action, it) for action, it in zip((forward, backward), inputs, strict=True))
@@ -156,7 +159,7 @@ class _Pass:
         if action.kind == "F":
             out = self._forward(action, given)
         elif action.kind == "W":
-            with torch.no_grad():  # as autograd runs a backward pass
+            with torch.no_grad():  # autograd also disables gradients in a backward pass
                 self.stage.compute_weight_grads(action.chunk, action.microbatch)
             out = None
         else:
@@ -170,11 +173,11 @@ class _Pass:
         self._check_shape_and_dtype(message, tensor)
         pending = self.comm.start_exchange([(tensor, peer)], [])
         self.sent[peer].append((tensor, pending))
-        if not self.train and len(self.sent[peer]) > AHEAD:  # in an evaluation no gradient confirms the arrival
+        if not self.train and len(self.sent[peer]) > AHEAD:  # an evaluation receives no gradient that confirms arrival
             self._release(peer)
 
     def _check_shape_and_dtype(self, message: Message, tensor: Tensor) -> None:
-        """Raise TypeError if a tensor does not fit the peer's receive buffer: a transfer of another size may hang."""
+        """Raise TypeError if a tensor does not fit the receiver's buffer: a transfer of another size may hang."""
         described = tensor.shape, tensor.dtype
         if described in self.known:
             return
@@ -205,7 +208,7 @@ class _Pass:
         into, pending, peer, frees = self.coming.pop(message)
         pending.wait()
         while self.freed[peer] < frees:
-            self._release(peer)  # the sent tensor has arrived, by `Recv.frees`, so the wait is short
+            self._release(peer)  # short wait: by `Recv.frees`, the tensor has arrived
         return into
 
     def _release(self, peer: int) -> None:

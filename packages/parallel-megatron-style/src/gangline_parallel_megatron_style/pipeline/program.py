@@ -1,10 +1,10 @@
 """Programs of the ranks, from a schedule: actions and the transfers between them, in an order that cannot deadlock.
 
 All transfers and actions of all ranks are put into one sequence: actions by their simulated end, and each transfer
-right after the action that made its contents. A rank's program is its part of that one sequence. So the rank of the
-first remaining entry can always continue, even if each rank runs its transfers strictly one after another and a sender
-waits for its receiver (NCCL with one communicator, no buffers). A rank starts a receive before the action that it runs
-while the sender computes, so the receive is pending while the rank is busy.
+right after the action that made its contents. A rank's program holds that rank's entries, in the order of this
+sequence. So the rank with the first remaining entry can always continue, even if each rank runs its transfers strictly
+one after another and a sender waits for its receiver (NCCL with one communicator, no buffers). A rank starts a
+receive before the action that it runs while the sender computes, so the receive is pending while the rank is busy.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class RunAction(NamedTuple):
 
 class Send(NamedTuple):
     message: Message
-    peer: int  # rank
+    peer: int  # receiving rank
 
 
 class Recv(NamedTuple):

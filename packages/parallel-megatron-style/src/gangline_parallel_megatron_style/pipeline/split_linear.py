@@ -37,7 +37,7 @@ class SplitProduct(torch.autograd.Function):
         need_x, need_w, need_b, _ = ctx.needs_input_grad
         saved_tensors = ctx.saved_tensors
 
-        @torch.no_grad()  # if deferred, it runs outside of autograd; a graph would keep x alive
+        @torch.no_grad()  # a deferred call is outside of autograd, and a graph would keep x alive
         def accumulate_weight_grads() -> None:
             if need_w:
                 (x,) = saved_tensors

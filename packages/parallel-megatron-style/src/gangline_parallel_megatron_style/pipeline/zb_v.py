@@ -29,7 +29,7 @@ class _Rank:
     def __init__(self, ranks: int, microbatches: int, rank: int) -> None:
         self.stages = [compute_stage(ranks, "v", rank, chunk) for chunk in (0, 1)]
         self.last, self.microbatches = 2 * ranks - 1, microbatches
-        self.room, self.held = 2 * ranks, [0, 0]  # activations: number of free slots, number held of each chunk
+        self.room, self.held = 2 * ranks, [0, 0]  # number of activations: free slots; held, per chunk
         self.next = dict.fromkeys(PREFERENCE, 0)  # (kind, chunk) -> next microbatch
         self.deferred: deque[PipelineAction] = deque()
         self.actions: list[PipelineAction] = []
@@ -81,7 +81,7 @@ def make_zb_v_schedule(ranks: int, microbatches: int, times: ActionTimes | Seque
     slack = SAME_TIME * max(time.get_time(kind) for time in each for kind, _ in PREFERENCE)
     states = [_Rank(ranks, microbatches, rank) for rank in range(ranks)]
     ends: Ends = {}
-    events = [(0.0, rank) for rank in range(ranks)]  # (time, rank): times at which a rank may choose an action
+    events = [(0.0, rank) for rank in range(ranks)]  # (time, rank): the rank may choose an action then
     while events:
         now = events[0][0] + slack
         woken = set()

@@ -1,4 +1,4 @@
-"""Options of the precision `fp8`. Torch-free."""
+"""Options of the precision `fp8`. Imports no torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gangline.config import PrecisionConfig
 
 @dataclass
 class Fp8(PrecisionConfig):
-    """Compute linear layers of blocks in float8, the rest in bfloat16; keep master weights and state in float32."""
+    """Compute linear layers of blocks in float8, other ops in bfloat16; keep master weights and state in float32."""
 
     scaling: Literal["tensor", "row", "block"] = "tensor"  # FP8 scaling granularity: per tensor, row or block of 128
 
@@ -24,6 +24,6 @@ PARTS = (
         name="fp8",
         config=Fp8,
         build="gangline_parallel_megatron_style.precision.fp8:build",
-        summary="8-bit floating-point matmuls, the rest in bfloat16; for Ada, Hopper and newer GPUs, emulated on a CPU",
+        summary="float8 matmuls, other operations in bfloat16; for Ada, Hopper and newer GPUs, emulated on a CPU",
     ),
 )

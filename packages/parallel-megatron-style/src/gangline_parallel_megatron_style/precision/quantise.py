@@ -33,7 +33,7 @@ def quantise(x_MF: Tensor, form: Format, grain: Grain) -> Quantised:
     parted = split_parts(x_MF, grain)
     scale = compute_scale(parted.abs().amax((1, 3)).float(), form)
     values = (parted * scale.reciprocal().to(x_MF.dtype)[:, None, :, None]).to(form.dtype)
-    return Quantised(values.reshape(x_MF.shape).contiguous(), scale, grain)  # a transposed input is copied as float8
+    return Quantised(values.reshape(x_MF.shape).contiguous(), scale, grain)  # copies a transposed input
 
 
 def compute_scale(largest: Tensor, form: Format) -> Tensor:
@@ -42,5 +42,5 @@ def compute_scale(largest: Tensor, form: Format) -> Tensor:
     A scale is at least `SMALLEST`, and infinite if `largest` is not finite.
     """
     reduced = largest * 2.0**-form.exponent
-    below = (reduced.view(torch.int32) & 0x7F800000).view(torch.float32)  # the exponent; NaN has infinity's
+    below = (reduced.view(torch.int32) & 0x7F800000).view(torch.float32)  # 2^exponent; a NaN becomes inf
     return torch.where(reduced > 1.75 * below, 2 * below, below).clamp(min=SMALLEST)

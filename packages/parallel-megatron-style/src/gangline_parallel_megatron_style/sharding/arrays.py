@@ -41,8 +41,8 @@ class ParamKind:
 class BufferLayout:
     """Arrays of one parameter group and one kind, in one flat buffer.
 
-    sums  array -> number of neighbouring `tp` ranks that sum its gradient: the full axis, or the ranks that share a
-          key-value head; 0: no sum
+    sums  array -> number of neighbouring `tp` ranks that sum its gradient: all ranks of the axis, or the ranks that
+          share a key-value head; 0: no sum
     """
 
     group: str

@@ -73,7 +73,7 @@ class _Cutter:
             if cut is not None:
                 path, _, own = name.rpartition(".")
                 self.cuts.setdefault(path, {})[own] = cut.dim
-        self.regions: dict[str, Region] = {}  # path of the parent module of linears -> region
+        self.regions: dict[str, Region] = {}  # path of a module that contains linears -> region
         self.bound: set[str] = set()
 
     def run(self) -> None:
@@ -147,10 +147,10 @@ def _match_call(path: str, function: object, declared: Call | None) -> LossCall:
     own = call_of(function)
     if not isinstance(own, LossCall) or own != declared:
         raise UserError(
-            f"{path}: the loss over a sharded vocabulary would replace a function whose loss is "
-            f"{'not declared' if own is None else own}.",
+            f"{path}: tensor parallelism would replace the loss function by one over the sharded vocabulary, and the "
+            f"function's loss is {'not declared' if own is None else own}.",
             f"The node of {path} declares: {'no loss' if declared is None else declared}.",
-            f"Declare one loss in the node's `get_seams` and the function's `computes`, or replicate {path}.weight.",
+            f"Declare one loss in `get_seams` of the node and `computes` of the function, or replicate {path}.weight.",
         )
     return own
 

@@ -41,7 +41,7 @@ class _Lookup(torch.autograd.Function):
     def forward(ctx, rows_N: Tensor, anchor: Tensor | None, hidden: tuple[Tensor], setting: Setting) -> Tensor:
         (w,) = ctx.hidden = hidden
         size = w.shape[0]
-        rows_N = rows_N.masked_fill((rows_N < 0) | (rows_N >= size), size)  # size: a row of another rank
+        rows_N = rows_N.masked_fill((rows_N < 0) | (rows_N >= size), size)  # index `size`: row of another rank
         ctx.setting = setting
         ctx.save_for_backward(rows_N)
         if size:

@@ -68,7 +68,7 @@ class VocabularyLoss:
         if not self.computes.z:
             return loss
         term = self.computes.z * squares
-        if tokens_first and self.setting.comm.index:  # ranks other than 0 emit the value 0, and the gradient
+        if tokens_first and self.setting.comm.index:  # only rank 0 emits the value, all the gradient
             term = term - term.detach()
         return emit_loss(loss, term, "z_loss")
 

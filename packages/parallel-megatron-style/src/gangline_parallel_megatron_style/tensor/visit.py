@@ -12,7 +12,7 @@ from gangline_parallel_megatron_style.tensor.setting import Setting, is_trained
 
 @dataclass
 class Waiting:
-    """Data of a matmul whose weight gradients are not computed yet: its order of call, dY (N, F), weight and bias."""
+    """A matmul whose weight gradients are still to compute: its position in call order, dY (N, F), weight and bias."""
 
     order: int
     dy_NF: Tensor
