@@ -161,11 +161,20 @@ def test_mtbf_is_measured_from_run_attempts(tmp_path: Path) -> None:
         ("checkpoint.keep_every=0", "checkpoint.keep_every=0"),
         ("checkpoint.memory_every=0", "checkpoint.memory_every=0"),
         ("checkpoint.durable_every=5", "checkpoint.durable is not set"),
+        (
+            "checkpoint.every=2 checkpoint.durable=far checkpoint.durable_every=5",
+            "durable_every=4 or checkpoint.durable_every=6",
+        ),
+        (
+            "checkpoint.every=9 checkpoint.durable=far checkpoint.durable_every=5",
+            "is not a multiple of checkpoint.every=9",
+        ),
+        ("checkpoint.every=auto checkpoint.durable=far checkpoint.durable_every=5", "needs a fixed checkpoint.every"),
         ("checkpoint.durable_keep_last=5", "checkpoint.durable is not set"),
     ],
 )
 def test_check_names_invalid_option(word: str, said: str) -> None:
-    run = compose_one(["recipe=tiny", "checkpoint=zarr", word])
+    run = compose_one(["recipe=tiny", "checkpoint=zarr", *word.split()])
     with pytest.raises(UserError) as caught:
         check(run)
     assert said in str(caught.value)

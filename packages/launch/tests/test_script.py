@@ -139,6 +139,11 @@ def test_invalid_slurm_options_are_refused_before_submit(words, word, said, caps
     assert said in capsys.readouterr().err
 
 
+def test_segment_must_divide_spare_nodes(words, capsys):
+    assert train([*words, "launch.segment=2", "launch.spares=1", "launch.dry_run=true"]) == 2
+    assert "launch.segment=2 does not divide launch.nodes=2 and launch.spares=1" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("time", "seconds"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -59,4 +60,17 @@ class ZarrCheckpoint(CheckpointConfig):
         if self.durable is None and (self.durable_every or self.durable_keep_last or self.durable_keep_every):
             what = "checkpoint.durable_* options need a durable tier, and checkpoint.durable is not set."
             return [Problem(what, "", "Name the durable tier:  checkpoint.durable=s3://bucket/run")]
-        return []
+        return list(self._check_durable_interval())
+
+    def _check_durable_interval(self) -> Iterator[Problem]:
+        """Yield a problem if saves would rarely or never be at a multiple of durable_every."""
+        if self.durable_every is None or self.every is None:
+            return
+        why = "Only a save at a multiple of checkpoint.durable_every is copied to the durable tier."
+        if self.every == "auto":
+            what = f"checkpoint.durable_every={self.durable_every} needs a fixed checkpoint.every, not auto."
+            yield Problem(what, why, f"checkpoint.every={self.durable_every}; or checkpoint.durable_every=null")
+        elif rest := self.durable_every % int(self.every):
+            low, high = self.durable_every - rest, self.durable_every - rest + int(self.every)
+            what = f"checkpoint.durable_every={self.durable_every} is not a multiple of checkpoint.every={self.every}."
+            yield Problem(what, why, " or ".join(f"checkpoint.durable_every={n}" for n in (low, high) if n))

@@ -102,8 +102,9 @@ class SlurmLaunch(ClusterLaunch):
             why = "YAML reads an unquoted 2:30:00 as the number 9000, so a plain number is refused."
             fix = f"Use hours:minutes:seconds or days-hours, quoted in YAML files:  launch.{name}='2:30:00'"
             problems.append(Problem(f"launch.{name}={value} is not a Slurm time.", why if value.isdigit() else "", fix))
-        if self.segment is not None and self.count_max_nodes() % self.segment:
-            what = f"launch.segment={self.segment} does not divide launch.nodes={self.nodes}."
+        if self.segment is not None and (self.count_max_nodes() % self.segment or self.spares % self.segment):
+            spares = f" and launch.spares={self.spares}" if self.spares else ""
+            what = f"launch.segment={self.segment} does not divide launch.nodes={self.nodes}{spares}."
             problems.append(
                 Problem(
                     what, "A job consists of complete segments.", "Make nodes and spares multiples of launch.segment."
