@@ -111,7 +111,7 @@ def test_code_map_matches_repository():
     assert maps == {path.parent.name for path in ROOT.glob("packages/*/src")}
 
 
-def test_code_map_lists_every_file_with_a_phrase():
+def test_code_map_describes_every_source_file():
     for page in (ROOT / "docs" / "code-map").glob("*.md"):
         (source,) = (ROOT / "packages" / page.stem / "src").iterdir()
         files = {path.name for path in source.rglob("*.py")} - {"__init__.py"}
@@ -127,7 +127,7 @@ def test_skipped_example_gives_reason(page):
             assert block.why_not, f"{block.place}: <!-- not run: and the reason -->"
 
 
-def test_comment_before_block_is_known():
+def test_every_example_comment_is_a_known_directive():
     known = re.compile(r"not run: .+|exit code \d+")
     strange = [
         block.place for page in pages.PAGES for block in blocks(page) if block.said and not known.fullmatch(block.said)
@@ -215,7 +215,7 @@ def test_every_option_of_every_part_is_documented():
 
 
 @pytest.mark.parametrize("section", SECTIONS)
-def test_every_option_of_every_run_is_documented(section):
+def test_every_option_of_every_section_is_documented(section):
     for option in iterate_options(SECTIONS[section], section):
         assert f"| `{option.path}` | " in under("options.md", section)
         assert option.comment, f"{option.path}: no comment behind it says what it is"
@@ -283,7 +283,7 @@ def test_glossary_identifiers_exist_in_code():
     assert not [word for word in code if not set(re.findall(r"\w+", word)) <= known]
 
 
-def test_glossary_has_no_duplicate_terms_or_letters():
+def test_glossary_has_no_duplicate_terms_or_shape_letters():
     names = [part for row in terms() for part in row[0].split(", ")]
     names += re.findall(r"^\| ([A-Za-z](?:, [A-Z])*) \|", GLOSSARY.read_text(), re.MULTILINE)
     assert len(names) > 100

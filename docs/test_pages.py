@@ -62,7 +62,7 @@ def test_correct_example_passes(tmp_path):
     )
 
 
-def test_only_program_examples_start_with_torch_loaded(tmp_path):
+def test_only_python_program_examples_preload_torch(tmp_path):
     read(
         tmp_path,
         "```python\n# program.py\nimport sys\nassert 'torch' in sys.modules and __name__ == '__main__'\n"

@@ -85,7 +85,7 @@ def test_deeply_nested_line_of_run_is_skipped(tmp_path: Path) -> None:
     assert math.isnan(status.losses[0])
 
 
-def test_list_of_two_options_round_trips(tmp_path: Path) -> None:
+def test_list_shared_by_two_options_round_trips(tmp_path: Path) -> None:
     twice = ["a", "b"]
     run = build_default_run(run={"dir": str(tmp_path / "out")}, data=TextConfig(path=twice))
     run.validate.sets = {"x": {"path": twice}, "y": {"path": twice}}

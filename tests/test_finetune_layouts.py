@@ -112,7 +112,7 @@ def test_fine_tuning_matches_one_process_on_every_axis(runs, kind, layout):
             assert ours["metrics"]["dpo_pairs"] == theirs["metrics"]["dpo_pairs"] == 8
 
 
-def test_token_loss_with_preference_loss_is_refused(runs):
+def test_router_loss_with_preference_loss_is_refused(runs):
     """Of a pair one target counts: the others would weigh nothing."""
     router = ("moe=on", "moe/router=softmax")
     for what in ("z_loss", "seq_aux_loss", "global_aux_loss"):

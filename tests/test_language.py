@@ -103,7 +103,7 @@ def test_docstrings_use_plain_words(package: str) -> None:
     assert find_words((ROOT / "packages" / package / "src").rglob("*.py")) == []
 
 
-def test_fragments_and_words_are_reported(tmp_path: Path) -> None:
+def test_docstring_fragments_and_banned_words_are_reported(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text(
         '"""Rows of a table."""\n\n\n'
         'def read():\n    """Return the rows."""\n\n\n'

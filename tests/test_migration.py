@@ -23,7 +23,7 @@ def test_migration_tables_are_read():
 
 
 @pytest.mark.parametrize(("page", "theirs", "ours"), ROWS, ids=lambda word: word)
-def test_word_of_another_framework_is_answered(
+def test_option_of_another_framework_suggests_gangline_option(
     page: str, theirs: str, ours: str, capsys, tmp_path, monkeypatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

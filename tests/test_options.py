@@ -66,7 +66,7 @@ def test_option_default_matches_default_configuration():
 
 
 @pytest.mark.parametrize("group", [group for group in GROUPS if group not in LISTS])
-def test_a_range_reaches_help_and_completion(group):
+def test_option_choices_appear_in_help_and_completion(group):
     """Through the part that a run has by default: one table, read by all."""
     from gangline.cli.complete import list_candidates
     from gangline.cli.help import render_help

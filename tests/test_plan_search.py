@@ -142,7 +142,7 @@ def test_search_without_valid_layout_gives_reason():
         ("launch.processes=8 parallel.none_has_this=2", None),
     ],
 )
-def test_default_strategy_has_most_layouts(words, name):
+def test_search_assumes_strategy_with_most_layouts(words, name):
     assert choose_strategy(words.split()) == ((f"parallel={name}",) if name else ())
 
 
@@ -209,7 +209,7 @@ def test_pareto_front_has_no_dominated_layout():
     assert memory == sorted(memory, reverse=True)
 
 
-def test_each_row_passes_check(capsys):
+def test_each_search_result_passes_check(capsys):
     assert main(["plan", "search", *WORDS.split(), "parallel.tp=2", "cluster=h100_ib", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     rows, front = found["layouts"], found["front"]

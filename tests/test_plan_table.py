@@ -10,7 +10,7 @@ from gangline_planner import table
 from gangline_planner.table import HEAD, TOKENS, plan_row
 
 
-def test_row_plans_fixed_tokens_per_parameter():
+def test_table_row_plans_20_tokens_per_parameter():
     cluster = load_cluster("h100_ib")
     row = plan_row("8B", 64, cluster)
     plan = row.plan

@@ -156,7 +156,7 @@ def test_expert_parallel_size_must_divide_its_ranks():
         judgeable(row | {"ep": 64})
 
 
-def test_only_attention_of_2021_keeps_scores():
+def test_only_megatron_2021_attention_stores_scores():
     """arXiv 2205.05198, section 4.1: 5 a s^2 b bytes a block beside what flash attention keeps."""
     old, new = (judgeable(GPT_18B | {"source": source}).explained for source in ("Megatron-LM", "a blog of 2024"))
     assert old.work[0].kept - new.work[0].kept == 40 * 5 * (48 // 8) * 2048**2 * 8
@@ -185,7 +185,7 @@ def test_nanotron_zero1_all_reduces_gradients_after_backward():
     assert not plain.waits
 
 
-def test_unpublished_microbatch_is_fastest_that_fits():
+def test_unpublished_microbatch_defaults_to_fastest_that_fits():
     open_row = {key: value for key, value in LLAMA_B200.items() if key not in ("micro_batch", "grad_acc")}
     case = judgeable(open_row | {"global_batch": 16})
     assert case.assumed[0].startswith("micro_batch ")
@@ -258,7 +258,7 @@ def test_errors_of_calibrated_rows_are_separate(monkeypatch):
     assert "all that nothing was fitted on" in as_text(report)
 
 
-def test_report_without_fresh_rows_quotes_known_accuracy(monkeypatch):
+def test_report_without_held_out_rows_quotes_stored_accuracy(monkeypatch):
     monkeypatch.setattr(report_module, "calibrated_rows", lambda: {identity(Row(GPT_530B))})
     report = judge([Row(GPT_530B)])
     assert "No row is left that nothing was fitted on" in as_text(report)
@@ -280,7 +280,7 @@ def test_row_keeps_its_identity_where_fields_are_assumed():
     assert identity(case.row) == identity(Row(row))
 
 
-def test_layout_with_empty_stages_is_unjudged():
+def test_layout_with_empty_stages_is_not_judged():
     row = {"model": "DeepSeekV3", "gpu": "DGX-H100", "n_gpus": 64, "pp": 4, "vp": 4, "ep": 16, "global_batch": 64}
     with pytest.raises(Unjudged):
         of_container("26.02", **row, layers=4, precision="FP8")
@@ -310,7 +310,7 @@ QWEN = {"model": "Qwen3_30B_a3B", "gpu": "DGX-GB200", "n_gpus": 8, "tp": 1, "pp"
         "tokens_per_s_per_gpu": 26032.0, "source": NEMO}  # fmt: skip
 
 
-def test_captured_step_has_no_launch_cost():
+def test_cuda_graph_step_has_no_launch_cost():
     """Megatron-Bridge's recipes from 26.06 on."""
     before, after = (
         judgeable(QWEN | {"source": source}).explained for source in (NEMO, NEMO.replace("26.04", "26.06"))
@@ -413,7 +413,7 @@ def test_expert_biases_are_added_in_32_bits(monkeypatch):
     assert kept - of_container("26.02", **row).work[0].kept == 17 * tokens * top_k * layers * dim
 
 
-def test_head_of_captured_step_uses_8_bits():
+def test_head_of_cuda_graph_step_uses_8_bits():
     row = {"model": "GPT OSS 20B", "gpu": "DGX-GB300", "n_gpus": 8, "ep": 8, "global_batch": 8, "precision": "MXFP8"}
 
     def heads(at):

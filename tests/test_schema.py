@@ -97,7 +97,7 @@ def test_default_options_of_every_part_are_valid(validator):
         ({"parts": {"moe/router": "softmax"}, "moe": {"router": {"no_option": 1}}}, "moe.router"),
     ],
 )
-def test_mistake_is_refused_at_its_place(validator, content, place):
+def test_schema_error_names_path_of_invalid_value(validator, content, place):
     assert mistakes(validator, content) == [place]
 
 
@@ -108,7 +108,7 @@ def test_mistake_is_refused_at_its_place(validator, content, place):
         {"moe": {"experts": 8, "router": {"z_loss": 0.1}}},
     ],
 )
-def test_parts_choice_may_be_missing(validator, content):
+def test_schema_accepts_missing_part_choice(validator, content):
     assert mistakes(validator, content) == []
 
 
@@ -144,7 +144,7 @@ def gangline_trackers():
             list_options(["track=[odd]"])
 
 
-def test_reference_may_replace_any_value(validator):
+def test_schema_accepts_interpolation_for_any_value(validator):
     assert mistakes(validator, {"run": {"steps": "${batch.global_size}", "seed": "${oc.env:SEED}"}}) == []
 
 

@@ -148,7 +148,7 @@ def test_functions_begin_with_a_known_verb(package: str) -> None:
     assert list_nouns((ROOT / "packages" / package / "src").rglob("*.py")) == [], "rename them, or add a verb to KNOWN"
 
 
-def test_a_noun_as_name_is_reported(tmp_path: Path) -> None:
+def test_function_named_by_noun_is_reported(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text(
         "def rows(): ...\ndef read_rows(): ...\ndef holds(id) -> bool: ...\ndef holds_all(id) -> list: ...\n"
         "class Model:\n    @property\n    def layout(self): ...\n    def parameters(self): ...\n"
@@ -163,7 +163,7 @@ def test_parameters_fields_and_properties_are_nouns(package: str) -> None:
     assert list_unclear_values((ROOT / "packages" / package / "src").rglob("*.py")) == []
 
 
-def test_a_participle_as_value_is_reported(tmp_path: Path) -> None:
+def test_value_named_by_participle_is_reported(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text(
         "def read(told: str, asked: bool, kept_names): ...\ndef _read(told): ...\n"
         "class Rank:\n    given: int\n    said: bool\n    @property\n    def seen(self) -> int: ...\n"
@@ -177,7 +177,7 @@ def test_local_variables_are_nouns(package: str) -> None:
     assert list_unclear_locals((ROOT / "packages" / package / "src").rglob("*.py")) == []
 
 
-def test_a_participle_as_local_variable_is_reported(tmp_path: Path) -> None:
+def test_local_variable_named_by_participle_is_reported(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text(
         "def read(found):\n    kept = [said for said in found]\n    made, rows = 1, 2\n    known = kept and rows == 2\n"
         "    with open('a') as held:\n        for told, _ in rows:\n            wanted: int = 3\n"

@@ -31,7 +31,7 @@ def same_bits(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> Non
     assert not [name for name in one if not torch.equal(one[name], two[name])]
 
 
-def test_average_follows_weights_of_applied_steps(tmp_path):
+def test_ema_is_bias_corrected_and_ignores_skipped_steps(tmp_path):
     """Bias-corrected: the weights that the run began with have no part; a step that was left out changes no bit."""
     s = open_session(tmp_path / "out", *EMA)
     seen: list[dict[str, torch.Tensor]] = []
@@ -65,7 +65,7 @@ def test_average_is_bit_identical_under_ddp(straight, tmp_path):
     same_bits(held(open_session(tmp_path / "ddp", *EMA)), held(open_session(straight, *EMA)))
 
 
-def test_average_can_start_later_with_other_decays(tmp_path):
+def test_resume_may_add_ema_with_another_decay(tmp_path):
     """Each average counts its own updates; a new one begins with the weights as they are."""
     train_session(tmp_path / "out", "run.steps=2")
     train_session(tmp_path / "out", "callback=ema", "callback.ema.decays=[0.5]", "run.steps=4")
@@ -85,7 +85,7 @@ def test_validation_loss_of_average_is_recorded(straight, tmp_path):
     assert read_lines(tmp_path / "out", "metrics.jsonl")[0]["validation_losses"] == {}
 
 
-def test_sample_reads_average_by_prefix(straight, capsys):
+def test_sample_command_reads_ema_weights_by_prefix(straight, capsys):
     run = RunDirectory.open(str(straight)).run()
     kept = build(run.checkpoint, run, None)
     averages = held(open_session(straight, *EMA), "callback/ema/0.9/")

@@ -59,7 +59,7 @@ def test_template_renders_like_transformers(tokenizer, case):
     assert read_template(str(path)).render(ASKED) == theirs
 
 
-def test_template_errors_become_template_refusals():
+def test_template_runtime_errors_raise_template_refusal():
     for source, told in (
         ("{{ messages[0]['content'] + 1 }}", "TypeError"),
         ("{{ 1 // 0 }}", "ZeroDivisionError"),
@@ -89,7 +89,7 @@ def test_template_that_asks_for_date_is_refused():
     assert of("{{ strftime_now is defined }}").render(ASKED) == "False"
 
 
-def test_marked_answers_are_found_in_the_text():
+def test_generation_blocks_are_located_in_rendered_text():
     source = (
         "{% for m in messages %}{% if m.role == 'assistant' %}> {% generation %}{{ m.content }}.{% endgeneration %}\n\n"
         "{% else %}{{ m.content }}\n\n{% endif %}{% endfor %}"

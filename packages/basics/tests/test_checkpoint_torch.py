@@ -279,7 +279,7 @@ def test_missing_or_mismatched_array_is_refused(saved):
         kept.read_document(CheckpointId(9))
 
 
-def test_shards_that_do_not_tile_are_refused(tmp_path):
+def test_save_refuses_shards_that_do_not_tile_arrays(tmp_path):
     registry, kept = registry_of("one"), DcpCheckpointer(str(tmp_path))
     shards = shards_of(registry, 0, 1)
     with pytest.raises(ValueError, match="model/vector do not tile"):
@@ -619,7 +619,7 @@ def test_record_outside_checkpoint_files_is_refused(saved, name):
         load_here(kept, 1)
 
 
-def test_record_longer_than_its_file_is_refused_unread(saved):
+def test_record_longer_than_file_is_refused_before_reading(saved):
     kept, path = saved
     table = dcp.FileSystemReader(path).read_metadata()
     rows = []

@@ -145,7 +145,7 @@ def test_incomplete_fibre_settings_are_refused(tmp_path, part, name, message):
         load_cluster(str(path))
 
 
-def test_unknown_name_gets_suggestion():
+def test_unknown_cluster_name_gets_suggestion():
     with pytest.raises(UserError) as refused:
         load_cluster("h100_bi")
     assert "h100_ib" in str(refused.value)
@@ -167,7 +167,7 @@ def test_every_shipped_price_has_dated_source():
 
 
 @given(st.data())
-def test_find_tier_matches_search_over_all_groups(data):
+def test_network_tier_matches_search_over_all_groups(data):
     sizes = {axis: data.draw(st.sampled_from([1, 2, 3, 4, 6])) for axis in ("pp", "dp_shard", "cp", "tp")}
     axes = data.draw(st.lists(st.sampled_from(sorted(sizes)), min_size=1, max_size=3, unique=True))
     mesh, network = Mesh.of(sizes), Topology(gpus_per_node=data.draw(st.sampled_from([2, 3, 8])), nodes_per_rack=2)

@@ -204,7 +204,7 @@ def test_ranks_stay_identical_without_ordered_sums():
 
 
 @pytest.mark.parametrize("deterministic", [False, True], ids=["plain", "ordered"])
-def test_nan_on_one_rank_stops_every_rank(deterministic):
+def test_nan_on_one_rank_skips_step_everywhere(deterministic):
     """One rank's weights hold a nan: the others must not step, though their own loss is finite."""
     broken = get_pool(2).run(train, Case(Ddp(), steps=1, deterministic=deterministic, broken_rank=1))
     untouched = get_pool(2).run(train, Case(Ddp(), steps=0, deterministic=deterministic))

@@ -61,7 +61,7 @@ def test_packed_documents_have_gradients_of_separate_sequences(model, random_bat
         torch.testing.assert_close(packed, separate, rtol=1e-10, atol=1e-13)
 
 
-def test_without_documents_a_token_sees_all_before_it(model, random_batch):
+def test_attention_without_document_ids_crosses_document_boundaries(model, random_batch):
     batch = random_batch(2, 24, 61, documents=3)
     assert (model.compute_logits(batch) - model.compute_logits(replace(batch, document=None))).abs().max() > 1e-6
 
@@ -104,7 +104,7 @@ def assert_as_masked(found, arguments, document, call):
 
 @settings(deadline=None, max_examples=25)
 @given(st.data())
-def test_attention_by_spans_matches_masked_attention(data):
+def test_attention_per_document_span_matches_masked_attention(data):
     """Documents of one token, rows divided alike, rows that are one document; queries that share keys."""
     B, T, K = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 9)), data.draw(st.integers(1, 2))
     rows = data.draw(st.lists(st.lists(st.integers(0, 2), min_size=T, max_size=T), min_size=B, max_size=B))
@@ -127,7 +127,7 @@ def test_attention_accepts_any_memory_format():
     assert_as_masked(PlainAttention()(*arguments, document, document), arguments, document, AttentionCall())
 
 
-def test_heads_of_width_two_separate_documents(random_batch):
+def test_documents_stay_separate_with_head_dim_2(random_batch):
     """Rotary positions leave them in memory as channels_last."""
     narrow = make_whole_model(*plan_decoder(replace(CONFIG, head_dim=2)), seed=0, dtype=torch.float64)
     batch = random_batch(2, 24, 61, documents=3)
@@ -155,7 +155,7 @@ def of_torch_2_10(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, is_causal
     raise AssertionError("it has neither scale nor window nor grouped heads")
 
 
-def test_unsupported_varlen_kernel_is_not_used(monkeypatch):
+def test_unsupported_varlen_kernel_falls_back_to_mask(monkeypatch):
     """The mask takes its place."""
     documents._find_kernel.cache_clear()
     assert documents._find_kernel() is varlen.varlen_attn

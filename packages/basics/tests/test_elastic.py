@@ -108,7 +108,7 @@ def same(curve, other) -> None:
         assert norm == pytest.approx(norm2, rel=1e-10)
 
 
-def test_lost_rank_and_returning_node_keep_curve(runs):
+def test_rank_loss_and_node_rejoin_keep_loss_curve(runs):
     """World 2 -> 2 -> 1 -> 2: the curve of one process."""
     out = runs.directory / "out"
     patient = "launch.lost_seconds=10"  # a node that is only slow is not to be taken for a lost one
@@ -239,7 +239,7 @@ meeting.handler.next_rendezvous()
 """
 
 
-def test_node_lost_after_joining_triggers_new_meeting(monkeypatch, tmp_path):
+def test_node_lost_after_joining_triggers_new_rendezvous(monkeypatch, tmp_path):
     """The other one waits for an address in vain, and meets again, alone."""
     meets = {"nodes": "1:2", "gather_seconds": 60.0, "lost_seconds": 4.0, "join_seconds": 120.0}
     monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")

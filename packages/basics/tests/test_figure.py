@@ -62,7 +62,7 @@ def test_plots_have_requested_heights():
 
 
 @pytest.mark.parametrize("ending", [".svg", ".png"])
-def test_same_data_gives_the_same_bytes(ending):
+def test_figure_bytes_do_not_depend_on_matplotlib_settings(ending):
     first, before = render(drawn(), ending), dict(rcParams)
     with rc_context({"font.size": 20, "axes.facecolor": "red", "svg.hashsalt": "mine"}):
         assert render(drawn(), ending) == first

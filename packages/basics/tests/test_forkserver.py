@@ -31,7 +31,7 @@ def server(monkeypatch: pytest.MonkeyPatch):
         process.communicate()
 
 
-def test_exit_of_closing_server_is_awaited(server) -> None:
+def test_exit_code_is_awaited_after_server_closes_pipe(server) -> None:
     process = server("exec >&-; sleep 0.3; kill -9 $$")
     assert process.stdout.read() == b""
     assert forkserver.read_exit() == -signal.SIGKILL
@@ -46,7 +46,7 @@ def test_running_server_is_not_reported_lost(server, monkeypatch: pytest.MonkeyP
 WARM = [sys.executable, "-c", "from gangline_basics.launch import forkserver; forkserver.warm(); forkserver.drop()"]
 
 
-def test_too_deep_temporary_folder_is_reported(tmp_path: Path) -> None:
+def test_temporary_directory_too_long_for_socket_is_reported(tmp_path: Path) -> None:
     deep = tmp_path / ("x" * 200)
     deep.mkdir()
     done = subprocess.run(WARM, env={**os.environ, "TMPDIR": str(deep)}, capture_output=True, text=True)
@@ -62,7 +62,7 @@ def test_read_only_shared_memory_is_reported() -> None:
     assert "UserError: a semaphore cannot be created in /dev/shm: Read-only file system.\n" in done.stderr
 
 
-def test_resource_tracker_outlives_a_terminal():
+def test_resource_tracker_ignores_sighup_of_terminal():
     code = """
 import os, signal
 from multiprocessing import resource_tracker

@@ -112,7 +112,7 @@ def test_bfloat16_code_equals_bfloat16_rounding():
 
 
 @pytest.mark.parametrize("scatters", [True, False])
-def test_parts_rounded_to_bfloat16_are_added_in_float32(scatters):
+def test_bfloat16_gradients_are_summed_in_float32(scatters):
     """Added in bfloat16 1 + 3 · 2⁻⁹ would stay 1."""
     parts = [[1.0, 2.0**-9, 2.0**-9, 2.0**-9], [2.0**-9] * 4, [2.0**-9] * 4, [2.0**-9] * 4]
     ranks = get_pool(4).run(one_sum, "bf16", parts, scatters)
@@ -143,7 +143,7 @@ def test_compressed_sum_sends_expected_bytes(reduction, bits, scatters):
 @pytest.mark.parametrize(
     ("processes", "notices"), [(1, ["gradients=bf16 has no effect: the run has only one"]), (2, [])]
 )
-def test_one_data_parallel_rank_gets_a_notice(processes, notices):
+def test_compression_without_data_parallel_peers_gives_notice(processes, notices):
     run = build_default_run(parallel="ddp", gradients="bf16", launch=LocalLaunch(processes=processes))
     found = notices_of(run, Mesh.of(run.parallel.size_axes(processes)))
     assert [notice for notice, expected in zip(found, notices, strict=True) if expected not in notice] == []
@@ -167,7 +167,7 @@ def local_arrays(gradients: str) -> tuple[list[tuple[str, tuple[int, ...]]], lis
     return [(name, registry[name].shape) for name in registry], [shard.offset[0] for shard in shards], filled
 
 
-def test_ddp_saves_kept_arrays_of_each_rank():
+def test_ddp_saves_error_feedback_arrays_of_each_rank():
     names, rows, filled = zip(*get_pool(2).run(local_arrays, "onebit"), strict=True)
     assert names[0] == names[1]
     assert len(names[0]) > 4, "a worker's and a server's error for each of several buckets"
@@ -209,7 +209,7 @@ def name_kept_arrays(bucket_mb: float, name: str = "") -> set[str]:
     return set(build(run.parallel, job).local()[0])
 
 
-def test_kept_array_names_depend_on_part_and_buckets():
+def test_error_feedback_array_names_identify_part_and_buckets():
     """In other buckets, or of another package's part, they would be those of other parameters."""
     names, again, other_buckets, other_part = (
         get_pool(2).run(name_kept_arrays, *settings)[0]
@@ -221,7 +221,7 @@ def test_kept_array_names_depend_on_part_and_buckets():
     assert not names & other_part
 
 
-def test_a_kept_array_cannot_be_replaced():
+def test_error_feedback_array_cannot_be_replaced():
     """What is not changed in place would not be saved."""
     layout = BucketLayout(512, (), 2)
     kept = KeptArrays(CodedSum(Signs()), [layout], layout, torch.empty(0))

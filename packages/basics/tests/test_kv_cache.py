@@ -94,7 +94,7 @@ def test_modules_without_kv_cache_are_listed():
     assert list_recomputed(everything) == ["blocks.0.attention (AttentionNode)"]
 
 
-def test_cache_refuses_several_tokens_and_overflow():
+def test_kv_cache_refuses_multi_token_decode_and_overflow():
     kept = KeyValues(lambda q, k, v, document, position: v, AttentionCall(), 3)
     x = torch.ones(1, 1, 2, 4)
     position = torch.arange(2)[None]

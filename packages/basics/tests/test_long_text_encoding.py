@@ -126,7 +126,7 @@ def codec(request, tmp_path_factory) -> tuple[TokenizerCodec, bool]:
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_tokens_of_pieces_match_complete_text(codec, text, monkeypatch):
+def test_tokenizing_in_pieces_matches_complete_text(codec, text, monkeypatch):
     monkeypatch.setattr(pieces, "PIECE", 200)
     monkeypatch.setattr(pieces, "WINDOW", 64)
     found, splits = codec

@@ -31,7 +31,7 @@ def unlike(hidden: int):
 
 
 @pytest.mark.parametrize(("hidden", "block"), [(48, 16), (24, 0)])
-def test_each_matrix_has_its_own_quantization_block(hidden, block):
+def test_quantization_block_size_is_chosen_per_matrix(hidden, block):
     """The outputs of 24 features no block divides: that matrix is kept in bfloat16."""
     tree, plan = unlike(hidden)
     wanted = dict(make_whole_model(tree, plan, seed=1).named_parameters())

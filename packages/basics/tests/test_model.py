@@ -223,7 +223,7 @@ class TestTree:
         for path, node in iterate_nodes(tree):
             assert type(modules[path]).__name__ == node.module.split(":")[1]
 
-    def test_replaces_one_node_and_nothing_else(self):
+    def test_replace_node_keeps_all_unrelated_nodes(self):
         tree, _ = plan_decoder(SMALL)
         other = FeedForwardNode(dim=24, ffn_dim=8)
         changed = replace_node(tree, "blocks.1.feed_forward", other)
@@ -282,7 +282,7 @@ def test_a_block_compiles_in_one_graph(random_batch):
         torch.testing.assert_close(parameter.grad, gradient, rtol=1e-4, atol=1e-5)
 
 
-def test_model_fits_one_batch(random_batch):
+def test_model_overfits_one_batch(random_batch):
     model, batch = built(dtype=torch.float32), random_batch(4, 16, 61)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     first = model(batch).item() / batch.loss_mask.sum().item()

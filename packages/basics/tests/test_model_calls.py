@@ -70,7 +70,7 @@ def by_hand(call: AttentionCall, q, k, v, sinks, document, position):
 
 @pytest.mark.parametrize("documents", [False, True], ids=["plain", "documents"])
 @pytest.mark.parametrize("name", CALLS)
-def test_plain_attention_matches_its_call(name, documents):
+def test_plain_attention_matches_reference_for_every_call(name, documents):
     call = AttentionCall(**CALLS[name])
     q, k, v, sinks, document, position = inputs(documents)
     more = (sinks,) if call.sinks else ()
@@ -124,7 +124,7 @@ def test_invalid_attention_call_is_refused(wrong):
 # --- the model's own --------------------------------------------------------------------------------------------------
 
 
-def test_options_of_the_model_reach_its_seams():
+def test_model_options_set_attention_and_loss_calls():
     config = replace(SMALL, window=5, full_every=2, attention_scale=0.1, soft_cap=30.0, sinks=True, z_loss=1e-4)
     tree, plan = plan_decoder(config)
     rest = {"scale": 0.1, "soft_cap": 30.0, **SINKS}
@@ -181,7 +181,7 @@ def as_class(cls):
     return lambda node: cls(dim=node.dim, heads=node.heads, kv_heads=node.kv_heads, head_dim=node.head_dim)
 
 
-def test_node_with_own_module_must_redeclare_call():
+def test_node_with_custom_module_must_declare_attention_call():
     path = "blocks.1.attention"
     assert get_calls(*edited(path, as_class(Silent)), "attention")[path] is None
     assert get_calls(*edited(path, as_class(Outspoken)), "attention")[path] == AttentionCall(window=7)
@@ -196,7 +196,7 @@ def test_wrapper_reports_call_of_inner_node():
     assert silent["blocks.1.attention"] is None
 
 
-def test_block_without_attention_has_unknown_call():
+def test_custom_block_has_unknown_attention_call():
     found = get_calls(*edited("blocks.1", lambda _: Mixer()), "attention")
     assert found == {"blocks.0.attention": AttentionCall(), "blocks.1": None, "blocks.2.attention": AttentionCall()}
     assert call_at(found, "blocks.2.attention.inner") == AttentionCall()

@@ -156,7 +156,7 @@ class TestRules:
         assert plan.get_cuts("b.0.down.bias", 1) == {"lane": ShardRule("b.*.down", 0, "lane")}
         assert plan.get_cuts("b.0.norm.weight", 1) == {}
 
-    def test_whole_rule_disables_sharding_along_axes(self):
+    def test_shard_rule_whole_disables_sharding_along_axes(self):
         rest = (ShardRule.colwise("b.*.up"), ShardRule("b.*.up", 0, "lane"))
         plan = Plan(
             "e", "b", "h", 1, cuts=(ShardRule.whole("b.*.up.small"), ShardRule.whole("b.*.up.side", "tp"), *rest)
@@ -237,7 +237,7 @@ class TestEdits:
         assert [block.feed_forward.ffn_dim for block in tree.blocks][:3] == [8, 9, run.model.ffn_dim]
         assert plan.master_dtype == ("Widen", "Other")  # `other` came first: in order of the groups' names
 
-    def test_edit_may_claim_nested_nodes(self, run):
+    def test_one_edit_may_change_nested_nodes(self, run):
         run.edits = {"wide": Widen(at=("blocks.0.feed_forward", "blocks.0"))}
         compose_model(run)
 

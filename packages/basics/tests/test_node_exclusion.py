@@ -33,7 +33,7 @@ NOW = datetime(2030, 1, 10, tzinfo=UTC)
         ("ab", "", 1, ""),
     ],
 )
-def test_excluded_node_stays_away_if_enough_others(there, out, fewest, away):
+def test_excluded_node_waits_if_enough_others_remain(there, out, fewest, away):
     assert [name for name in there if stays_away(name, set(there) - {name}, [*out], fewest)] == [*away]
 
 
@@ -79,7 +79,7 @@ def meet(tmp_path):
         meeting.handler._stop_heartbeats()
 
 
-def test_meeting_lists_other_nodes_by_name(meet):
+def test_rendezvous_lists_other_nodes_by_name(meet):
     meetings = meet("abc")
     assert meetings["a"].list_others() == {"b", "c"}
     meetings["b"].leave()
@@ -90,7 +90,7 @@ def test_meeting_lists_other_nodes_by_name(meet):
         meetings["c"].check_open()
 
 
-def test_lost_node_is_recognized_by_its_successor(meet, tmp_path):
+def test_lost_node_is_detected_when_same_name_rejoins(meet, tmp_path):
     """Its ranks are gone: those of the others come to no step boundary any more, and are not waited for."""
     meetings = meet("abc")
     for meeting in meetings.values():
@@ -159,14 +159,14 @@ class Heard:
 
 
 @pytest.mark.parametrize(("machines", "out"), [(True, ["b/5", "b/2", "a/0"]), (False, ["b/2", "a/7"])])
-def test_exclusion_by_machine_names_all_its_nodes(tmp_path, machines, out):
+def test_exclusion_by_machine_covers_all_machine_nodes(tmp_path, machines, out):
     """A pod that is made again has another number, or the same one on another machine."""
     exclude(tmp_path, "b/2", "a/7")
     exclusion = Exclusion("b/5", tmp_path, Heard("a/0", "b/2", "c/3"), 2, None, 0.0, print, machines)
     assert exclusion._list_excluded() == out
 
 
-def test_node_between_two_starts_counts_as_present(meet, tmp_path):
+def test_node_between_rendezvous_rounds_counts_as_present(meet, tmp_path):
     """A member leaves one start before it joins the next: what is out must not come back in that moment."""
     meetings = meet("abc")
     exclude(tmp_path, "b")

@@ -95,7 +95,7 @@ WRITES = [multiply, multiply_all, replace]
 
 
 @pytest.mark.parametrize("write", WRITES)
-def test_clip_after_a_write_measures_again(write):
+def test_clip_recomputes_norm_after_gradient_write(write):
     x, norm = measured_norm(is_local=True)
     write(x)
     assert norm.clip(1.0) == pytest.approx(5.0)
@@ -112,7 +112,7 @@ def test_clip_after_write_to_sharded_gradient_raises(write):
     assert norm.clip(1.0) == pytest.approx(5.0)
 
 
-def test_clip_without_a_write_keeps_the_measured_value():
+def test_clip_without_gradient_write_reuses_measured_norm():
     _, norm = measured_norm(is_local=False)
     norm.value = 7.0
     assert norm.clip(None) == 7.0

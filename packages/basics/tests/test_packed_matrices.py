@@ -44,7 +44,7 @@ def test_packed_weights_generate_same_tokens(options):
     assert [generate(other, [prompt], how, cached=True)[0] for prompt in asked] == plain
 
 
-def test_layout_by_columns_changes_no_value():
+def test_column_major_layout_changes_no_weights():
     model, other = model_of(tied=False), model_of(tied=False)
     lay_out_by_columns(other)
     assert not other.head.weight.is_contiguous()

@@ -58,7 +58,7 @@ def test_scaling_stretches_long_wavelengths_only():
     assert plain[0] == scaled[0] == 1.0
 
 
-def test_scaling_reaches_the_model(random_batch):
+def test_rope_scaling_option_changes_logits(random_batch):
     config = DecoderConfig(vocab_size=31, dim=16, layers=1, heads=2, ffn_dim=16, rope_original_max_position=64)
     batch = random_batch(1, 32, 31)
     plain, scaled = (

@@ -145,14 +145,14 @@ def test_unreadable_run_does_not_hide_other_runs(capsys) -> None:
 
 
 @pytest.mark.parametrize("content", [b"\xff\n...\n", b"run: [1]\n...\n", b"a: 2001-99-99\n...\n"])
-def test_config_without_options_is_damaged(tmp_path: Path, capsys, content: bytes) -> None:
+def test_run_with_invalid_config_is_shown_as_damaged(tmp_path: Path, capsys, content: bytes) -> None:
     made(tmp_path / "good")
     (made(tmp_path / "bad") / "config.yaml").write_bytes(content)
     found = table(capsys, str(tmp_path))
     assert (found["good"]["state"], found["bad"]["state"]) == ("done", "damaged")
 
 
-def test_step_of_run_without_records_is_read(tmp_path: Path) -> None:
+def test_step_without_metrics_is_read_from_step_file(tmp_path: Path) -> None:
     run = made(tmp_path / "quiet")
     (run / "metrics.jsonl").unlink()
     (run / STEP).write_text(f"{3:20}")
@@ -171,7 +171,7 @@ def test_live_run_is_running_then_preempted(tmp_path: Path) -> None:
     assert read_summaries(tmp_path)[0].state == "preempted"
 
 
-def test_remote_run_is_running_until_silent(tmp_path: Path, monkeypatch) -> None:
+def test_remote_run_without_new_writes_is_silent(tmp_path: Path, monkeypatch) -> None:
     run = made(tmp_path / "a", reason=None)
     lines = (run / "events.jsonl").read_text().replace(os.uname().nodename, "elsewhere")
     (run / "events.jsonl").write_text(lines)
@@ -181,7 +181,7 @@ def test_remote_run_is_running_until_silent(tmp_path: Path, monkeypatch) -> None
     assert read_summaries(tmp_path)[0].state == "silent"
 
 
-def test_the_newest_record_is_read_from_the_end(tmp_path: Path) -> None:
+def test_newest_record_is_read_despite_truncated_last_line(tmp_path: Path) -> None:
     """A torn last line, a record longer than what is read first, a way back."""
     run = made(tmp_path / "a")
     with (run / "metrics.jsonl").open("a") as file:
@@ -351,7 +351,7 @@ def test_run_with_figure_false_ends_without_figure(tmp_path: Path) -> None:
     assert not (tmp_path / "a" / "loss.svg").exists()
 
 
-def test_run_figure_of_a_long_run_draws_means() -> None:
+def test_figure_of_long_run_averages_points() -> None:
     curve = [(float(step), math.nan if step == 7 else step % 2) for step in range(1, 5001)]
     thinned = run_figure.thin(curve)
     assert len(thinned) == run_figure.POINTS

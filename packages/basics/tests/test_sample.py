@@ -99,7 +99,7 @@ def test_same_seed_gives_same_text(tmp_path):
     assert written(model, [65], 0) == []
 
 
-def test_end_token_ends_only_its_own_text(tmp_path):
+def test_end_token_stops_only_one_sequence_of_batch(tmp_path):
     model, _ = drawn(make_run(tmp_path / "run"), seed=3)
     prompts = [[65], [9, 8, 7], [1, 2]]
     long = generate(model, prompts, Sampling(tokens=30), cached=True)
@@ -169,7 +169,7 @@ def test_newest_or_requested_checkpoint_is_loaded(tmp_path, tied):
     assert expected(5) != expected(9)
 
 
-def test_only_the_weights_are_read(tmp_path):
+def test_sampling_reads_only_model_weights(tmp_path):
     run = make_run(tmp_path / "run", 1)
     before = sample(run.job.dir, "a", 10)
     path = tmp_path / "run/checkpoints/step-00000001/__0_0.distcp"
@@ -270,7 +270,7 @@ def test_a_prompt_outside_the_vocabulary_is_refused(tmp_path, monkeypatch):
 # --- the command -----------------------------------------------------------------------------------------------------
 
 
-def test_the_command_prints_the_text(tmp_path, capsys):
+def test_sample_command_prints_generated_text(tmp_path, capsys):
     run = make_run(tmp_path / "run", 1)
     arguments = ["sample", run.job.dir, "--prompt", "def ", "--tokens", "10", "--temperature", "0.5", "--seed", "3"]
     assert main([*arguments, "--top-k", "40", "--device", "cpu"]) == 0
@@ -291,7 +291,7 @@ def test_command_completes_several_prompts_as_json(tmp_path, capsys):
     assert capsys.readouterr().out.count("---\n") == 2
 
 
-def test_a_text_ends_before_a_stop_string(tmp_path):
+def test_generated_text_ends_before_stop_string(tmp_path):
     sampler = Sampler(make_run(tmp_path / "run", 1).job.dir)
     (whole,) = sampler.write(["ab"], 12, temperature=0)
     stop = whole.text[5:7]
@@ -335,7 +335,7 @@ class AlwaysThis(torch.nn.Module):
         return found
 
 
-def test_a_text_beyond_the_context_is_refused(tmp_path, capsys):
+def test_generation_beyond_context_length_is_refused(tmp_path, capsys):
     run = make_run(tmp_path / "run", 1)
     assert main(["sample", run.job.dir, "--prompt", "abcdef", "--tokens", str(CONTEXT - 5)]) == 2
     assert f"Generate at most {CONTEXT - 6} tokens" in capsys.readouterr().err

@@ -57,7 +57,7 @@ configs = st.sampled_from([(build_constant, Constant), (build_cosine, Cosine), (
 
 
 @given(configs, st.integers(1, 200), st.data())
-def test_factors_rise_in_warmup_and_never_after(chosen, steps, data):
+def test_learning_rate_factor_rises_only_in_warmup(chosen, steps, data):
     build, config = chosen
     warmup = data.draw(st.integers(0, steps))
     made = config(warmup_steps=warmup)

@@ -76,7 +76,7 @@ def test_soap_matches_reference_algorithm(settings, shape):
     torch.testing.assert_close(weight, want, rtol=1e-10, atol=1e-11)
 
 
-def test_bases_are_stable_under_rounding():
+def test_bases_of_rank_deficient_gradient_tolerate_rounding():
     """A gradient of fewer tokens than rows leaves directions that none of them has: their basis is no accident."""
     gradient = torch.randn(24, 3, dtype=torch.float64) @ torch.randn(3, 40, dtype=torch.float64)
     other = gradient * (1 + 1e-15 * torch.randn(24, 40, dtype=torch.float64))

@@ -113,7 +113,7 @@ def test_epochs_seeds_and_splits_differ_in_order():
             assert abs(np.corrcoef(order, other)[0, 1]) < 0.15
 
 
-def test_the_order_does_not_change_between_releases():
+def test_sample_order_does_not_change_between_releases():
     """A run that is resumed under a newer gangline or numpy must see the samples it would have seen."""
     pinned = [9, 4, 3, 5, 6, 2, 1, 8, 7, 0, 3, 7, 4, 1, 9, 6, 5, 2, 0, 8]
     assert [int(counting(10, 1).sample(i)["tokens"][0]) for i in range(20)] == pinned
@@ -221,7 +221,7 @@ def test_validation_split_holds_complete_files(corpus):
     assert len(source(data, "validation").starts) == len(held_out)
 
 
-def test_new_files_do_not_move_old_files(corpus):
+def test_new_files_keep_split_of_old_files(corpus):
     before = {piece.file.name for piece in split(list_corpus(str(corpus)), 0.1, "validation")}
     for number in range(50):
         (corpus / "odd" / f"new{number}.txt").write_text("new text\n")
@@ -230,7 +230,7 @@ def test_new_files_do_not_move_old_files(corpus):
 
 
 @pytest.mark.parametrize("files", [1, 3])
-def test_few_files_hold_out_the_end(tmp_path, files):
+def test_validation_split_of_few_files_is_text_end(tmp_path, files):
     lines = [f"line {number}\n".encode() for number in range(3000)]
     for number in range(files):
         (tmp_path / f"{number}.txt").write_bytes(b"".join(lines[1000 * number : 1000 * (number + 1)]))
@@ -432,7 +432,7 @@ def test_lone_surrogate_in_json_counts_as_non_utf8(tmp_path, vocabulary):
     assert "caf\ufffd" in replaced.decode(replaced.tokens.tolist())
 
 
-def test_text_that_a_vocabulary_cannot_spell_is_refused(tmp_path, corpus):
+def test_text_that_tokenizer_cannot_encode_is_refused(tmp_path, corpus):
     tokenizer = Tokenizer(models.WordLevel({"to": 0, "be": 1}))  # and no token for what is unknown
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.save(str(tmp_path / "two.json"))
@@ -453,14 +453,14 @@ def test_invalid_data_settings_are_refused(corpus, wrong, said):
     assert said in found
 
 
-def test_a_separator_that_the_vocabulary_lacks_is_refused(corpus, vocabulary):
+def test_separator_missing_from_vocabulary_is_refused(corpus, vocabulary):
     for separator in ("<end>", ""):
         data = TextConfig(path=str(corpus), tokenizer=str(vocabulary), separator=separator)
         (found,) = problems(data, vocab_size=300)
         assert f"data.separator={separator} is not a token of" in found
 
 
-def test_new_folder_does_not_move_old_files(tmp_path):
+def test_new_folder_does_not_change_split_of_files(tmp_path):
     (tmp_path / "texts" / "en").mkdir(parents=True)
     for number in range(60):
         (tmp_path / "texts" / "en" / f"{number}.txt").write_text("text")

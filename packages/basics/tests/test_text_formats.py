@@ -80,7 +80,7 @@ def test_json_line_without_text_is_refused(tmp_path, line, said):
         source(TextConfig(path=str(tmp_path / "a.jsonl"), validation_fraction=0.0))
 
 
-def test_the_field_with_the_text_can_be_named(tmp_path):
+def test_text_field_option_selects_json_field(tmp_path):
     (tmp_path / "a.ndjson").write_bytes(LINES.replace(b'"text"', b'"content"'))
     named = TextConfig(path=str(tmp_path / "a.ndjson"), text_field="content", validation_fraction=0.0)
     assert text_of(source(named)).split("\0")[:-1] == TEXTS
@@ -117,7 +117,7 @@ STREAMS = {"bz2": bz2.compress, "xz": lzma.compress}
 
 
 @pytest.mark.parametrize("ending", STREAMS)
-def test_compressed_streams_are_one_text(tmp_path, ending):
+def test_concatenated_compressed_streams_are_one_text(tmp_path, ending):
     """With zeros between those of xz, more than are read at once, and one that expands a thousandfold."""
     between = bytes(1 << 15) if ending == "xz" else b""
     parts = [PLAIN, b"", b"x" * 3_000_000, PLAIN]

@@ -41,7 +41,7 @@ def test_prune_dry_run_deletes_no_files(run, capsys):
     assert "durable: would delete 2 of 4 checkpoints, " in out
 
 
-def test_prune_defaults_to_run_config(run, capsys):
+def test_prune_takes_default_counts_from_run_config(run, capsys):
     assert main(["ckpt", "prune", str(run), "--tier", "durable"]) == 0
     assert left(run.parent / "kept") == [8]
     assert main(["ckpt", "prune", str(run)]) == 2

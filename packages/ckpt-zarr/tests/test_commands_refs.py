@@ -43,7 +43,7 @@ def test_zarr_reads_values_through_references(tmp_path, capsys):
     assert sorted(name for name, _ in group.groups()) == ["model", "optimizer", "state"]
 
 
-def test_references_can_be_written_elsewhere(tmp_path, capsys):
+def test_refs_output_option_sets_reference_file(tmp_path, capsys):
     save(str(tmp_path / "step-00000012"), small())
     output = tmp_path / "out.json"
     assert main(["ckpt", "refs", str(tmp_path), "--output", str(output)]) == 0

@@ -113,7 +113,7 @@ def test_show_summarizes_document_and_arrays(run, capsys):
     assert cells["bias"][-2:] == ["not", "sharded"]
 
 
-def test_show_each_has_a_line_for_every_array(run, capsys):
+def test_show_with_each_prints_line_per_array(run, capsys):
     assert main(["ckpt", "show", str(run), "--each"]) == 0
     lines = [line.split()[0] for line in capsys.readouterr().out.split("\n\n")[1].splitlines()[1:]]
     assert lines == [

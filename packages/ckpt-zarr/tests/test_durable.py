@@ -181,7 +181,7 @@ def test_last_save_settles_after_durable_copy(job: Job, place: Place) -> None:
     assert handle.state is SaveState.SETTLED
 
 
-def test_early_last_save_waits_for_durable_copy(job: Job, place: Place) -> None:
+def test_last_save_waits_for_pending_durable_copy(job: Job, place: Place) -> None:
     go = place.hold("step-00000004")
     begin(job, 4).visible.result()
     assert job.checkpointer is not None

@@ -25,7 +25,7 @@ MANY = settings(max_examples=150, deadline=None)
 
 @MANY
 @given(registries())
-def test_no_boundary_falls_inside_a_chunk(registry: Registry) -> None:
+def test_shard_boundaries_align_with_chunks(registry: Registry) -> None:
     for name, layout in registry.layouts.items():
         for step, side, length, positions in zip(
             compute_spacing(layout), chunk_shape(layout), layout.shape, layout.list_boundaries(), strict=True
@@ -139,7 +139,7 @@ def test_every_flipped_bit_of_zarr_json_is_noticed() -> None:
             assert (read.document, read.registry, read.write_id) == (same.document, same.registry, same.write_id)
 
 
-def test_even_bounds_are_stored_compactly() -> None:
+def test_even_shard_boundaries_are_stored_compactly() -> None:
     """A cut into 4,096 parts is three numbers."""
     rows = tuple(3 * part for part in range(4097))
     layout = Layout((3 * 4096, 5), "float32", (Division(("dp_shard",), (rows,), rows=True),))

@@ -24,7 +24,7 @@ class Killed(CheckpointerSuite):
 
 
 @pytest.mark.parametrize("moments", [4, pytest.param(200, marks=pytest.mark.nightly)])
-def test_kills_with_two_kept_lose_no_checkpoint(tmp_path: Path, moments: int) -> None:
+def test_kills_with_keep_last_2_lose_no_checkpoint(tmp_path: Path, moments: int) -> None:
     """Where all are kept it is the conformance suite that is under fire."""
     suite = Killed()
     suite.kept = ("checkpoint.keep_last=2",)
@@ -32,7 +32,7 @@ def test_kills_with_two_kept_lose_no_checkpoint(tmp_path: Path, moments: int) ->
 
 
 @pytest.mark.nightly
-def test_kills_with_all_kept_lose_no_checkpoint(tmp_path: Path) -> None:
+def test_kills_without_keep_last_lose_no_checkpoint(tmp_path: Path) -> None:
     Killed().save_under_kills(tmp_path, 20)
 
 

@@ -57,7 +57,7 @@ def test_damage_read_by_one_rank_raises_on_all(saved: Path) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(registries(), st.integers(1, 4), st.sampled_from([16, 64, 1 << 20]))
-def test_ranks_agree_on_shared_parts(wanted: Registry, together: int, slice_bytes: int) -> None:
+def test_ranks_agree_on_plan_of_shared_reads(wanted: Registry, together: int, slice_bytes: int) -> None:
     """Parts tile a rank's boxes; two ranks see what they share in one order, with one reader and in one step."""
     meta = zarr_json.read(packed.write(wanted, PackedFiles(wanted), {"step": 1, "attempt": 1}, "0badcafe"), "zarr.json")
     with pytest.MonkeyPatch.context() as patch:

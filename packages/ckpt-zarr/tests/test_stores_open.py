@@ -30,7 +30,7 @@ def test_paths_and_file_urls_are_local(tmp_path: Path, monkeypatch: pytest.Monke
         assert store.url == str(tmp_path / "a")
 
 
-def test_a_driver_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_fsspec_driver_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     known = sys.modules["fsspec.registry"]._registry  # `fsspec.registry` itself is a view of it
     for scheme in ("s3", "s3a"):
         monkeypatch.delitem(known, scheme, raising=False)

@@ -168,7 +168,7 @@ def test_commit_with_lost_answer_succeeds(place: Place) -> None:
     assert store.read("zarr.json") == b"mine"
 
 
-def test_commit_of_another_writer_is_not_claimed(place: Place) -> None:
+def test_retried_commit_after_another_writer_is_refused(place: Place) -> None:
     store, other = place.store(), place.store()
 
     def fault(asked: Asked) -> int | None:
@@ -213,7 +213,7 @@ def test_upload_aborted_elsewhere_fails(place: Place) -> None:
 
 
 @pytest.mark.parametrize("fault", [503, 500, 429, "reset", "lose"])
-def test_store_retries_every_third_request_failing(place: Place, fault: int | str) -> None:
+def test_store_works_if_every_third_request_fails(place: Place, fault: int | str) -> None:
     place.proxy.fault = lambda asked: fault if asked.number % 3 == 1 else None
     store, content = place.store(), os.urandom(3 * PART + 5)
     put(store, "step-1/data/0.bin", content)

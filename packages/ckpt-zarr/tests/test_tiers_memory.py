@@ -155,7 +155,7 @@ def test_memory_of_killed_runs_is_reported_and_removed(
     assert [name for name, place in made.items() if not place.exists()] == ["killed"]
 
 
-def test_unannounced_keeper_warns_once_and_keeps_local_checkpoints(job: Job, tmp_path: Path) -> None:
+def test_keeper_without_published_address_keeps_local_checkpoints(job: Job, tmp_path: Path) -> None:
     (tmp_path / ".memory" / "lock").mkdir(parents=True)
     with keeper(tmp_path, tmp_path / "log"):
         checkpointer = job.start()
@@ -366,7 +366,7 @@ def test_tool_lists_memory_checkpoints_without_changes(job: Job) -> None:
     assert job.load(1) == []
 
 
-def test_unreadable_store_stops_start_but_not_run(job: Job, monkeypatch) -> None:
+def test_unreadable_tier_fails_start_but_not_running_job(job: Job, monkeypatch) -> None:
     """At the start its newest may be what is wanted; later what is nearer is newer."""
     job.start()
     for step in (1, 2):

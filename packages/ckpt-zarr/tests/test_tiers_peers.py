@@ -278,7 +278,7 @@ def test_put_and_drop_refuse_invalid_paths(node: Peer, tmp_path: Path) -> None:
     assert set(kept) == set(node.list_sizes())
 
 
-def test_a_node_that_is_gone_is_named(node: Peer, tmp_path: Path) -> None:
+def test_request_to_dead_node_names_node(node: Peer, tmp_path: Path) -> None:
     announce(tmp_path, Address("c", identify_machine(), 1, "x"))
     assert list_announced(tmp_path) == ["b", "c"]
     assert ask_peers(tmp_path, ["b", "c", "d"]) == {"b": {}, "c": {}, "d": {}}
@@ -543,7 +543,7 @@ def test_address_uses_loopback_only_on_same_machine(monkeypatch: pytest.MonkeyPa
         (True, {}, ""),
     ],
 )
-def test_keeper_of_one_machine_listens_at_loopback(tmp_path: Path, shares: bool, environ: dict, host: str) -> None:
+def test_single_machine_keeper_listens_only_on_loopback(tmp_path: Path, shares: bool, environ: dict, host: str) -> None:
     assert choose_host(shares, environ) == host
     server = Server(tmp_path, host)
     assert (server.socket.getsockname()[0] == "127.0.0.1") == bool(host)

@@ -116,7 +116,7 @@ def test_failing_durable_tier_keeps_disk_checkpoints(kept: Job) -> None:
     assert held(kept) == (names(6, 8), names(8))
 
 
-def test_save_removes_only_remains_of_dead_saves(kept: Job) -> None:
+def test_save_removes_only_remains_of_interrupted_saves(kept: Job) -> None:
     checkpointer = kept.start()
     kept.step(2)
     near = kept.run_dir / "checkpoints"

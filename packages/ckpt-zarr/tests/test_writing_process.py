@@ -141,7 +141,7 @@ def test_answers_arrive_in_job_order(tmp_path: Path, staging: Staging, writer: W
         writer.wait(jobs[0], SECONDS)
 
 
-def test_wait_raises_timeout_error(tmp_path: Path, writer: WriterClient) -> None:
+def test_wait_for_stopped_writer_raises_timeout_error(tmp_path: Path, writer: WriterClient) -> None:
     writer.start()
     assert writer.pid is not None
     os.kill(writer.pid, signal.SIGSTOP)

@@ -89,7 +89,7 @@ def test_latest_after_rollback_skips_abandoned_branch(tmp_path):
     assert told(tmp_path, *old, "step-00000012.2") == ["step-00000012.2", "step-00000010", "step-00000005"]
 
 
-def test_latest_with_missing_start_uses_earlier_checkpoint(tmp_path):
+def test_missing_start_checkpoint_falls_back_to_earlier_checkpoint(tmp_path):
     attempts.append(tmp_path, Attempt(2, "step-00000010"))
     assert told(tmp_path, "step-00000005", "step-00000020") == ["step-00000005"]
     assert attempts.find_latest(tmp_path, ids("step-00000020")) is None

@@ -239,7 +239,7 @@ def test_train_process_refuses_invalid_arguments(tmp_path, words, message):
         (["moe=on", "moe.k=2", "moe.router.top=1"], "moe=on"),
     ],
 )
-def test_unavailable_part_and_options_are_one_problem(capsys, words, part):
+def test_unavailable_part_with_options_gives_one_problem(capsys, words, part):
     assert main([*words, "--cfg", "job"]) == 2
     assert capsys.readouterr().err.startswith(f"train: {part} is not available here.\n")
 
@@ -394,7 +394,7 @@ def gangline_trackers():
     assert said.count("Type  optimizer=own") == 2
 
 
-def test_plugins_shows_a_clash_and_exits_with_2(tmp_path, strangers):
+def test_plugins_reports_name_conflict_and_exits_with_2(tmp_path, strangers):
     strangers.add("gangline-ckpt-zarr", ZARR, plugin="zarr", version="1.0")
     strangers.add("zarr-fork", ZARR, plugin="zarr", version="2.0")
     strangers.add("gangline-broken", "import nowhere_to_be_found\n")

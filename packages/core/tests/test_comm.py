@@ -69,7 +69,7 @@ def uneven():
 
 
 @pytest.mark.parametrize("world", SIZES)
-def test_all_to_all_with_uneven_and_empty_splits(world):
+def test_all_to_all_supports_uneven_and_empty_splits(world):
     get_pool(world).run(uneven)
 
 
@@ -107,7 +107,7 @@ def broadcasts(deterministic):
 
 
 @BOTH
-def test_broadcast_from_each_rank_and_dtype(deterministic):
+def test_broadcast_supports_every_source_rank_and_dtype(deterministic):
     get_pool(4).run(broadcasts, deterministic)
 
 

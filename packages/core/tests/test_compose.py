@@ -69,7 +69,7 @@ def test_paths_need_no_quoting(value, path):
     assert compose_one([f"data.path={value}"]).data.path == path
 
 
-def test_values_may_refer_to_each_other():
+def test_option_values_may_interpolate_other_options():
     assert compose_one(["run.steps=7", "schedule.warmup_steps=${run.steps}"]).schedule.warmup_steps == 7
 
 
@@ -131,7 +131,7 @@ def test_replaced_part_drops_recipe_options(here):
     assert run == build_default_run(track=["console"])
 
 
-def test_bare_on_and_off_in_yaml_are_choices(here, adapter):
+def test_unquoted_yaml_on_and_off_are_part_names(here, adapter):
     (here / "configs" / "mine.yaml").write_text("parts:\n  checkpoint: off\n  adapter: on\n")
     run = compose_one(["recipe=mine"])
     assert names(run, "checkpoint") == "off"

@@ -37,7 +37,7 @@ def test_failed_rank_reports_without_waiting_for_peers(tmp_path, monkeypatch):
     assert asked == [77.0], "how long a transfer may take: of two backends torch would take half an hour"
 
 
-def test_failed_sample_does_not_fail_finished_run(monkeypatch, capsys):
+def test_out_of_memory_in_final_sample_is_reported(monkeypatch, capsys):
     def full(*_, **__):
         raise torch.OutOfMemoryError("CUDA out of memory")
 

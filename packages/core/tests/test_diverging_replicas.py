@@ -42,7 +42,7 @@ def stored(run_dir: Path, id: CheckpointId) -> dict[str, torch.Tensor]:
         return {shard.name: shard.local.detach().clone() for shard in s.runtime.shards()}
 
 
-def test_first_replica_is_primary():
+def test_first_replica_writes_diverging_arrays():
     """Of three replicas of two shards, each on two ranks of `tp`: their writing is spread over `tp` alone."""
     mesh = Mesh.of({"dp_replicate": 3, "dp_shard": 2, "tp": 2})
     cut = Layout((8, 4), divisions=(Division(("dp_shard",), ((0, 4, 8),)),))

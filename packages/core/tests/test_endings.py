@@ -106,7 +106,7 @@ def test_rank_exit_code_determines_ending(tmp_path, code, reason, requeue):
 
 
 @pytest.mark.parametrize(("code", "goes_on"), [(75, True), (3, False)])
-def test_saved_ranks_restart_under_torchrun(tmp_path, code, goes_on):
+def test_rank_with_requeue_exit_code_restarts_under_torchrun(tmp_path, code, goes_on):
     (tmp_path / "logs").mkdir()
     failures.claim(tmp_path / "logs", 1, RankFailure(0, "ended", code))
     program = "import sys; from gangline_basics.launch.worker import main; sys.exit(main(sys.argv[1], 'builtins:len'))"
@@ -168,7 +168,7 @@ def test_lost_store_at_last_save_requests_restart(tmp_path):
     assert read_ending(tmp_path / "out") is None  # the launcher's word
 
 
-def test_failed_save_alone_starts_no_new_workers(tmp_path):
+def test_failed_save_without_lost_store_restarts_no_workers(tmp_path):
     """A disk may have room again."""
     found = get_pool(2).run(cut_off, tmp_path / "out", 7)  # no rank has this number
     assert all(orders == [] for _, orders, _ in found)
@@ -201,7 +201,7 @@ def test_node_cannot_join_ended_job(tmp_path, monkeypatch):
     leaves.join()
 
 
-def test_a_live_job_keeps_its_configuration(tmp_path):
+def test_running_job_refuses_node_with_another_configuration(tmp_path):
     def run(steps):
         return build_default_run(run={"dir": str(tmp_path / "out"), "steps": steps})
 
@@ -270,7 +270,7 @@ def test_environment_variable_resolves_conflict_between_parts(monkeypatch):
     assert not list(_check_variables(run))
 
 
-def test_number_for_text_is_the_same_configuration(tmp_path):
+def test_unquoted_number_in_text_option_is_accepted(tmp_path):
     """Written by hand: `launch.nodes` is "1" and not 1."""
     run = build_default_run(run={"dir": str(tmp_path / "out"), "name": "7"})
     RunDirectory.create(run).unlock()

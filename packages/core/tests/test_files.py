@@ -176,7 +176,7 @@ def test_temporary_name_of_a_killed_writer_is_reused(tmp_path):
 
 
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.EIO])
-def test_sync_folder_raises_real_errors_only(tmp_path, monkeypatch, number):
+def test_sync_folder_ignores_einval_and_raises_io_errors(tmp_path, monkeypatch, number):
     def fsync(_: int) -> None:
         raise OSError(number, os.strerror(number))
 

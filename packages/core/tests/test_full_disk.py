@@ -18,7 +18,7 @@ from gangline_basics.launch.rank_log import Copied
 FULL = "/dev/full"
 
 
-def test_unwritable_failure_is_kept_in_process(tmp_path, capsys):
+def test_failure_record_is_kept_in_memory_if_unwritable(tmp_path, capsys):
     logs = tmp_path / "logs"
     logs.write_text("no file can be made here")
     with open(FULL, "w") as log:
@@ -33,7 +33,7 @@ def test_unwritable_failure_is_kept_in_process(tmp_path, capsys):
     assert failures.find_first(logs, 1) is None
 
 
-def test_terminal_gets_text_when_log_is_full():
+def test_output_reaches_terminal_if_log_disk_is_full():
     terminal = io.StringIO()
     with open(FULL, "w", buffering=1) as log:
         stream = Copied(terminal, log)

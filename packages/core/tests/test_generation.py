@@ -367,7 +367,7 @@ def test_rendezvous_state_from_a_pickle_is_refused_unread(tmp_path):
     assert not (tmp_path / "executed").exists()
 
 
-def test_meeting_folder_of_another_user_is_refused(tmp_path):
+def test_rendezvous_folder_of_another_user_is_refused(tmp_path):
     if os.geteuid():
         pytest.skip("only root can give a folder to another user")
     folder = tmp_path / ".meeting"

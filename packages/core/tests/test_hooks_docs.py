@@ -51,7 +51,7 @@ def test_hook_example_is_short_and_implements_the_hook(hook):
     assert len(lines) <= 30
 
 
-def test_the_examples_are_listed_with_their_supplier(documented):
+def test_plugins_command_lists_example_parts_with_supplier(documented):
     table = gangline(documented, "plugins")
     for group, name, supplier in [
         ("model", "tapered", "gangline-tapered"),
@@ -73,7 +73,7 @@ def test_the_examples_are_listed_with_their_supplier(documented):
     assert "Cannot be used" not in table
 
 
-def test_the_command_of_the_example_runs(documented, tmp_path):
+def test_example_plugin_command_runs(documented, tmp_path):
     run = tmp_path / "runs" / "one"
     run.mkdir(parents=True)
     (run / "config.yaml").write_text("")
@@ -133,7 +133,7 @@ def test_one_run_made_of_all_examples_trains(runs, documented):
         assert document["parts"][group]["part"] == part
 
 
-def test_the_edit_of_the_example_changes_the_model(documented, monkeypatch):
+def test_example_model_edit_changes_model(documented, monkeypatch):
     monkeypatch.syspath_prepend(str(documented.site))
     from gangline.config.defaults import build_default_run
     from gangline.model.compose import compose_model

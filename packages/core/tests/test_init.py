@@ -72,7 +72,7 @@ def test_shard_draws_only_overlapping_blocks(monkeypatch):
     assert seen == [(BLOCK_ROWS, 8)] * 2
 
 
-def test_draws_of_names_seeds_blocks_are_uncorrelated():
+def test_draws_of_different_names_and_seeds_are_uncorrelated():
     drawn = [whole((200, 50)), whole((200, 50), name="v"), whole((200, 50), seed=1)]
     drawn += [whole((400, 50))[200:]]
     for i, one in enumerate(drawn):
@@ -173,7 +173,7 @@ def test_threads_draw_same_numbers_as_one_thread(monkeypatch):
         torch.set_num_threads(kept)
 
 
-def test_threads_fill_inference_mode_tensor(monkeypatch):
+def test_threaded_init_works_in_inference_mode(monkeypatch):
     monkeypatch.setattr(draws, "ALONE", 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     shape = (3 * BLOCK_ROWS, 5)

@@ -78,7 +78,7 @@ def test_ranks_connect_and_detect_missing_peer(tmp_path):
     assert "noticed" in printed
 
 
-def test_restarted_ranks_see_fresh_keys_in_agent_store(tmp_path):
+def test_restarted_ranks_ignore_old_keys_in_agent_store(tmp_path):
     """torchrun's own store outlives the ranks, with all that those before them have said in it."""
     body = """
     os.environ.update(TORCHELASTIC_USE_AGENT_STORE="True")
@@ -106,6 +106,6 @@ def test_mesh_size_other_than_job_is_refused(monkeypatch):
         connect(Mesh.of({"dp_replicate": 2}))
 
 
-def test_cpu_needs_no_deterministic_switch():
+def test_cpu_does_not_enable_deterministic_algorithms():
     use_deterministic_kernels(torch.device("cpu"))
     assert not torch.are_deterministic_algorithms_enabled()

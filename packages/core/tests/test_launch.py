@@ -231,7 +231,7 @@ def test_search_for_changed_data_ends_in_time(run_dir, monkeypatch):
     assert time.monotonic() - before < 1
 
 
-def test_unaware_peer_of_failed_rank_is_killed(run_dir, capsys):
+def test_peer_of_failed_rank_is_killed_without_waiting(run_dir, capsys):
     """It is not asked to stop at its next step boundary, which never comes: torch would wait 30 seconds for it."""
     assert start(run_dir, 2, LocalLaunch(max_restarts=0), "launched:leave_behind") == 1
     assert "rank 1 failed first: ValueError" in capsys.readouterr().err

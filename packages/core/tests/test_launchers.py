@@ -91,7 +91,7 @@ def test_launcher_sets_world_size(words):
     assert count_ranks(build_default_run(parallel="ddp", launch=elsewhere(processes=4))) == 4
 
 
-def test_missing_command_is_explained_by_catalogue(monkeypatch, capsys):
+def test_missing_command_names_package_that_supplies_command(monkeypatch, capsys):
     monkeypatch.setattr(catalogue, "VERBS", {"frob": "gangline-moe"})
     assert gangline.main(["frob"]) == 2
     assert f"is supplied by gangline-moe:  {catalogue.get('gangline-moe')}" in capsys.readouterr().err

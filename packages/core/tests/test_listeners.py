@@ -57,7 +57,7 @@ def address_of(digits: str) -> str:
     ],
     ids=["single", "ddp", "two_agents", "one_node"],
 )
-def test_run_on_one_machine_listens_at_loopback_only(tmp_path, words, expected):
+def test_run_on_one_machine_listens_only_on_loopback(tmp_path, words, expected):
     with RealRuns(tmp_path, SMALL) as runs:
         before = {*warm.get_server().list_processes()}  # of an earlier test, if they still end
         process = runs.fork("run.dir=out", "run.steps=100000", *words)
@@ -80,7 +80,7 @@ def store_of_rank_0(address: str, **more: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "localhost", "127.0.0.2", "::1"])
-def test_store_at_loopback_stays_at_loopback(address):
+def test_store_on_loopback_address_listens_only_on_loopback(address):
     before = listening_sockets([os.getpid()])
     if address == "::1" and not socket.has_dualstack_ipv6():
         pytest.skip("no IPv6 here")
@@ -89,7 +89,7 @@ def test_store_at_loopback_stays_at_loopback(address):
     )
 
 
-def test_store_of_torchruns_agent_is_not_served_twice():
+def test_torchrun_agent_store_is_reused():
     serving = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     agent = open_job_store(timedelta(seconds=20), environ=serving)
     before = listening_sockets([os.getpid()])

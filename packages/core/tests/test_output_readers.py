@@ -22,7 +22,7 @@ def closed_pipe():
         os.dup2(os.open(os.devnull, os.O_WRONLY), writer)
 
 
-def test_copied_output_continues_in_the_log(closed_pipe):
+def test_output_continues_in_log_after_closed_pipe(closed_pipe):
     log = io.StringIO()
     stream = Copied(closed_pipe, log)
     for number in range(2):
@@ -40,7 +40,7 @@ def test_launcher_output_without_reader_is_discarded(closed_pipe, monkeypatch):
     assert sys.stderr is closed_pipe
 
 
-def test_full_disk_of_output_stays_an_error(monkeypatch):
+def test_output_to_full_disk_raises_error(monkeypatch):
     with open("/dev/full", "w") as full:
         stream = Copied(full, io.StringIO())
         stream.write("line\n")
@@ -49,7 +49,7 @@ def test_full_disk_of_output_stays_an_error(monkeypatch):
         os.dup2(os.open(os.devnull, os.O_WRONLY), full.fileno())
 
 
-def test_run_without_reader_trains_to_the_end(runs):
+def test_run_with_closed_stdout_trains_to_end(runs):
     process = runs.fork("run.dir=out", "checkpoint=torch", "track=[jsonl,console]")
     process.stdout.close()
     assert process.wait(runs.seconds) == 0

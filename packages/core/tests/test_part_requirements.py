@@ -31,11 +31,11 @@ def found(*words: str) -> list[str]:
     return [f"{problem.what} {problem.fix}" for problem in find_problems(run) if "needs" in problem.what]
 
 
-def test_complete_method_has_no_problems():
+def test_parts_with_all_requirements_have_no_problems():
     assert found("parallel=paired", "optimizer=paired", "callback=[paired]") == []
 
 
-def test_missing_parts_of_method_are_named():
+def test_missing_required_parts_are_named():
     assert found("parallel=paired") == [
         "parallel=paired needs optimizer=paired. To choose both:  optimizer=paired",
         "parallel=paired needs callback=paired. To choose both:  callback=[paired]",
@@ -48,7 +48,7 @@ def test_missing_parts_of_method_are_named():
     ]
 
 
-def test_needs_of_nested_part_are_checked():
+def test_requirements_of_nested_part_are_checked():
     assert found("parallel=around", "parallel/inner=needy") == [
         "parallel/inner=needy needs optimizer=paired. To choose both:  optimizer=paired"
     ]
@@ -57,14 +57,14 @@ def test_needs_of_nested_part_are_checked():
     ]
 
 
-def test_need_not_installed_is_reported():
+def test_required_part_not_installed_is_reported():
     absent, unknown = found("callback=[absent]"), found("callback=[stray]")
     assert absent[0].startswith("callback=absent needs optimizer=absent. optimizer=absent is not available here.")
     assert "Installed choices for optimizer: " in absent[0]
     assert unknown[0].startswith("callback=stray needs weather=sun. there is no group 'weather'.")
 
 
-def test_suite_selects_needed_parts():
+def test_conformance_suite_selects_required_parts():
     suite = OptimizerSuite()
     suite.choice = "optimizer=paired"
     assert suite.chosen == ("parallel=paired", "optimizer=paired")

@@ -155,7 +155,7 @@ def test_broken_plugin_fails_only_when_chosen(strangers):
     assert "gangline-ckpt-zarr requires no-such-module>=3.1; try  pip install --upgrade gangline-ckpt-zarr" in said
 
 
-def test_broken_unknown_plugin_is_possible_supplier(strangers):
+def test_broken_plugin_is_named_as_possible_supplier(strangers):
     strangers.add("acme-things", "raise RuntimeError('out of coffee')\n")
     said = ask(strangers, "checkpoint=vault")["said"]["checkpoint=vault"]
     assert "acme-things 0.1.0 may offer " in said
@@ -187,7 +187,7 @@ def test_plugin_of_another_contract_is_not_imported(strangers, contract, fix):
     assert f"pip install {fix}" in said.splitlines()[2]
 
 
-def test_missing_part_is_explained_by_catalogue(strangers):
+def test_missing_part_names_package_that_supplies_part(strangers):
     said = ask(strangers, "checkpoint=zarr", "moe=on", "parallel=3d")["said"]
     assert (
         f"checkpoint=zarr is supplied by gangline-ckpt-zarr:  {catalogue.get('gangline-ckpt-zarr')}"
@@ -376,7 +376,7 @@ def test_edit_group_is_recognized_by_class(strangers):
     assert not found["failures"]
 
 
-def test_part_without_reader_is_plugin_error(strangers):
+def test_part_of_unread_group_is_plugin_error(strangers):
     """A group of its own that no part reads, and one inside a group that no part opens."""
     source = PREAMBLE + textwrap.dedent("""
         @dataclass

@@ -71,7 +71,7 @@ def refused(*words: str) -> str:
         ("command", "'http://x/${oc.env:HOME}'", "'track.notify.command=\"http://x/${oc.env:HOME}\"'"),
     ],
 )
-def test_recipe_with_program_needs_printed_override(notify, option, value, typed):
+def test_recipe_with_program_requires_command_line_override(notify, option, value, typed):
     file = recipe(**{option: value})
     message = refused(file)
     assert f"recipe=r.yaml sets track.notify.{option}=" in message
@@ -88,7 +88,7 @@ def test_override_replaces_program_of_recipe(notify):
     assert compose_one([recipe(command="evil"), "track.notify.command=good"]).track["notify"].command == "good"
 
 
-def test_program_override_with_recipe_value_is_refused(notify):
+def test_program_override_that_interpolates_recipe_value_is_refused(notify):
     Path("r.yaml").write_text("run: {name: '$(touch x)'}\n")
     assert "$(touch x)" in refused("recipe=r.yaml", "track=[notify]", "track.notify.command=echo ${run.name}")
 
@@ -166,7 +166,7 @@ def test_control_characters_are_escaped():
 
 
 @pytest.mark.parametrize("name", ["${ oc.env:OWN}", "${\toc.env : OWN}", "${oc.env:OWN}"])
-def test_reference_in_any_spacing_stays_a_reference(monkeypatch, name):
+def test_config_keeps_environment_reference_with_any_spacing(monkeypatch, name):
     from gangline.config.serial import to_dict
 
     monkeypatch.setenv("OWN", "secret")
@@ -176,7 +176,7 @@ def test_reference_in_any_spacing_stays_a_reference(monkeypatch, name):
 
 
 @pytest.mark.parametrize("words", [["run.name=oc.env", "data.path=${${run.name}:OWN}"]])
-def test_reference_made_of_pieces_is_refused(monkeypatch, words):
+def test_nested_environment_interpolation_is_refused(monkeypatch, words):
     monkeypatch.setenv("OWN", "secret")
     with pytest.raises(UserError, match=r"must be spelled \$\{oc.env:NAME\}") as caught:
         compose_one(words)

@@ -165,7 +165,7 @@ def test_single_rank_run_records_no_collective():
     assert not isinstance(comms.world, Pulsed)
 
 
-def test_a_phase_costs_about_a_microsecond():
+def test_pulse_phase_change_takes_under_20_microseconds():
     mine = Pulse()
     mine.step(1), mine.step(9)
     best = min(_seconds(mine) for _ in range(20))

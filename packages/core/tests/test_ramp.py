@@ -18,7 +18,7 @@ RAMP = ("recipe=tiny", "run.sample=0", "batch.ramp={4:18,8:50}", "batch.global_s
 FIRST = [0, 4, 8, 12, 16, 20, 28, 36, 44, 52, 68, 84]  # samples: of 4 until 18 are read, of 8 until 50, then of 16
 
 
-def test_ramp_matches_on_two_ranks_and_resume(runs: RealRuns) -> None:
+def test_batch_ramp_matches_on_two_ranks_and_resume(runs: RealRuns) -> None:
     runs.settings = (
         *runs.settings,
         *RAMP,

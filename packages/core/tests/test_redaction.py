@@ -96,7 +96,7 @@ def test_text_with_secret_is_refused_and_hidden(text):
 
 
 @pytest.mark.parametrize("key", ["wandb_key", "x.auth", "auth"])
-def test_ambiguous_key_is_judged_by_value(key):
+def test_value_decides_if_ambiguous_key_is_secret(key):
     with pytest.raises(UserError, match="contains a secret"):
         refuse_secrets({key: RANDOM})
     assert redact(f"{key}={RANDOM}") == f"{key}=***"

@@ -175,14 +175,14 @@ def test_reduced_learning_rate_survives_a_kill(tmp_path):
 
 
 @pytest.mark.parametrize(("first", "code"), [(Action.STOP, 3), (Action.RESTART, "restart"), (Action.WARN, 0)])
-def test_verdict_before_run_is_obeyed(tmp_path, first, code):
+def test_verdict_before_first_step_is_applied(tmp_path, first, code):
     out = tmp_path / "out"
     assert run(out, Scripted({}, first=first), "run.steps=1") == code
     assert [line.order for line in orders(out)] == ([first.name.lower()] if code else [])
     assert (out / "metrics.jsonl").read_text().count("\n") == (code == 0)
 
 
-def test_step_skipped_before_update_is_no_overflow(tmp_path, monkeypatch):
+def test_step_skipped_by_check_reports_no_overflow(tmp_path, monkeypatch):
     s = open_session(tmp_path / "out", "run.steps=3")
     s.health["asked"] = Asked({}, before={2: Action.SKIP})
     overflows: list[bool] = []
@@ -197,7 +197,7 @@ def test_step_skipped_before_update_is_no_overflow(tmp_path, monkeypatch):
     assert s.optimizer.state()["steps"] == 2
 
 
-def test_restart_order_may_return_to_checkpoint(tmp_path):
+def test_restart_order_may_load_earlier_checkpoint(tmp_path):
     out = tmp_path / "out"
     back = Response(Action.RESTART, ("spike",), before_step=4, exclude=("node-7",))
     assert run(out, Scripted({5: Action.STOP}, back)) == "restart"

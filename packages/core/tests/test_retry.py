@@ -83,7 +83,7 @@ def test_retry_raises_a_permanent_error_at_once() -> None:
     assert len(tries) == 1
 
 
-def test_retry_takes_the_errors_that_the_caller_names(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retry_uses_retryable_function_of_caller(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retrying, "FIRST_SECONDS", 0.001)
     errors = [ValueError("odd"), KeyError("odd")]
 

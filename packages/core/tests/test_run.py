@@ -45,7 +45,7 @@ def same(first, second):
     assert {key: document[key] for key in keys} == {key: other[key] for key in keys}
 
 
-def test_large_model_is_named_before_it_is_built(tmp_path, capsys):
+def test_large_model_is_announced_before_build(tmp_path, capsys):
     from gangline.train.build import announce
 
     announce(Composed.of(build_default_run(model="llama3-8b")), RunDirectory(tmp_path), 2)
@@ -154,7 +154,7 @@ def test_resume_extends_a_finished_run(runs):
     assert (runs.directory / "out" / "config.yaml").read_text() == before
 
 
-def test_from_starts_afresh_with_the_same_settings(runs):
+def test_from_option_starts_new_run_with_same_settings(runs):
     runs.train("run.dir=out", "run.seed=5")
     runs.train("from=out", "run.dir=again")
     assert runs.read_curve("again") == runs.read_curve("out")

@@ -72,7 +72,7 @@ def test_user_links_in_run_directory_are_allowed(run_dir):
     directory.unlock()
 
 
-def test_links_that_appear_later_are_not_followed(run_dir):
+def test_symbolic_links_created_during_run_are_not_followed(run_dir):
     """By somebody who can write there while the run goes on."""
     for name, write in WRITERS.items():
         (run_dir / name).symlink_to(run_dir.parent / "thesis.txt")

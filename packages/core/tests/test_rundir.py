@@ -99,7 +99,7 @@ def test_unset_directory_stays_unset_in_config(tmp_path, monkeypatch):
     other.unlock()
 
 
-def test_runs_of_one_second_get_different_directories(tmp_path, monkeypatch):
+def test_runs_started_in_same_second_get_different_directories(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     first = make_fresh("x")
     first.mkdir(parents=True)
@@ -304,7 +304,7 @@ def test_provenance_records_commit_and_dirty_state(tmp_path):
     assert provenance.read_git(tmp_path) == {**clean, "dirty": True}
 
 
-def test_the_environment_is_not_written(tmp_path, monkeypatch):
+def test_environment_variables_are_not_written_to_run_directory(tmp_path, monkeypatch):
     monkeypatch.setenv("SOME_TOKEN", "sh-very-secret")
     made = RunDirectory.create(build_default_run(run={"dir": str(tmp_path / "out")}), ["train"])
     made.unlock()

@@ -160,7 +160,7 @@ def test_an_unknown_group_is_refused():
         build_default_run(optimiser="adamw")
 
 
-def test_off_needs_no_plugin():
+def test_off_for_group_of_missing_plugin_is_accepted():
     assert build_default_run(moe="off") == build_default_run() == build_default_run(moe=False)
 
 

@@ -150,7 +150,7 @@ def test_registry_is_independent_of_array_order():
     assert Registry.of(mesh, arrays).layouts == again.layouts
 
 
-def test_fold_and_rest_divide_one_axis():
+def test_axis_is_sharded_by_fold_and_across_folds():
     mesh = Mesh.of({"dp_shard": 8})
     on_fold, beside = Division(("dp_shard",), ((0, 3, 6),)), Division(("dp_shard",), ((0, 1, 2, 3, 4),), 1, every=2)
     registry = Registry.of(mesh, {"x": Layout((6, 4), divisions=(on_fold, beside))})
@@ -161,7 +161,7 @@ def test_fold_and_rest_divide_one_axis():
     assert sorted(shared.find_holders("x", Box((3, 0), (3, 4)))) == [4, 5, 6, 7]
 
 
-def test_rows_of_a_stack_are_a_few_boxes():
+def test_row_range_of_stack_is_split_into_boxes():
     """A stack of 3 matrices of 4 rows, rows 2 to 9 of 12: the end of one, a whole one, the start of one."""
     layout = Layout((3, 4, 5), divisions=(Division(("dp_shard",), ((0, 2, 9, 12),), rows=True),))
     assert layout.list_boxes([1]) == [
@@ -179,7 +179,7 @@ def test_padded_rows_are_not_in_boxes():
         assert rows == [4, 4, 2, 0]
 
 
-def test_add_like_and_union_of_registries():
+def test_registry_add_like_and_union_combine_layouts():
     registry = Registry.of(Mesh.of({"dp_replicate": 2}), {"model/a": Layout((2, 3)), "model/b": Layout((4,))})
     state = registry.add_like("optimizer/m", ["model/a"], "bfloat16")
     assert list(state) == ["optimizer/m/a"]

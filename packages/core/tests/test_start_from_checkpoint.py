@@ -70,7 +70,7 @@ def test_skipped_samples_of_parent_run_stay_skipped(parent, tmp_path):
     assert [(line.skipped_from, line.skipped) for line in again.history if line.skipped] == [(0, 400)]
 
 
-def test_learning_rate_may_change(parent, resumed, tmp_path):
+def test_run_from_weights_may_change_learning_rate(parent, resumed, tmp_path):
     train_session(tmp_path / "out", f"run.weights={parent}", "run.steps=6", "optimizer.learning_rate=0.0001")
     assert curve(tmp_path / "out")[0] == resumed[0]
     assert curve(tmp_path / "out")[1] != resumed[1]
@@ -100,7 +100,7 @@ def test_run_without_steps_left_is_refused(parent, tmp_path):
         open_session(tmp_path / "out", f"run.weights={parent}", "run.steps=4")
 
 
-def test_other_model_is_refused(parent, tmp_path):
+def test_weights_of_another_model_are_refused(parent, tmp_path):
     with pytest.raises(UserError, match="is of another model"):
         open_session(tmp_path / "out", f"run.weights={parent}", "run.steps=6", "model.dim=32")
 

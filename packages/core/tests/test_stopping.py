@@ -111,7 +111,7 @@ def saved(run_dir: Path) -> tuple[str, int]:
 
 
 @pytest.mark.parametrize("asked", STOP, ids=lambda asked: asked.name)
-def test_forwarded_signal_is_the_same_request(asked, monkeypatch):
+def test_signal_and_forwarded_copy_count_as_one_request(asked, monkeypatch):
     clock = iter([0.0, 100.0, 100.5, 100.0 + SAME_REQUEST_SECONDS * 2])
     monkeypatch.setattr("gangline.launch.signals.time.monotonic", lambda: next(clock))
     requests = Requests()
@@ -126,7 +126,7 @@ def test_real_time_signals_have_one_meaning_each():
 
 
 @pytest.mark.parametrize("signum", [*STOP, *HandedOn, STACKS])
-def test_answer_signal_refuses_a_signal_with_a_meaning(signum):
+def test_answer_signal_refuses_reserved_signals(signum):
     before = signal.getsignal(signum)
     with pytest.raises(ValueError, match="is reserved: it requests"):
         answer_signal(signum, lambda: None)
@@ -208,7 +208,7 @@ def test_ranks_end_with_killed_train(running):
     assert code == -signal.SIGKILL
 
 
-def test_stopped_rank_ends_with_killed_train(running):
+def test_sigstopped_rank_ends_with_killed_train(running):
     """It cannot end by itself, and would hold its memory, a GPU's too."""
     one = running["stopped"]
     one.wait_for("step")

@@ -42,7 +42,7 @@ def terminal(monkeypatch):
         ("\x1b[1;31mred\x1b[0m\x1b[2K\r\ta\n", "\x1b[1;31mred\x1b[0m\x1b[2K\r\ta\n"),
     ],
 )
-def test_terminal_stream_escapes_all_but_colors_and_moves(text, written):
+def test_terminal_stream_passes_only_color_and_cursor_codes(text, written):
     stream = io.StringIO()
     assert TerminalStream(stream).write(text) == len(text)
     TerminalStream(stream).writelines([text])
@@ -72,7 +72,7 @@ def test_tables_of_runs_escape_their_names(core_alone, monkeypatch, tmp_path):
     assert "\x1b[8m" not in stream.getvalue()
 
 
-def test_run_name_is_printable():
+def test_unprintable_run_name_is_refused():
     (problem,) = find_problems(build_default_run(run={"name": TITLE}))
     assert "must be printable text in one line" in problem.what
 

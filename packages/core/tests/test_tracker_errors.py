@@ -72,7 +72,7 @@ def test_error_after_the_loop_ends_trackers(tmp_path: Path) -> None:
     assert [summary["why"] for summary in tracker.summaries] == ["error"]
 
 
-def test_lost_peer_is_one_line_without_transport_text(tmp_path: Path) -> None:
+def test_lost_peer_is_reported_in_one_line(tmp_path: Path) -> None:
     tracker = Kept()
     s = failing(tmp_path, tracker)
 

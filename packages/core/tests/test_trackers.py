@@ -62,7 +62,7 @@ def track(directory: Path, *records: StepRecord, first: int = 0) -> None:
     tracker.end({})
 
 
-def test_full_disk_loses_no_record(tmp_path: Path) -> None:
+def test_records_on_full_disk_are_written_later(tmp_path: Path) -> None:
     """The tracker is not left out for it, people are told once, and a line that was cut is made whole."""
     reporter = Reporter({"jsonl": JsonLinesTracker(None)}, 0.0, 0, None, {})
     reporter.trackers["jsonl"].begin(start(tmp_path))
@@ -350,7 +350,7 @@ def test_terminal_shows_progress_line():
     assert "step   2/100" not in printed(*map(record, range(1, 11)), every=50)
 
 
-def test_the_time_left_follows_the_pace(monkeypatch):
+def test_remaining_time_follows_step_rate(monkeypatch):
     now = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     tracker = ConsoleTracker(1, Terminal(file=(out := io.StringIO()), width=200))
@@ -367,12 +367,12 @@ def test_ending_without_steps_is_printed():
 @pytest.mark.parametrize(
     ("number", "text"), [(0, "0"), (999, "999"), (12345, "12.3 k"), (5.3e8, "530 M"), (7e15, "7e+03 T")]
 )
-def test_quantities_are_short(number, text):
+def test_quantity_is_formatted_with_unit_prefix(number, text):
     assert format_quantity(number) == text
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.4, "0:00"), (65, "1:05"), (3725, "1:02:05"), (59.7, "1:00")])
-def test_durations_read_as_a_clock(seconds, text):
+def test_duration_is_formatted_as_clock_time(seconds, text):
     assert format_duration(seconds) == text
 
 
@@ -384,7 +384,7 @@ def test_durations_read_as_a_clock(seconds, text):
     [(lambda: JsonLinesTracker(None), 300e-6), (lambda: TensorBoardTracker(None), 1000e-6)],
     ids=["jsonl", "tensorboard"],
 )
-def test_a_record_costs_microseconds(tmp_path, make, most):
+def test_tracker_record_takes_microseconds(tmp_path, make, most):
     """36 and 140 µs on a quiet machine; the bound leaves room for a busy one."""
     tracker: Tracker = make()
     tracker.begin(start(tmp_path))

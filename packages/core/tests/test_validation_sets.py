@@ -69,7 +69,7 @@ def test_invalid_validation_set_is_refused(setting, message, corpora):
     assert message in refused(setting)
 
 
-def test_a_run_validates_on_each_of_its_sets(runs, corpora):
+def test_run_validates_on_each_validation_set(runs, corpora):
     """Sets of the run's own options have its loss; a run that goes on may have others; a mistake writes nothing."""
     words = (
         "run.dir=out",
@@ -94,7 +94,7 @@ def test_a_run_validates_on_each_of_its_sets(runs, corpora):
     assert set(runs.read_records("out")[-1]["validation_losses"]) == {"b", "more"}
 
 
-def test_a_set_with_another_tokenizer_is_refused(runs, corpora):
+def test_validation_set_with_another_tokenizer_is_refused(runs, corpora):
     """Its tokens would mean other things, and its loss nothing."""
     words = ("run.dir=other", f"data.path={corpora}/a", "validate.every=3", "data.separator=z")
     printed = runs.train(*words, "validate.sets={b: {separator: x}}", code=2)

@@ -182,7 +182,7 @@ class Moves(torch.nn.Module):
         self.bias += 1
 
 
-def test_frozen_module_gets_no_after_step():
+def test_after_step_is_not_called_on_frozen_modules():
     model = torch.nn.ModuleDict({"router": Moves()})
     plan = Plan(embed="embed", blocks="blocks", head="head", layers=1)
     for frozen, told in (

@@ -192,7 +192,7 @@ def test_validation_part_of_killed_append_is_ignored(two, tmp_path, capsys):
         assert documents(folder) == documents(old / folder.relative_to(store))
 
 
-def test_first_validation_part_of_killed_append_is_named(two, tmp_path, capsys):
+def test_new_validation_part_of_killed_append_is_refused(two, tmp_path, capsys):
     first, second, _ = two
     store, old = tmp_path / "whole", tmp_path / "old"
     prepared(first, "--out", store, "--validation", "0")

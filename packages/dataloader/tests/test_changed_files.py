@@ -179,7 +179,7 @@ def exchanged(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["shard-00001.ends.npy", "shard-00001.pack-32.npy", "shard-00001.pack-32.rows.npy"])
-def test_ends_and_plan_replaced_before_start_are_named(store, name):
+def test_replaced_ends_or_plan_file_is_named(store, name):
     exchanged(store / name)
     with pytest.raises(UserError, match=rf"{name} is damaged or was replaced"):
         samples(source(store, "data.packing=best_fit" if "pack" in name else "data.document_masking=true"))
@@ -193,7 +193,7 @@ def test_append_refuses_replaced_shard(store, name, tmp_path):
         commands.main(["prepare", str(tmp_path / "more.txt"), "--out", str(store), "--append", "--workers", "1"])
 
 
-def test_plan_refuses_replaced_ends(store):
+def test_packing_plan_refuses_replaced_document_ends(store):
     exchanged(store / "shard-00001.ends.npy")
     with pytest.raises(UserError, match=r"shard-00001.ends.npy is damaged or was replaced"):
         commands.main(["prepare", "--out", str(store), "--pack", "16"])

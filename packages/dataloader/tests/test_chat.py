@@ -208,7 +208,7 @@ CALLING = [
 ]
 
 
-def test_messages_with_empty_content_are_trained_on(tokenizer):
+def test_tool_calls_with_empty_content_are_trained_on(tokenizer):
     found = encoded(tokenizer, CALLS + PROMPT, CALLING)
     assert isinstance(found, EncodedDocument)
     assert found.text.startswith("<|im_start|>system\n<|im_end|>\n")
@@ -221,7 +221,7 @@ NAMES_TOOLS = "{% for tool in tools or () %}{{ tool.name }} {{ tool.by }}: {% en
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
-def test_tools_of_a_row_are_in_the_prompt(tokenizer, tmp_path, kind):
+def test_tools_column_is_rendered_into_prompt(tokenizer, tmp_path, kind):
     (tokenizer.parent / "chat_template.jinja").write_text(NAMES_TOOLS + PROMPT)
     silent = {"role": "assistant", "content": None, "tool_calls": [{"name": "count"}]}
     rows = [
@@ -400,7 +400,7 @@ def test_conversation_with_lone_surrogate_is_dropped(chats, tokenizer):
     assert (count["kept"], count["dropped"]) == (2, {"chat: the text contains half of a surrogate pair": 1})
 
 
-def test_store_of_older_loss_rule_refuses_append(chats, tokenizer):
+def test_append_refuses_store_with_older_loss_mask_rule(chats, tokenizer):
     folder = prepared(chats, "--tokenizer", str(tokenizer))
     path = folder / "manifest.json"
     manifest = json.loads(path.read_text())

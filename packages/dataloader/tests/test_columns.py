@@ -299,7 +299,7 @@ def test_mds_column_dtype_conflict_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("given", ["int32", "uint16", "int8"])
-def test_mds_bytes_of_a_wider_dtype_are_refused(given, tmp_path):
+def test_mds_bytes_wider_than_given_dtype_are_refused(given, tmp_path):
     mds(tmp_path, "bytes")
     with pytest.raises(UserError, match=r"seems to hold u?int64 tokens") as refused:
         open_tokens(tmp_path, 200, f"tokens:{given}")
@@ -317,7 +317,7 @@ HUBS = {  # as data sets of the Hub, and what datasets leaves beside them, are c
 
 
 @pytest.mark.parametrize("kind", HUBS)
-def test_folder_of_mixed_splits_is_refused_with_patterns(kind, tmp_path):
+def test_error_for_mixed_splits_suggests_path_patterns(kind, tmp_path):
     names, pattern = HUBS[kind]
     folder = tmp_path / "hub"
     for name in names:
@@ -400,7 +400,7 @@ def test_parquet_column_name_with_dot_is_read(tmp_path):
 
 @pytest.mark.parametrize("suffix", [".arrow", ".parquet"])
 @pytest.mark.parametrize("asked", [None, "tokens"])
-def test_two_columns_of_one_name_are_refused(suffix, asked, tmp_path):
+def test_duplicate_column_names_are_refused(suffix, asked, tmp_path):
     pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     table, path = pa.Table.from_arrays([pa.array([[1, 2]])] * 2, ["tokens"] * 2), tmp_path / f"a{suffix}"
     if suffix == ".parquet":
@@ -465,7 +465,7 @@ def test_rows_with_padding_mask_are_refused(beside, name, column, tmp_path):
         assert open_tokens(write_table(path, {"input_ids": tokens, **columns}), 200, column).total == 24
 
 
-def test_labels_of_other_types_are_accepted(tmp_path):
+def test_class_and_text_labels_are_accepted(tmp_path):
     """A class for each row, and lists of texts."""
     for labels in ([-1, 0], [["a"], []], [[[-1]], [[0]]]):
         path = write_table(tmp_path / "a.parquet", {"input_ids": [[5, 6, 7]] * 2, "labels": labels})
@@ -511,7 +511,7 @@ def external(folder: Path, kind: str, tokens: np.ndarray) -> Path:
 @pytest.mark.parametrize("change", ["in place", "replaced", "removed"])
 @pytest.mark.parametrize("kind", ["bin", "mds", "arrow", "parquet"])
 @pytest.mark.parametrize("read_before", [True, False])
-def test_external_file_changed_during_run_is_named(kind, change, read_before, tmp_path, monkeypatch):
+def test_error_names_external_file_changed_during_run(kind, change, read_before, tmp_path, monkeypatch):
     """It was read before, or is opened for the first time after the change."""
     (tmp_path / "there").mkdir()
     path = external(tmp_path / "there", kind, np.arange(900))

@@ -63,7 +63,7 @@ def by_sample(source, numbers: list[int]) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_dali_batches_equal_tokens_batches_bitwise(form, store):
+def test_dali_batches_match_token_reader_bitwise(form, store):
     """Over an epoch and more, from several cursors, after jumps, for every share of several widths."""
     ours, theirs = sources(store, form)
     assert ours.compute_fingerprint() == theirs.compute_fingerprint()
@@ -80,7 +80,7 @@ def test_dali_batches_equal_tokens_batches_bitwise(form, store):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_dali_validation_equals_tokens_validation(form, store):
+def test_dali_validation_batches_match_token_reader(form, store):
     ours, theirs = sources(store, form, "validation")
     for count in (5, 10_000):
         here = place(0, 2)

@@ -86,7 +86,7 @@ def test_run_reads_external_files(write, tmp_path):
     assert said == [] if write is megatron else "needs the ends of documents" in said[0]
 
 
-def test_megatron_documents_after_empty_ones_keep_their_numbers(tmp_path):
+def test_megatron_document_numbers_include_empty_documents(tmp_path):
     path, lengths = tmp_path / "train.bin", [0, 2, 0, 0, 3, 1, 0]
     index = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 4, 7, 7)  # the sequences 4 and 5 are one document
     pointers = (np.cumsum(lengths) - lengths) * 4
@@ -156,7 +156,7 @@ def test_inconsistent_header_is_refused(tmp_path):
         open_tokens(tmp_path / "none.bin", 200)
 
 
-def test_raw_uint32_tokens_require_named_dtype(tmp_path):
+def test_raw_uint32_tokens_require_explicit_dtype(tmp_path):
     path, tokens = tmp_path / "u32.bin", RNG.integers(0, 100_000, 5000)
     tokens.astype("<u4").tofile(path)
     for vocab_size, why in (
@@ -189,7 +189,7 @@ def test_raw_tokens_of_a_named_dtype_are_read(column, tmp_path):
     ("dtype", "column"),
     [("int64", None), ("int64", ":uint16"), ("int64", ":uint32"), ("int64", ":int32"), ("uint32", ":uint16")],
 )
-def test_raw_tokens_wider_than_named_are_refused(dtype, column, tmp_path):
+def test_raw_tokens_wider_than_given_dtype_are_refused(dtype, column, tmp_path):
     """Read as named, every second token would be 0."""
     path = tmp_path / "train.bin"
     for tokens in (RNG.integers(0, 50_257, 5001), RNG.integers(0, 300, 100_000)):
@@ -202,7 +202,7 @@ def test_raw_tokens_wider_than_named_are_refused(dtype, column, tmp_path):
         assert np.array_equal(open_tokens(path, 50_304, f":{dtype}").shard(0), tokens)
 
 
-def test_falsely_refused_raw_tokens_are_read_as_int64(tmp_path):
+def test_error_for_misdetected_dtype_suggests_int64_copy(tmp_path):
     """A false alarm: every second token is small."""
     path, tokens = tmp_path / "train.bin", np.stack([RNG.integers(0, 50_257, 500), np.zeros(500, int)], 1).reshape(-1)
     tokens.astype("<u2").tofile(path)
@@ -215,7 +215,7 @@ def test_falsely_refused_raw_tokens_are_read_as_int64(tmp_path):
     assert open_tokens(path, 50_304, ":uint16").total == len(tokens) - 1
 
 
-def test_raw_tokens_of_uint16_are_read_unnamed(tmp_path):
+def test_raw_uint16_tokens_are_read_without_dtype(tmp_path):
     """Also a few, and those of the smallest vocabulary."""
     path = tmp_path / "train.bin"
     for tokens in (np.zeros(300, int), RNG.integers(0, 16, 300), RNG.integers(0, 50_257, 5000), np.array([300, 1])):

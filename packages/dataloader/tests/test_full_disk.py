@@ -49,7 +49,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_full_disk_is_named_and_repeated_call_continues(small_disk, numbers, tmp_path):
+def test_full_disk_is_reported_and_next_prepare_continues(small_disk, numbers, tmp_path):
     disk, limit = small_disk
     filler, before = disk / "filler", resource.getrlimit(resource.RLIMIT_FSIZE)
     filler.write_bytes(bytes(220_000 if limit is None else 1))

@@ -90,7 +90,7 @@ def test_epoch_shows_every_training_image_once(shards):
     assert train != sorted(train)
 
 
-def test_readers_of_every_width_return_equal_pixels(shards):
+def test_pixels_are_equal_for_every_rank_count(shards):
     one = source(shards)
     for index, width, micro in ((0, 1, 3), (1, 2, 2), (2, 4, 1), (0, 1, 12)):
         place = ReadPlace(index, width, 12, micro, torch.device("cpu"))

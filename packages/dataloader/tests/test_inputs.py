@@ -54,7 +54,7 @@ def test_folder_without_validation_split_holds_out_share(tmp_path, make_store):
     assert read(store).documents + read(store / VALIDATION).documents == 200
 
 
-def test_named_or_unpaired_test_split_is_read(tmp_path):
+def test_test_split_is_read_if_explicit_or_alone(tmp_path):
     for name in ("a/test.jsonl", "b/more.jsonl", "b/tests.jsonl", "c/train.py", "c/test.py", "c/validation/x.jsonl"):
         rows(tmp_path / name, name)
     for name in "abc":

@@ -46,7 +46,7 @@ def test_each_source_is_read_epoch_by_epoch(order, data):
 
 @settings(max_examples=60, deadline=None)
 @given(order=mixtures(), data=st.data())
-def test_batch_is_independent_of_width_and_history(order, data):
+def test_batch_is_independent_of_rank_count_and_history(order, data):
     """The samples of a step do not depend on the width that reads them, nor on what was read before."""
     start, size = data.draw(st.integers(0, 10**12)), data.draw(st.integers(1, 64))
     whole = order(np.arange(start, start + size))
@@ -132,7 +132,7 @@ def test_invalid_stages_are_refused():
             MixtureOrder(source, stages)
 
 
-def test_late_start_deals_only_one_block():
+def test_start_at_late_sample_computes_only_one_block():
     """Counted in blocks that were dealt, not in seconds: one, wherever it is."""
     for number in (0, 10**6, 10**15):
         order = MixtureOrder([Ingredient("a", 10**8), Ingredient("b", 10**6)], [WeightStage(0, (1, 2))], 0)

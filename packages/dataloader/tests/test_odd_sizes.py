@@ -45,7 +45,7 @@ def steps(source, width: int, micro: int, cursor: int, count: int) -> list[bytes
 @pytest.mark.parametrize("packing", ["concatenate", "best_fit"])
 @pytest.mark.parametrize("T", [1, 31])
 @pytest.mark.parametrize("weights", [None, "{a: 0.001, b: 0.999}", "{a: 0.999, b: 0.001}"])
-def test_any_width_and_start_match_one_process_bitwise(stores, weights, T, packing):
+def test_any_rank_count_and_start_match_one_process(stores, weights, T, packing):
     words = ["data=tokens", f"data.path={stores[0]}"]
     if weights is not None:
         words = ["data=mix", f"data.sources={{a: {stores[0]}, b: {stores[1]}}}", f"data.weights={weights}"]

@@ -140,7 +140,7 @@ def test_repeated_prepare_writes_identical_plans(texts, tmp_path, capsys):
     assert {path.name: path.read_bytes() for path in (tmp_path / "one").glob("*pack*")} == first
 
 
-def test_plan_of_another_store_or_damaged_is_named(store, texts, make_store, capsys):
+def test_error_names_damaged_or_mismatched_pack_plan(store, texts, make_store, capsys):
     other = make_store(texts, validation=0.3)
     for name in (pack_plan.name_plan_file(48), *(f.name for f in store.glob("shard-00000.pack-48*"))):
         (other / name).write_bytes((store / name).read_bytes())

@@ -50,7 +50,7 @@ def chi_squared(values: np.ndarray, bins: int) -> float:
 
 
 @pytest.mark.parametrize("n", [LARGE, 1 << 20, 262_016])
-def test_permutation_looks_random(n):
+def test_permutation_is_statistically_random(n):
     """High bits and low bits of neighbours are spread as chance spreads them, neighbours land far apart, seeds differ.
 
     Blocks of 1024 out of 2**18 indices: the mean of 256 chi-squared values with 63 degrees of freedom has a standard

@@ -181,7 +181,7 @@ def test_lone_surrogate_is_read_like_data_text(tmp_path, make_store):
         assert count["replaced"] == {"bytes that are not UTF-8": 3}
 
 
-def test_parquet_row_that_is_not_utf8_is_named(tmp_path, make_store):
+def test_error_names_parquet_row_with_invalid_utf8(tmp_path, make_store):
     pa = pytest.importorskip("pyarrow")
     texts = pa.array([b"one", b"two", b"thr\xff\xfe", b"four"]).cast(pa.binary())
     texts = pa.Array.from_buffers(pa.string(), len(texts), texts.buffers())
@@ -276,7 +276,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_an_input_that_cannot_be_read_is_named(name, tmp_path, make_store):
+def test_error_names_unreadable_input(name, tmp_path, make_store):
     content, why = BAD[name]
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=why):
@@ -298,7 +298,7 @@ def test_prepare_leaves_unrelated_out_folder_unchanged(texts, make_store, tmp_pa
     assert contents(store) == before
 
 
-def test_differently_named_inputs_are_refused_as_another_store(texts, tmp_path):
+def test_prepare_with_renamed_inputs_refuses_existing_store(texts, tmp_path):
     """Names decide what is held out, and the report has the words."""
     (texts.parent / "idn").mkdir()
     folder = (texts / "deep").rename(texts.parent / "idn" / "en")
@@ -313,7 +313,7 @@ def test_differently_named_inputs_are_refused_as_another_store(texts, tmp_path):
 
 
 @pytest.mark.parametrize("append", [False, True])
-def test_store_of_older_identity_is_recognized_by_arguments(append, texts, tmp_path, make_store):
+def test_store_with_older_identity_format_is_recognized(append, texts, tmp_path, make_store):
     """Names and sources of files were not part of it."""
     (tmp_path / "first.txt").write_text("first")
     out = make_store(tmp_path / "first.txt", validation=0) if append else tmp_path / "out"
@@ -516,7 +516,7 @@ def test_url_as_out_is_refused(words, texts, tmp_path, monkeypatch):
     "words",
     [["prepare", "{texts}"], ["prepare", "--pack", "32"], ["tokenizer", "--vocab-size", "300"], ["export", "{texts}"]],
 )
-def test_empty_out_is_named(words, texts, tmp_path, monkeypatch):
+def test_empty_out_option_is_refused(words, texts, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(UserError, match=r"^--out must be a path, and is empty"):
@@ -524,7 +524,7 @@ def test_empty_out_is_named(words, texts, tmp_path, monkeypatch):
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_odd_bytes_become_text_or_are_counted(tmp_path, make_store):
+def test_invalid_bytes_are_replaced_or_dropped_and_counted(tmp_path, make_store):
     folder = tmp_path / "odd"
     folder.mkdir()
     for name, content in ODD.items():

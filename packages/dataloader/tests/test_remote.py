@@ -179,7 +179,7 @@ def test_cache_of_suggested_size_fetches_each_file_once(server, talks, tmp_path,
     assert len(fetched) == len(set(fetched))
 
 
-def test_busy_store_is_retried_and_counted(server, store, tmp_path):
+def test_http_503_is_retried_and_counted(server, store, tmp_path):
     left = [3]
 
     def trouble(path: str) -> int | None:
@@ -275,7 +275,7 @@ def test_damaged_or_missing_download_is_refused(server, store, tmp_path):
         [source.sample(i) for i in range(source.count_samples())]
 
 
-def test_ranges_are_large_and_cover_the_file(server, tmp_path):
+def test_large_file_is_downloaded_in_few_ranges(server, tmp_path):
     content = np.random.default_rng(0).integers(0, 256, 20_000_001, dtype=np.uint8).tobytes()
     (tmp_path / "large.npy").write_bytes(content)
     remote = Remote(f"http://127.0.0.1:{server.server_port}", 30.0)
@@ -284,7 +284,7 @@ def test_ranges_are_large_and_cover_the_file(server, tmp_path):
     assert len(server.asked) == 3
 
 
-def test_late_request_writes_to_no_other_file(server, tmp_path, monkeypatch):
+def test_abandoned_download_does_not_write_to_other_files(server, tmp_path, monkeypatch):
     """Its file is given up, and the number of its descriptor is another's by then."""
     (tmp_path / "a.npy").write_bytes(b"x" * 1000)
     real, late, given_up, done = os.pwrite, threading.Event(), threading.Event(), threading.Event()

@@ -102,7 +102,7 @@ def test_overwritten_cached_file_is_fetched_again(tmp_path):
 
 
 @pytest.mark.parametrize("evicted", [False, True])
-def test_cached_file_changed_during_run_is_named(texts, make_store, tmp_path, monkeypatch, evicted):
+def test_error_names_cached_file_changed_during_run(texts, make_store, tmp_path, monkeypatch, evicted):
     """One that makes room for others is still mapped, and no change."""
     read = source(make_store(texts, clean=(), shard_tokens=3000, validation=0), tmp_path)
     whole = [read.sample(number)["tokens"].tobytes() for number in range(read.count_samples())]

@@ -58,7 +58,7 @@ def test_shards_are_plain_numpy_files(tmp_path):
     assert np.load(tmp_path / "shard-00000.ends.npy").tolist() == [5, 8]
 
 
-def test_grown_store_matches_identity_of_prefix(tmp_path):
+def test_grown_store_matches_identity_before_growth(tmp_path):
     documents = [[np.arange(1, 9)], [np.arange(4)], [np.arange(7)]]
     short, long = written(tmp_path / "short", documents[:2]), written(tmp_path / "long", documents)
     assert long.match_prefix(short.compute_identity()) == 2
@@ -80,7 +80,7 @@ DAMAGE = {
 
 @pytest.mark.parametrize("kind", DAMAGE)
 @pytest.mark.parametrize("name", ["shard-00001.npy", "shard-00001.ends.npy"])
-def test_file_that_contradicts_manifest_is_named(kind, name, tmp_path, capsys):
+def test_error_names_file_that_contradicts_manifest(kind, name, tmp_path, capsys):
     written(tmp_path, [[np.arange(50)], [np.arange(60), np.arange(9)]])
     DAMAGE[kind](tmp_path / name)
     store = LocalTokens(tmp_path)

@@ -13,7 +13,7 @@ SIZES = ("model.vocab_size=256", "batch.sequence_length=48", "validate.every=10"
 
 
 @pytest.mark.parametrize("documents", ["true", "false"])
-def test_tokens_samples_equal_text_samples(texts, make_store, documents):
+def test_token_store_samples_equal_text_data_samples(texts, make_store, documents):
     for name in ("binary.bin", "empty.txt"):
         (texts / name).unlink()
     asked = (*SIZES, f"data.document_masking={documents}")

@@ -145,7 +145,7 @@ CHANGES: dict[str, Callable[[Path], None]] = {
 
 
 @pytest.mark.parametrize("kind", CHANGES)
-def test_shard_changed_during_run_is_named(kind, tmp_path):
+def test_error_names_shard_changed_during_run(kind, tmp_path):
     path = write_tar(tmp_path / "a.tar")
     os.utime(path, (1e9, 1e9))
     files = list_samples(str(path))
@@ -166,7 +166,7 @@ DOUBLED: dict[str, tuple[list[tuple[str, bytes]], str]] = {
 
 
 @pytest.mark.parametrize("kind", DOUBLED)
-def test_a_second_member_of_one_kind_is_refused(kind, tmp_path):
+def test_sample_with_duplicate_member_kind_is_refused(kind, tmp_path):
     """Which of two images belongs to a text is not known."""
     members, message = DOUBLED[kind]
     with pytest.raises(UserError, match=rf"a\.tar: {message}"):

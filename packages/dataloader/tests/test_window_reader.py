@@ -141,7 +141,7 @@ def test_document_search_does_not_copy_ends(monkeypatch):
     assert all(np.asarray(v).dtype == ends.dtype for v in needles)
 
 
-def test_late_read_before_jump_does_not_overwrite_batches(monkeypatch):
+def test_slow_read_does_not_overwrite_batches_after_seek(monkeypatch):
     """A thread that waits for its shard for longer than `begin` waits for the thread."""
     monkeypatch.setattr(read_ahead, "PATIENCE", 0.01)
     source, going, late = single([2000]), threading.Event(), []
@@ -166,7 +166,7 @@ def test_late_read_before_jump_does_not_overwrite_batches(monkeypatch):
     reader.close()
 
 
-def test_late_lookup_of_old_order_is_not_cached():
+def test_lookup_of_replaced_sample_order_is_not_cached():
     """A return to a checkpoint from before a corpus grew, while samples are read ahead."""
     source, asked, going = single([2000]), threading.Event(), threading.Event()
     before = source.order

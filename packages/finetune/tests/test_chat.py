@@ -210,7 +210,7 @@ def test_template_that_changes_earlier_turns_is_refused(tmp_path, words):
         source([*words, f"data.template={tmp_path}/mine.jinja"])
 
 
-def test_missing_file_advice_fits_chat_data(tmp_path, words):
+def test_missing_chat_file_error_does_not_suggest_null(tmp_path, words):
     """Neither a corpus of texts nor bytes are."""
     for word in (f"data.path={tmp_path}/none.jsonl", f"data.tokenizer={tmp_path}/none.json"):
         assert "none.json" in problems([*words, word])

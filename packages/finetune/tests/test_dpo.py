@@ -270,7 +270,7 @@ def test_signal_stops_reference_model_scoring(runs, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_pair_that_gained_by_rounding_is_not_won(dtype):
+def test_dpo_gain_within_rounding_is_not_a_win(dtype):
     first = torch.full((3, 2), -120.0, dtype=dtype)
     gained = torch.tensor([torch.finfo(dtype).eps * 100, 0.1, -0.1], dtype=dtype)
     now = first + torch.stack((gained, torch.zeros_like(gained)), 1)

@@ -11,7 +11,7 @@ from gangline.model.compose import compose_model
 from gangline_finetune.lora.modules import DroppedLowRank
 
 
-def test_adapters_of_a_block_drop_different_features():
+def test_adapters_of_one_block_have_different_dropout_masks():
     """Each draw has the linear's own path in its key, and the block its own."""
     run = compose_one(["recipe=quick", "lora=on", "lora.dropout=0.5", "model.layers=2"])
     model = construct(compose_model(run)[0]).train()

@@ -55,7 +55,7 @@ def test_codes_match_quantization_formula():
         encode(torch.full((1, 16), torch.inf), 16)
 
 
-def test_codes_matmul_matches_dequantized_and_saves_no_weights():
+def test_quantized_matmul_matches_dequantized_and_saves_no_weights():
     torch.manual_seed(0)
     codes = Codes(*encode(torch.randn(24, 32), 16))
     x, b = torch.randn(2, 5, 32, requires_grad=True), torch.randn(24, requires_grad=True)

@@ -29,7 +29,7 @@ def reward(completions, **_) -> list[float]:
 
 
 @pytest.mark.nightly
-def test_grpo_trains_export_and_result_is_imported(tmp_path, capsys):
+def test_export_trained_with_trl_grpo_is_imported(tmp_path, capsys):
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 

@@ -43,7 +43,7 @@ def row(rank: int, node: str = "a", **more) -> RankRates:
     return RankRates(rank=rank, node=node, **{**usual, "sent": peers, **more})
 
 
-def test_find_bad_ranks_and_slow_links() -> None:
+def test_burn_in_finds_bad_ranks_and_slow_links() -> None:
     rows = [row(rank, "a" if rank < 4 else "b") for rank in range(8)]
     assert find_bad_ranks(rows, BurnInHealth(), on_cpu=False) == []
     rows[3] = row(3, matmul=80e12)
@@ -125,7 +125,7 @@ def test_bad_rank_stops_run_before_first_step(tmp_path: Path) -> None:
     assert (verdict["where"], verdict["details"]["rank"]) == ("rank 1", 1)
 
 
-def test_good_ranks_are_measured_once_into_cluster_file(tmp_path: Path) -> None:
+def test_burn_in_writes_cluster_file_only_once(tmp_path: Path) -> None:
     assert get_pool(2).run(burnt_in, tmp_path / "out", None) == [(0, 2)] * 2
     place = tmp_path / "out" / "logs" / "burn-in.json"
     rows = json.loads(place.read_text())["ranks"]
@@ -170,7 +170,7 @@ def test_command_measures_ranks_and_writes_cluster(tmp_path: Path) -> None:
 NODES = ("launch=elastic", "launch.nodes=1:2", "launch.agents=1", "launch.processes=2", "launch.lost_seconds=60")
 
 
-def test_command_on_two_nodes_is_one_run(tmp_path: Path) -> None:
+def test_command_on_two_nodes_reports_all_ranks(tmp_path: Path) -> None:
     """They are one run: neither may say what the other one does not."""
     with RealRuns(tmp_path) as runs:
         each = [commanded(runs, "run.dir=out", *NODES, GANGLINE_NODE=f"127.0.0.{n}") for n in (1, 2)]
@@ -181,7 +181,7 @@ def test_command_on_two_nodes_is_one_run(tmp_path: Path) -> None:
         assert all(row["to_others"] > 0 for row in found["ranks"])
 
 
-def test_command_refuses_undiscoverable_nodes_and_resume() -> None:
+def test_command_refuses_nodes_without_run_dir_and_resume() -> None:
     with pytest.raises(UserError, match=r"the nodes cannot find each other without run\.dir"):
         run(["launch=elastic", "launch.nodes=2", "launch.agents=1", "launch.processes=2"])
     with pytest.raises(UserError, match="resume=runs/a is not supported: burn-in starts a new run"):

@@ -71,7 +71,7 @@ def test_corrupt_replica_of_four_triggers_rollback(tmp_path: Path) -> None:
     assert losses(tmp_path / "bad") == losses(tmp_path / "good")
 
 
-def test_exclude_names_node_and_restarts_before_flip(tmp_path: Path) -> None:
+def test_exclude_action_restarts_before_bit_flip_without_node(tmp_path: Path) -> None:
     """Also where a newer checkpoint holds the flipped bit: those who read it would all agree."""
     words = (
         "health.monitors.playbooks.corruption.actions=[exclude]",
@@ -91,7 +91,7 @@ def test_corruption_in_two_replicas_rolls_back_without_exclusion(tmp_path: Path)
         assert [(order.order, order.start) for order in orders] == [("roll_back", "step-00000003")]
 
 
-def test_monitor_enabled_mid_run_trusts_its_start() -> None:
+def test_corruption_monitor_enabled_mid_run_trusts_earlier_steps() -> None:
     monitor = CorruptionMonitor(CorruptionOptions())
     monitor.load_state({})
     monitor.collective(cast(Comm, SimpleNamespace(size=1)), 501)
@@ -239,7 +239,7 @@ def test_recompute_check_requires_deterministic_mode() -> None:
         check(build_small_run(*words))
 
 
-def test_first_difference_separates_computed_from_received() -> None:
+def test_first_difference_is_classified_as_computed_or_received() -> None:
     def events(*numbers: int) -> list[Event]:
         return [Event(f"all_reduce {n}", n % 2 == 0, torch.tensor([each])) for n, each in enumerate(numbers)]
 

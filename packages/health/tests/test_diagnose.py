@@ -36,14 +36,14 @@ def test_no_diagnosis_while_no_rank_is_overdue():
     assert diagnose([rank(n, collective(5), still=0.1) for n in WORLD]) is None
 
 
-def test_rank_behind_the_collective_is_named():
+def test_diagnosis_names_rank_missing_from_collective():
     found = diagnose([rank(0, collective(5)), rank(1, collective(5)), rank(2, begun=4), rank(3, collective(5))])
     assert found is not None
     assert (found.ranks, found.why, found.operation) == ((2,), "behind", "all_reduce 5 along world")
     assert "ranks 0, 1, 3 wait" in found.evidence
 
 
-def test_a_check_that_never_returns_is_named():
+def test_diagnosis_names_health_check_that_never_returns():
     ranks = [rank(n, collective(5)) for n in (0, 1, 3)] + [rank(2, begun=4, phase="between", member="health/mine")]
     found = diagnose(ranks)
     assert found is not None
@@ -62,14 +62,14 @@ def test_stopped_rank_in_same_collective_is_named():
     assert (found.ranks, found.why) == ((1,), "stopped")
 
 
-def test_rank_in_another_operation_is_a_mismatch():
+def test_rank_in_different_collective_is_diagnosed_as_mismatch():
     ranks = [rank(n, collective(5, "all_gather" if n == 3 else "all_reduce")) for n in WORLD]
     found = diagnose(ranks)
     assert found is not None
     assert (found.ranks, found.why, found.operation) == ((3,), "mismatch", "all_gather 5 along world")
 
 
-def test_wait_chain_ends_at_the_blocking_rank():
+def test_diagnosis_follows_wait_chain_to_blocking_rank():
     """0 and 1 wait along tp; 1's column waits for 3, which stands still in its data."""
     left, right = collective(8, axis="tp", ranks=(0, 1)), collective(3, axis="dp", ranks=(1, 3))
     ranks = [
@@ -101,7 +101,7 @@ def test_dead_rank_is_left_to_the_launcher():
     assert diagnose([rank(0, collective(5)), rank(1, begun=4, alive=False)]) is None
 
 
-def test_silent_machine_gives_no_diagnosis():
+def test_machine_without_report_gives_no_diagnosis():
     assert diagnose([rank(0, collective(5)), rank(1, collective(5))]) is None
 
 
@@ -115,7 +115,7 @@ def test_diagnosis_across_machines_matches_one_machine(tmp_path: Path):
     assert diagnose([*here, *told]) == diagnose([*here, *there])
 
 
-def test_machines_of_one_name_watch_their_own_ranks(tmp_path: Path):
+def test_machines_with_same_hostname_are_watched_separately(tmp_path: Path):
     """Containers on one host's network and copied machines share a name: neither waits for the other one's watcher."""
     (tmp_path / "logs").mkdir()
     here = Watcher(tmp_path, HangsOptions())

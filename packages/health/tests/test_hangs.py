@@ -80,7 +80,7 @@ def test_stopped_rank_is_killed_and_run_continues(runs):
     assert len(verdicts(out)) == 1
 
 
-def test_act_warn_on_stopped_rank_continues_run(runs):
+def test_hang_with_act_warn_is_only_reported(runs):
     """A hang that ends by itself is reported each time, and no rank takes the watchdog's requests for a stop."""
     words = ("parallel=ddp", "launch.processes=2", "run.steps=100000", "checkpoint=off")
     run = runs.fork("run.dir=out", *words, "health=[monitors]", "health.monitors.hangs.act=warn")
@@ -144,7 +144,7 @@ def offer(runs: RealRuns, site: Path, source: str) -> None:
     runs.environment["PYTHONPATH"] = os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
-def test_hung_check_is_disabled_and_run_continues(runs, tmp_path: Path) -> None:
+def test_hung_health_check_is_disabled_and_run_continues(runs, tmp_path: Path) -> None:
     offer(runs, tmp_path / "site", SLEEPS)
     words = ("parallel=ddp", "launch.processes=2", "run.steps=60", "checkpoint.every=10", "launch.max_restarts=3")
     runs.train("run.dir=out", *words, "health=[monitors,sleeps]", "health.monitors.hangs.quiet_seconds=2")
@@ -158,7 +158,7 @@ def test_hung_check_is_disabled_and_run_continues(runs, tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly  # nothing is learnt by then: as long as the slowest build of a busy machine may take
-def test_check_hung_at_start_is_disabled(runs, tmp_path: Path) -> None:
+def test_health_check_hung_at_start_is_disabled(runs, tmp_path: Path) -> None:
     """The others wait for it in the build; the next start is without it."""
     stands = "self.rank = comms.rank\n        if comms.rank == 1:\n            time.sleep(10000)"
     offer(runs, tmp_path / "site", SLEEPS.replace("self.rank = comms.rank", stands))
@@ -198,7 +198,7 @@ def test_hung_rank_is_killed_when_reporting_fails(tmp_path: Path, trouble: str) 
 
 
 @pytest.mark.parametrize(("why", "member"), [("behind", "health/monitors"), ("transfer", ""), ("stopped", "")])
-def test_only_a_late_rank_blames_its_check(tmp_path: Path, why: str, member: str) -> None:
+def test_hang_names_health_check_only_for_late_rank(tmp_path: Path, why: str, member: str) -> None:
     (tmp_path / "logs").mkdir()
     children = [subprocess.Popen(["sleep", "1000"]) for _ in range(2)]
     try:
@@ -219,7 +219,7 @@ def test_only_a_late_rank_blames_its_check(tmp_path: Path, why: str, member: str
     assert failure.member == member
 
 
-def test_dead_pulses_do_not_hide_a_stopped_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dead_rank_pulses_do_not_hide_stopped_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After another division of the ranks a launcher has left pulses of those that it has no longer, which are dead."""
     earlier = "import sys; from gangline.pulse.write import Pulse; Pulse.open(sys.argv[1], 5, 8, 1, int(sys.argv[2]))"
     ours = str(os.getpid())

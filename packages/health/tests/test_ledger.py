@@ -117,7 +117,7 @@ def test_steps_lost_in_damaged_file_are_reported(tmp_path: Path) -> None:
     ]
 
 
-def test_events_of_other_processes_are_not_starts(tmp_path: Path) -> None:
+def test_watcher_and_alert_events_are_not_starts(tmp_path: Path) -> None:
     """They know of no start, or of one that is over: a finding of theirs is no sign of life of its ranks."""
     files = Files(tmp_path)
     files.launch("start")
@@ -179,7 +179,7 @@ def test_clock_set_back_loses_no_seconds(tmp_path: Path, at: int) -> None:
         assert faults[0][:2] == pytest.approx(found[0][2][0][:2], abs=0.01)
 
 
-def test_accounts_of_a_killed_run_are_exact(tmp_path: Path) -> None:
+def test_ledger_seconds_of_killed_run_are_exact(tmp_path: Path) -> None:
     files = Files(tmp_path)
     files.launch("start")
     files.step(1, passes=3.0)  # two seconds of compilation
@@ -232,7 +232,7 @@ def typical() -> float:
 
 @given(st.lists(st.tuples(st.sampled_from("stepkillsaveskip"), st.floats(0.01, 5)), max_size=60), st.integers(0, 3))
 @settings(max_examples=40, deadline=None)
-def test_accounts_always_sum_to_wall_clock(
+def test_ledger_seconds_always_sum_to_wall_clock(
     tmp_path_factory: pytest.TempPathFactory, course: list[tuple[str, float]], back: int
 ) -> None:
     files = Files(tmp_path_factory.mktemp("run"))
@@ -273,7 +273,7 @@ def test_flattened_spans_have_no_gap_or_overlap(drawn: list[tuple[float, float, 
         assert part.kind in {span.kind for span in over if span.level == best} if over else part.kind == "idle"
 
 
-def test_accounts_of_a_resumed_run_are_complete(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ledger_of_resumed_run_covers_wall_clock(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     s = open_session(out, "run.steps=8", "parallel=single")
     taken = s.runtime.finish_update
@@ -302,7 +302,7 @@ def test_directory_without_events_is_refused(tmp_path: Path) -> None:
         build_ledger(tmp_path)
 
 
-def test_bubble_follows_each_step_batch_size(tmp_path: Path) -> None:
+def test_ledger_bubble_uses_batch_size_of_each_step(tmp_path: Path) -> None:
     """Four stages: of 4 microbatches 3/7 of the passes are empty, of 16 microbatches 3/19; the ranks waited longer."""
     words = ("batch.global_size=16", "batch.micro_size=1", "batch.ramp={4:8}", f"run.dir={tmp_path / 'a'}")
     RunDirectory.create(compose_one(["recipe=tiny", *words])).unlock()

@@ -123,7 +123,7 @@ def test_metrics_are_openmetrics_text(tmp_path: Path) -> None:
     assert f'\ngangline_verdicts_total{{kind="straggler",run="{run}"}} 2.0\n' in written_down
 
 
-def test_metrics_name_every_family(tmp_path: Path) -> None:
+def test_prometheus_metric_names_are_stable(tmp_path: Path) -> None:
     """Dashboards are made of these names."""
     record = dict.fromkeys(GAUGES, 1.0) | {"step": 1, "time": time.time(), "rank_mfu": [0.5]}
     written(tmp_path, records=(record | {"rank_phases": {"data": [0.1]}},))

@@ -50,7 +50,7 @@ def test_heavy_tailed_noise_gives_no_false_alarm() -> None:
     assert found(series(falling, np.exp(wander + 0.15 * noise(steps, 30.0, seed=1)))) == []
 
 
-def test_rare_batch_kind_gives_no_false_alarm() -> None:
+def test_rare_high_loss_batches_give_no_false_alarm() -> None:
     """As of a small corpus that is nearly learnt by heart: the median knows nothing of what is left."""
     draw = np.random.default_rng(3)
     usual = 0.03 * (1 + 0.3 * np.abs(noise(5000, 8.0)))
@@ -61,7 +61,7 @@ def test_rare_batch_kind_gives_no_false_alarm() -> None:
     assert found(series(spoilt, np.ones(5000))) == [(3000 + n, "loss-spike", n) for n in (1, 2, 3)]
 
 
-def test_late_rare_batches_soon_become_usual() -> None:
+def test_recurring_loss_spikes_are_soon_not_reported() -> None:
     draw = np.random.default_rng(4)
     usual = 0.03 * (1 + 0.3 * np.abs(noise(5000, 8.0)))
     rare = np.where(draw.random(5000) < 1 / 15, draw.uniform(0.3, 0.6, 5000), 0.0)
@@ -83,7 +83,7 @@ def test_skipped_spike_does_not_hide_later_spikes() -> None:
     assert [step for step, kind, _ in spikes if kind == "gradient-spike"] == [311, 351, 391]
 
 
-def test_single_spikes_are_remembered_over_restart() -> None:
+def test_loss_spike_history_survives_restart() -> None:
     losses = 3 + 0.05 * noise(500, 30.0)
     losses[[300, 320, 340, 360, 380, 400]] += 6.0
     records, before = series(losses), NumbersMonitor(NumbersOptions())
@@ -128,7 +128,7 @@ def test_zero_gradients_are_reported_once() -> None:
     assert found(series(3 + 0.05 * noise(60, 30.0), norms)) == [(30, "zero-gradients", 10)]
 
 
-def test_loss_scale_search_is_routine() -> None:
+def test_overflows_of_loss_scale_search_are_not_reported() -> None:
     losses = [math.nan] * (ROUTINE + 2)
     scaled = found(series(losses), NumbersMonitor(NumbersOptions(), scaled=True))
     assert scaled == [(ROUTINE + 1, "not-finite", ROUTINE + 1), (ROUTINE + 2, "not-finite", ROUTINE + 2)]

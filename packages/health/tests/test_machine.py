@@ -198,7 +198,7 @@ def test_fake_nvml_names_exist_in_pynvml() -> None:
     assert {name: getattr(real, name) for name in values} == {name: getattr(FakeNvml, name) for name in values}
 
 
-def test_memory_disk_and_descriptor_limits() -> None:
+def test_low_memory_disk_or_descriptors_are_reported() -> None:
     assert (check_memory(0.0), check_disk("/", 0.0), check_descriptors(1.0)) == ([], [], [])
     assert check_memory(1.0)[0].text.endswith("of the machine's memory is available")
     assert "of the disk of / is free" in check_disk("/", 1.0)[0].text

@@ -25,7 +25,7 @@ def asked(*verdicts: Verdict, history: tuple[Attempt, ...] = (), playbooks: Play
     return respond(playbooks or Playbooks(), Budget(), Agreed(verdicts, history, 0.0), now)
 
 
-def test_playbook_waits_for_its_patience() -> None:
+def test_playbook_acts_after_patience_is_reached() -> None:
     assert asked(verdict(row=2)) is None
     assert asked(verdict(kind="of-a-stranger")) is None
     order = asked(verdict(row=3, first=498))
@@ -46,7 +46,7 @@ def test_playbook_escalates_without_progress_and_resets_after() -> None:
     assert other.action is Action.ROLL_BACK
 
 
-def test_second_rollback_of_a_kind_is_older() -> None:
+def test_second_rollback_for_same_fault_uses_older_checkpoint() -> None:
     went = Attempt(2, "step-00000030", order="roll_back", step=33, kinds=("not-finite",))
     for history, details, before in (
         ((), {}, 31),
@@ -59,7 +59,7 @@ def test_second_rollback_of_a_kind_is_older() -> None:
         assert (order.before_step, order.else_before) == (before, 31)
 
 
-def test_the_budget_of_the_run_counts_all_kinds() -> None:
+def test_rollback_budget_counts_all_verdict_kinds() -> None:
     history = tuple(line("roll_back", 490, f"kind-{n}") for n in range(6))
     order = asked(verdict(), history=history)
     assert order is not None
@@ -75,7 +75,7 @@ def test_strongest_action_answers_all_verdicts() -> None:
     assert (order.action, set(order.kinds)) == (Action.ROLL_BACK, {"loss-spike", "gradient-spike"})
 
 
-def test_lower_rate_also_skips_the_step() -> None:
+def test_learning_rate_reduction_also_skips_step() -> None:
     order = asked(verdict(kind="gradient-spike"))
     assert order is not None
     assert (order.action, order.rate, order.rate_steps, order.changes_course) == (Action.SKIP, 0.5, 100, True)

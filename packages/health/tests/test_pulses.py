@@ -73,7 +73,7 @@ def test_restarted_rank_has_a_new_pulse(tmp_path):
         remove(os.getpid())
 
 
-def test_pulses_of_former_ranks_are_not_found(tmp_path):
+def test_pulses_of_earlier_generations_are_ignored(tmp_path):
     """A node that leaves and comes back makes others begin again, with other ranks than they had."""
     try:
         for rank in (3, 4):

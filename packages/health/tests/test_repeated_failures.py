@@ -175,7 +175,7 @@ def test_repeated_kill_rolls_back_then_stops(tmp_path: Path, kills: int) -> None
 
 
 @pytest.mark.nightly
-def test_repeated_command_ends_with_a_stop(tmp_path: Path) -> None:
+def test_repeated_job_failures_roll_back_then_stop(tmp_path: Path) -> None:
     """No launcher is left from one start to the next, as where a queue starts a job again, or a person does."""
     words = ("run.dir=out", "run.steps=14", "checkpoint.every=4", "launch=elastic", "launch.agents=1")
     ranks = ("launch.processes=1", "launch.max_restarts=0", "health=[monitors,chaos]")

@@ -122,7 +122,7 @@ def test_run_without_checkpoint_stops_with_reason(tmp_path: Path) -> None:
         (("checkpoint.every=5", "checkpoint.keep_last=null"), ""),
     ],
 )
-def test_notice_names_checkpoints_that_a_playbook_would_miss(words: tuple[str, ...], said: str) -> None:
+def test_too_short_checkpoint_retention_for_rollback_gives_notice(words: tuple[str, ...], said: str) -> None:
     whole = build_small_run("health=[monitors]", "parallel=ddp", "launch.processes=2", "checkpoint=torch", *words)
     notices = [note for _, config in whole.iterate_parts() for note in config.list_notices(whole)]
     assert [said in note for note in notices] == ([True] if said else [])
@@ -215,7 +215,7 @@ def test_invalid_options_are_refused(word: str, said: str) -> None:
     assert said in str(caught.value)
 
 
-def test_refusal_names_the_option_default() -> None:
+def test_invalid_playbook_action_error_shows_default() -> None:
     with pytest.raises(UserError, match="must each be one of note, warn") as caught:
         check(build_small_run("health=[monitors]", "health.monitors.playbooks.loss_spike.actions=[explode]"))
     assert "The default:  health.monitors.playbooks.loss_spike.actions=[roll_back" in str(caught.value)

@@ -78,7 +78,7 @@ def test_agent_exit_code_is_returned(tmp_path):
         assert process.returncode == code, printed
 
 
-def test_early_notice_does_not_end_agent(tmp_path):
+def test_early_sigusr1_does_not_end_agent(tmp_path):
     process = started(tmp_path, "waits")
     for _ in range(20):  # while the server loads, and when the agent has begun
         if (tmp_path / "wait-0.json").exists():
@@ -111,7 +111,7 @@ context.ForkServerProcess.start = stopped
 
 
 @pytest.mark.parametrize("before", [EARLY, INSIDE], ids=["before it is ready", "as it is started"])
-def test_stop_during_agent_start_ends_agent(tmp_path, before):
+def test_sigterm_during_agent_start_ends_agent(tmp_path, before):
     """Nobody waits for the whole job."""
     process = started(tmp_path, "waits", before)
     printed, _ = process.communicate(timeout=120)

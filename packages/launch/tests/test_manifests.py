@@ -266,7 +266,7 @@ def expanded(command: str, variables: dict[str, str]) -> str:
     return re.sub(r"\$\$|\$\((.*?)\)", value, command)
 
 
-def test_kubernetes_expansion_leaves_script_unchanged():
+def test_kubernetes_variable_expansion_leaves_script_unchanged():
     config = replace(CASES["kueue"], setup=["export A=$(HOME) B=$$$ C=$(PYTHONUNBUFFERED)"])
     run, run_dir = build_default_run(parallel="ddp", launch=config), Path("/runs/$(PYTHONUNBUFFERED)/$$")
     command = manifests.build_pod(config, run, run_dir)["spec"]["containers"][0]["command"]

@@ -156,7 +156,7 @@ def test_segment_must_divide_spare_nodes(words, capsys):
         (None, None),
     ],
 )
-def test_times_are_parsed_like_slurm(time, seconds):
+def test_slurm_time_formats_are_parsed(time, seconds):
     assert parse_slurm_time(time) == seconds
 
 

@@ -126,7 +126,7 @@ def test_failed_resubmit_falls_back_to_requeue(out, fake, tmp_path):
     assert requeues.read(out)[-1].then == "requeue"
 
 
-def test_torn_requeue_record_is_ignored(out, fake):
+def test_truncated_requeue_record_is_ignored(out, fake):
     fake("scontrol", RUNS)
     with (out / "launch" / requeues.FILE).open("a") as file:
         file.write('{"time": 1.0, "jo')
@@ -146,7 +146,7 @@ def test_new_submit_resets_futile_starts(out, fake, tmp_path):
     assert [line.then for line in requeues.read(out)] == [requeues.BEGIN]
 
 
-def test_ordered_node_exclusions_extend_user_exclusions(out, fake, tmp_path):
+def test_health_node_exclusions_are_added_to_user_exclusions(out, fake, tmp_path):
     with (out / "attempts.jsonl").open("a") as file:
         file.write(json.dumps({"attempt": 1, "start": None, "order": "exclude", "exclude": ["n4"]}) + "\n")
     assert train([f"resume={out}", "launch.options=['--exclude=n9']"]) == 1
@@ -288,7 +288,7 @@ def test_signal_detaches_follow_without_cancelling_job(out, capsys, signum, runs
     assert signal.getsignal(signum) == before
 
 
-def test_attach_does_not_cancel_hopeless_job(out):
+def test_attach_does_not_cancel_job_that_cannot_start(out):
     scheduler = Forgetful(JobState(WAITS, "PENDING", "BadConstraints", hopeless="launch.constraint"))
     with pytest.raises(UserError, match="gangline launch cancel"):
         follow(out, scheduler, out, begun=True)
@@ -317,7 +317,7 @@ def test_unknown_gpu_count_refuses_submit(fake, tmp_path, monkeypatch, capsys):
 # --- mistakes on a node -----------------------------------------------------------------------------------------------
 
 
-def test_node_mistake_sets_ending_unless_run_trains(out):
+def test_node_user_error_sets_ending_unless_training_started(out):
     mistake = UserError("the code on the nodes is not the code of the submit.")
     (out / "launch" / "nodes").write_text("")
     (out / "events.jsonl").write_text("{}\n")

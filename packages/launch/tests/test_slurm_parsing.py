@@ -153,7 +153,7 @@ def test_ranks_are_sorted_by_topology_place():
     assert f"{kept}" == "10.0.0.1"
 
 
-def test_uneven_racks_count_one_node_per_rack():
+def test_uneven_racks_default_to_one_node_per_rack():
     assert count_nodes_per_rack(["s.r0.a", "s.r0.b", "s.r1.c", "s.r1.d"]) == 2
     assert count_nodes_per_rack(["s.r0.a", "s.r0.b", "s.r1.c"]) == 1
 

@@ -60,7 +60,7 @@ class FamilySuite(Families):
         with pytest.raises(UserError, match=r"sandwich_multiplier=2\.0"):
             read_edited_config(tmp_path)
 
-    def test_layer_missing_from_config_is_refused(self, family: str, saved: Saved, tmp_path: Path) -> None:
+    def test_weights_with_more_layers_than_config_are_refused(self, family: str, saved: Saved, tmp_path: Path) -> None:
         directory = saved(family)[1]
         (tmp_path / "model.safetensors").symlink_to(directory / "model.safetensors")
         layers, content = with_one_layer_fewer(json.loads((directory / "config.json").read_text()))
@@ -84,11 +84,11 @@ class OddFields(Families):
     fields: ClassVar[Iterable[tuple[str, object]]] = ()  # field and value, by day
 
     @pytest.mark.nightly
-    def test_all_odd_values_match_transformers_or_are_refused(self, family: str, tmp_path: Path) -> None:
+    def test_all_unusual_values_match_transformers_or_are_refused(self, family: str, tmp_path: Path) -> None:
         wrong = Files(family, tmp_path).all_odd_wrong()
         assert not wrong, wrong
 
-    def test_some_odd_values_match_transformers_or_are_refused(self, tmp_path: Path) -> None:
+    def test_some_unusual_values_match_transformers_or_are_refused(self, tmp_path: Path) -> None:
         files = Files(self.sample, tmp_path)
         found = {name: files.wrong_import(name, files.content | {name: value}) for name, value in self.fields}
         assert not any(found.values()), found

@@ -100,7 +100,7 @@ class TestFamilies(FamilySuite):
         with pytest.raises(UserError, match="match no parameter of this model"):
             ours(run_of(tmp_path))
 
-    def test_tensor_of_another_kind_of_layer_is_refused(self, saved, tmp_path):
+    def test_attention_tensor_in_layer_without_attention_is_refused(self, saved, tmp_path):
         """Layers with attention have a tensor of that name; layer 0 of this model has none."""
         _, directory = saved("qwen3-next-dense")
         shutil.copytree(directory, tmp_path, dirs_exist_ok=True)

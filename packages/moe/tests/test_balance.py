@@ -77,7 +77,7 @@ def test_masked_tokens_do_not_change_balancing_losses():
     assert [float(nothing[name]) for name in names] == [0, 0, 0]
 
 
-def test_step_moves_bias_and_stores_load_shares():
+def test_after_step_updates_balancing_bias_and_load_shares():
     module = layer(Sigmoid(global_aux_loss=0.1, bias_rate=0.5), experts=4)
     module.router.bias.zero_()
     module.router.after_step({"load": torch.tensor([4.0, 0.0, 2.0, 2.0], dtype=torch.float64)})
@@ -97,7 +97,7 @@ def test_bias_changes_expert_choice_but_not_weights():
     torch.testing.assert_close(choice.weight_Nk[:, 0], score[:, 2])
 
 
-def test_a_bias_evens_the_load():
+def test_balancing_bias_evens_expert_load():
     module, x = layer(Sigmoid(bias_rate=0.02), experts=8), x_of(64) + 1
     module.router.bias.zero_()
     first = collected(module, x)[1]["load"]

@@ -101,7 +101,7 @@ def read(name, tmp_path, **changes):
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_a_published_file_is_read(name, tmp_path):
+def test_published_config_json_is_read(name, tmp_path):
     model, edits = read(name, tmp_path)
     said = PUBLISHED[name]
     assert {ours: getattr(model, ours) for ours in SIZES.values()} == {

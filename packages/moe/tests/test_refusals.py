@@ -80,7 +80,7 @@ def test_model_without_feed_forwards_is_refused():
         edit(NormNode(dim=4), plan, MoeOptions())
 
 
-def test_unset_ep_follows_from_layout():
+def test_unset_ep_defaults_to_largest_possible_size():
     """`ep` is as large as experts and data ranks allow."""
     from gangline_testkit.toys.plugin import Rows
 
@@ -99,6 +99,6 @@ def test_unset_ep_follows_from_layout():
     ("word", "name"),
     [("moe.hidden=8", "moe.ffn_dim"), ("model.hidden=8", "model.ffn_dim"), ("moe.ep_out_of=[]", "moe.ep_axes")],
 )
-def test_former_option_name_suggests_one_of_its_section(word, name):
+def test_renamed_option_error_suggests_new_name(word, name):
     with pytest.raises(UserError, match=rf"Did you mean {name}\?"):
         compose_one(["moe=on", word])

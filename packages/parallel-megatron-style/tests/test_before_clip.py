@@ -30,7 +30,7 @@ def curve(run_dir):
 
 
 @pytest.mark.parametrize("layout", ["parallel=fsdp", "parallel=pp"])
-def test_changed_gradients_are_clipped_as_on_one_process(layout, tmp_path):
+def test_gradients_changed_before_clipping_match_one_process(layout, tmp_path):
     """Each rank holds some of the gradients, and measures their norm again with the others."""
     changed(tmp_path / "one")
     get_pool(2).run(changed, tmp_path / "two", layout)

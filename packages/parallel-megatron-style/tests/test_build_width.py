@@ -37,7 +37,7 @@ def model_with(embedding: nn.Module) -> nn.Module:
     return model
 
 
-def test_width_comes_from_embedding_output_or_node():
+def test_model_width_comes_from_embedding_output_or_node():
     tree, plan = compose_model(build_small_run("model.dim=24"))
     node = EmbeddingNode(vocab_size=61, dim=24)
     assert probe_width(model_with(Embedding(node)), plan, tree) == 24

@@ -50,14 +50,14 @@ def test_all_parts_have_the_same_options():
         (2, 7, 7),
     ],
 )
-def test_default_microbatch_count_of_a_pipeline(pp, share, microbatches):
+def test_pipeline_gets_expected_default_microbatch_count(pp, share, microbatches):
     assert Pp().count_microbatches(share, Mesh.of({"pp": pp})) == microbatches
 
 
 # --- the network ------------------------------------------------------------------------------------------------------
 
 
-def test_network_tier_of_each_axis():
+def test_axis_network_tier_follows_topology():
     """Four nodes of two ranks, two nodes a rack."""
     network = Topology(gpus_per_node=2, nodes_per_rack=2)
     mesh = Mesh.of({"pp": 2, "dp_shard": 2, "tp": 2})
@@ -77,7 +77,7 @@ def test_group_across_two_nodes_uses_slower_links():
     assert network.find_tier(Mesh.of({"dp_shard": 3, "tp": 4}), "tp") == "node"
 
 
-def test_bandwidth_of_each_network_tier():
+def test_bandwidth_is_chosen_by_network_tier():
     network = Topology(node_bandwidth=450, rack_bandwidth=50, cluster_bandwidth=25)
     assert network.get_bandwidth("node") == 450e9
     assert network.get_bandwidth("rack") == 50e9

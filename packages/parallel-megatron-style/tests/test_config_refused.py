@@ -142,7 +142,7 @@ def test_invalid_layout_is_refused_with_a_fix(train, words, lines):
         assert line in message
 
 
-def test_refusal_message_in_full(train):
+def test_indivisible_sequence_length_error_suggests_nearest_lengths(train):
     assert train("parallel=3d parallel.pp=1 parallel.cp=2 batch.sequence_length=126") == (
         "batch.sequence_length=126 does not divide over cp 2 x tp 2 (sequence parallelism).\n"
         "  The sequence length must be a multiple of 4. "
@@ -241,7 +241,7 @@ def test_cp_and_tp_refuse_plan_without_seams():
     assert other == "parallel.tp=2: the plan shards head.weight over tp, and has no loss seam."
 
 
-def test_model_without_facts_is_checked_by_shapes():
+def test_plan_without_facts_is_checked_by_parameter_shapes():
     (found,) = of_plan(replaced(facts={}), tp=4)
     assert found.startswith("parallel.tp=4 does not divide blocks.*.attention.wq=6")
 
@@ -268,7 +268,7 @@ def with_fold(plan: Plan, fold: Fold) -> Plan:
     return plan.extend(folds=(fold,))
 
 
-def test_a_fold_out_of_tp_needs_sequence_parallelism():
+def test_fold_over_tp_ranks_needs_sequence_parallelism():
     fold = Fold("x", 2, ("tp",))
     assert of_plan(lambda plan: with_fold(plan, fold), tp=2) == []
     (found,) = of_plan(lambda plan: with_fold(plan, fold), ThreeD(sequence_parallel=False), tp=2)

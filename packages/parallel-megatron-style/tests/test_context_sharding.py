@@ -68,7 +68,7 @@ def test_split_of_square_batch_keeps_sample_ids():
 
 
 @pytest.mark.parametrize(("order", "tokens", "chunks"), [("zigzag", 12, 8), ("contiguous", 10, 4)])
-def test_sequences_that_do_not_divide_are_refused(order, tokens, chunks):
+def test_sequence_length_not_divisible_by_chunks_is_refused(order, tokens, chunks):
     with pytest.raises(ValueError, match=f"{tokens} tokens do not divide into {chunks} chunks"):
         cut_tokens(torch.zeros(1, tokens), 0, 4, order)
 

@@ -157,7 +157,7 @@ def test_node_activation_bytes_include_children(tp):
     assert count_node(case.by_path["blocks.1.feed_forward"], sizes) == stream * 100 + 16 * 2 + 4 + norm
 
 
-def test_silent_node_activation_bytes_come_from_shapes():
+def test_activation_bytes_of_undeclared_node_come_from_shapes():
     case = case_of(dp_shard=2)
     silent = SilentNode(dim=32, norm=NormNode(dim=32))
     guessed = 16 * (WIDTH + 32) * 2 + count_norm_bytes(activations.make_activation_sizes(case), 16, 32)
@@ -187,7 +187,7 @@ def test_replaced_feed_forward_is_not_a_tp_region():
         (8, 8, "node", "cluster", "node"),
     ],
 )
-def test_network_tier_of_fold_and_its_replicas(size, per_node, fold, beside, nearby):
+def test_fold_and_replica_traffic_uses_expected_network_tier(size, per_node, fold, beside, nearby):
     """Folds are runs of neighbours; the ranks beside them are far apart."""
     case = case_of(
         size=size,

@@ -110,7 +110,7 @@ def test_gradients_are_added_in_float32_under_bf16(zero):
 
 @pytest.mark.parametrize("axes", [{"dp_replicate": 2, "dp_shard": 2}, {"dp_replicate": 1, "dp_shard": 4}])
 @pytest.mark.parametrize("zero", [0, 1])
-def test_kept_bytes_include_error_feedback(axes, zero):
+def test_state_bytes_include_error_feedback(axes, zero):
     """But for what fills up chunks of small buffers."""
     rows = sum(shape[1] * shape[2] for _, shape in get_pool(4).run(local_arrays, zero, axes)[0][0])
     run = build_default_run(model=MODEL, parallel=ThreeD(tp=1, pp=1, zero=zero, **axes), gradients="onebit")

@@ -73,7 +73,7 @@ def test_explain_uses_the_nodes_of_a_run(say, tmp_path):
         assert [axes[axis][2] for axis in ("pp", "dp_shard", "tp")] == links
 
 
-def test_llama_3_405b_on_16384_gpus(say):
+def test_explain_llama_3_405b_reports_mesh_and_memory(say):
     code, text = say(f"explain {LLAMA}")
     assert code == 0
     assert table(text, "16384 ranks") == {
@@ -128,7 +128,7 @@ def test_explain_needs_no_torch_and_no_gpu():
         ),
     ],
 )
-def test_unwise_layout_is_noted(say, words, note):
+def test_explain_notes_inefficient_layout(say, words, note):
     code, text = say(f"explain {words}")
     assert code == 0
     assert note in text
@@ -136,7 +136,7 @@ def test_unwise_layout_is_noted(say, words, note):
     assert any(note in notice for notice in run.parallel.list_notices(run))
 
 
-def test_a_good_layout_has_no_notes(say):
+def test_explain_of_default_layout_has_no_notes(say):
     assert "note:" not in say("explain parallel=3d")[1]
 
 
@@ -183,7 +183,7 @@ def test_invalid_arguments_are_refused(say, words, messages):
         assert message in text
 
 
-def test_a_schedule_is_drawn(say, tmp_path):
+def test_draw_command_prints_given_schedule(say, tmp_path):
     code, text = say("draw --schedule gpipe --stages 2 --microbatches 2")
     assert code == 0
     assert [re.findall(r"[A-Z]\d|rank \d", line) for line in text.splitlines()[3:5]] == [
@@ -195,7 +195,7 @@ def test_a_schedule_is_drawn(say, tmp_path):
     assert "Pipeline zb_v: 4 ranks of 2 chunks, 8 microbatches" in words
 
 
-def test_the_schedule_of_a_run_is_drawn(say):
+def test_draw_command_prints_schedule_of_run(say):
     _, of_run = say("draw parallel=3d parallel.pp=2 batch.micro_size=2")
     title, about, *lines = of_run.splitlines()
     assert title.startswith("Pipeline 1f1b of parallel=3d parallel.pp=2 batch.micro_size=2: 2 ranks, 4 microbatches")

@@ -73,7 +73,7 @@ def test_meta_device_detects_wrong_layout():
         ("tensor", (9, 4), None, "NVIDIA"),
     ],
 )
-def test_supported_gpus_of_each_scaling(scaling, capability, cuda, why):
+def test_each_fp8_scaling_requires_supported_gpu_and_cuda(scaling, capability, cuda, why):
     found = device.find_scaling_problem(scaling, capability, cuda)
     assert (found is None) == (why is None)
     if found:

@@ -15,7 +15,7 @@ def axes(config) -> tuple[int, ...]:
     return config.pp, config.dp_replicate, config.dp_shard, config.cp, config.tp
 
 
-def test_unset_axes_take_every_size():
+def test_candidates_cover_every_size_of_unset_axes():
     run = compose_one(["parallel=3d", "parallel.tp=2", "launch.processes=16", "batch.global_size=8", "model.layers=8"])
     found = list(run.parallel.iterate_layouts(run, 16))
     assert {axes(one) for one in found if one.cp == 1} == {
@@ -46,7 +46,7 @@ def test_layouts_respect_node_size_and_batch_size():
         "parallel=3d parallel.schedule=interleaved_1f1b",
     ],
 )
-def test_bounds_hold_for_every_layout(words):
+def test_memory_and_idle_bounds_hold_for_every_layout(words):
     sizes = "model.layers=8 model.heads=8 model.kv_heads=8 batch.micro_size=1 model.tied=false"
     run = compose_one(f"{words} launch.processes=8 {sizes}".split())
     model = compose_model(run)

@@ -36,7 +36,7 @@ def test_unset_axes_fill_the_world_size(part, world):
 
 
 @given(st.sampled_from(PARTS), named, st.integers(1, 64))
-def test_set_axes_stay_or_layout_is_refused(part, sizes, world):
+def test_size_axes_keeps_given_sizes_or_refuses(part, sizes, world):
     config = part(**sizes)
     left, remainder = divmod(world, prod(sizes.values()))
     possible = not remainder and (left == 1 or any(axis not in sizes for axis in part.TAKERS))
@@ -97,7 +97,7 @@ def test_default_rank_count_fits_the_axes(sizes, gpus):
     ],
     ids=str,
 )
-def test_sizes_of_unset_axes(config: AxesConfig, world, sizes):
+def test_unset_axes_get_expected_sizes(config: AxesConfig, world, sizes):
     assert config.size_axes(world) == {axis: sizes.get(axis, 1) for axis in AXES}
 
 
@@ -118,11 +118,11 @@ def test_sizes_of_unset_axes(config: AxesConfig, world, sizes):
     ],
     ids=str,
 )
-def test_default_rank_count_of_each_part(config: AxesConfig, gpus, world):
+def test_each_part_has_expected_default_rank_count(config: AxesConfig, gpus, world):
     assert config.count_ranks(gpus) == world
 
 
-def test_message_for_layout_that_does_not_fit():
+def test_impossible_layout_error_suggests_nearest_sizes():
     with pytest.raises(UserError) as caught:
         ThreeD(tp=3, pp=2).size_axes(8)
     assert str(caught.value) == (

@@ -138,7 +138,7 @@ def test_two_runs_of_composition_are_bit_identical(composition):
 @pytest.mark.parametrize(  # where nobody has another stage's loss; without stages the suite shows it by day
     "on", ["pp=2 dp_shard=2 tp=2 zero=3", pytest.param("dp_shard=2 cp=2 tp=2 zero=1", marks=pytest.mark.nightly)]
 )
-def test_non_finite_rank_stops_all_before_optimizer_step(on, culprits):
+def test_non_finite_rank_is_known_to_all_ranks(on, culprits):
     Layouts().any_rank_stops_all(C(on, steps=1), culprits)
 
 

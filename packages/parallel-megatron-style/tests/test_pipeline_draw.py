@@ -19,7 +19,7 @@ def drawn(name, ranks, microbatches):
     return simulate(make_schedule(name, ranks=ranks, microbatches=microbatches))
 
 
-def test_text_of_1f1b():
+def test_1f1b_schedule_is_drawn_as_text():
     assert as_text(drawn("1f1b", 2, 3), RUN, width=44).splitlines() == [
         "Pipeline of a run, step 7",
         "recorded",

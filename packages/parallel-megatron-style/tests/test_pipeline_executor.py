@@ -338,7 +338,7 @@ def unused(case: Case):
     made.step(1)
 
 
-def test_a_stage_that_ignores_its_input_is_named():
+def test_error_names_stage_that_ignores_its_input():
     with pytest.raises(RuntimeError, match="stage 1 computed no gradient of its input in microbatch 0"):
         get_pool(2).run(unused, Case("1f1b", 1, 1))
 

@@ -89,7 +89,7 @@ class Rendezvous:
 
 @given(schedules(), st.tuples(*[st.floats(0.1, 3)] * 3), st.floats(0, 4))
 @settings(max_examples=200, deadline=None)
-def test_no_deadlock_without_buffers(schedule, times, latency):
+def test_program_does_not_deadlock_without_send_buffers(schedule, times, latency):
     steps = build_programs(schedule, ActionTimes(*times), latency)
     ran = [[tuple(filter(None, step)) for step in order if isinstance(step, RunAction)] for order in steps]
     assert ran == [list(schedule.iterate_turns(rank)) for rank in range(schedule.ranks)]

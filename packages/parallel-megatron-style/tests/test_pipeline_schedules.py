@@ -218,7 +218,7 @@ def test_validate_names_each_fault(fault):
         validate(broken(FAULTS[fault]))
 
 
-def test_a_deadlock_between_ranks_is_named():
+def test_schedule_deadlock_error_names_waiting_action():
     """Rank 0 wants the gradient of microbatch 0 before it gives out what rank 1 asks for first."""
     first = [PipelineAction(*a) for a in (("F", 0, 0), ("B", 0, 0), ("F", 0, 1), ("B", 0, 1))]
     second = [PipelineAction(*a) for a in (("F", 0, 0), ("F", 0, 1), ("B", 0, 0), ("B", 0, 1))]

@@ -48,7 +48,7 @@ def test_split_linear_is_bit_identical_to_autograd(dtype, bias, shape):
         assert one.equal(other)
 
 
-def test_lower_compute_dtype_matches_linear_of_casts():
+def test_bf16_split_linear_matches_linear_of_cast_inputs():
     """float32 comes in, the product is in bfloat16: as F.linear of the casts does."""
     precision, w = Plain(torch.bfloat16, torch.float32), layer(torch.bfloat16, False)
     generator = torch.Generator().manual_seed(0)
@@ -60,7 +60,7 @@ def test_lower_compute_dtype_matches_linear_of_casts():
     assert mine.equal(w.weight.grad)
 
 
-def test_weight_gradients_wait_for_the_store():
+def test_weight_gradients_are_computed_when_store_runs():
     made, store = layer(torch.float64, True), WeightGradStore()
     made.product = split_linear(Plain(torch.float64, torch.float64))
     x = torch.ones(2, 24, dtype=torch.float64, requires_grad=True)

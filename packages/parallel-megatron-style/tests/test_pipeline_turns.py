@@ -41,7 +41,7 @@ def test_computations_alternate_at_overlap_points(a, b, expected):
     assert forward_context._overlap_point is None
 
 
-def test_second_computation_keeps_its_thread():
+def test_second_computation_reuses_one_thread():
     turns, names = TurnTaking(), set()
     for _ in range(3):
         turns.run(lambda: None, lambda: names.add(threading.get_ident()))

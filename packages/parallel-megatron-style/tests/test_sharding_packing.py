@@ -78,7 +78,7 @@ GPT = [
     ("block", "parts", "rows"),
     [(LLAMA_8B, 2, 2240), (LLAMA_8B, 8, 672), (LLAMA_8B, 64, 56), (GPT, 2, 288), (GPT, 8, 16), (GPT, 64, 8)],
 )
-def test_row_borders_have_a_large_common_divisor(block, parts, rows):
+def test_rows_are_split_at_multiples_of_large_divisor(block, parts, rows):
     """Of all arrays that are cut at all, the one with the smallest divisor."""
     (packing,) = pack(block, parts)
     found = [
@@ -92,7 +92,7 @@ def test_row_borders_have_a_large_common_divisor(block, parts, rows):
 
 @settings(deadline=None)
 @given(units, st.integers(2, 9))
-def test_coarse_grain_adds_at_most_one_percent(arrays, parts):
+def test_packing_grain_adds_at_most_1_percent_padding(arrays, parts):
     coarse = sum(packing.size for packing in pack(arrays, parts))
     with patch.object(module, "GRAIN", 0.0):
         fine = sum(packing.size for packing in pack(arrays, parts))
@@ -105,7 +105,7 @@ def test_incompatible_widths_get_separate_buffers():
     assert [[array.name for array in packing.arrays] for packing in packings] == [["a", "c"], ["b"]]
 
 
-def test_one_part_needs_hardly_any_padding():
+def test_unsharded_packing_needs_hardly_any_padding():
     (packing,) = pack([ArrayRows("a", 3, 5), ArrayRows("b", 1, 7), ArrayRows("c", 2, 3)], 1)
     assert packing.starts == (0, 16, 24)
     assert packing.size == 30

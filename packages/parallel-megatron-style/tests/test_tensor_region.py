@@ -137,7 +137,7 @@ def frozen_biases(sequence_parallel: bool) -> list[torch.Tensor]:
 
 
 @MODES
-def test_bias_gradients_with_frozen_weights(sequence_parallel):
+def test_bias_gradients_are_correct_with_frozen_weights(sequence_parallel):
     for column, row in get_pool(2).run(frozen_biases, sequence_parallel):
         assert column.abs().max() < 1e-12
         assert row.tolist() == [4.0] * 3
@@ -313,7 +313,7 @@ def test_sequence_gather_and_reduce_have_correct_gradients():
         assert gathered == added == [1 + 2 + 3 + 4]
 
 
-def test_tokens_that_do_not_divide_are_refused():
+def test_token_count_not_divisible_by_tp_is_refused():
     comm = Solo("tp")
     comm.size = 3
     with pytest.raises(ValueError, match="8 tokens do not divide over the 3 ranks of tp"):

@@ -64,7 +64,7 @@ def counted(case: Case):
 
 
 @pytest.mark.parametrize("layers", [1, 3])
-def test_two_all_reduces_per_layer_and_pass(layers):
+def test_each_layer_and_pass_needs_two_all_reduces(layers):
     """And one for the embedding forward, one for the head backward, whose forward gathers two numbers a row."""
     for forward, backward in get_pool(2).run(counted, Case(layers=layers, kv_heads=2)):
         sums = 2 * layers + 1

@@ -155,7 +155,7 @@ def test_waiting_ranks_yield_cores_to_running_ranks(alone, node, each, part, mak
     assert TIMELINE.makespan / cores.most <= found.makespan + 1e-9
 
 
-def test_node_without_idle_cores_sets_pace():
+def test_node_without_idle_cores_limits_rank_speed():
     """Three pipeline ranks of two ranks each in nodes of four: the third has a node for itself."""
     cores = Cores(8.0, 4, 2, pipeline=3)
     assert cores.compute_speeds([0, 1, 2]) == {0: 1.0, 1: 1.0, 2: 2.0}

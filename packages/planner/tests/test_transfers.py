@@ -64,7 +64,7 @@ def test_crowding_slows_transfers_over_many_nodes():
     assert compute_transfer_seconds(send, crowded) == compute_transfer_seconds(send, machine())
 
 
-def test_jitter_of_many_ranks_remains_for_short_steps():
+def test_rank_jitter_does_not_vanish_for_short_steps():
     cluster = machine(jitter__sigma=0.01, jitter__seconds=0.02)
     assert compute_jitter(1.0, 1, cluster) == 0
     assert compute_jitter(1.0, 4096, cluster) == pytest.approx(0.03 * 4.0787, rel=1e-4)

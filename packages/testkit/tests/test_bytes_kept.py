@@ -7,7 +7,7 @@ import torch
 from gangline_testkit import count_kept_bytes
 
 
-def test_each_storage_counts_once_and_known_tensors_never() -> None:
+def test_kept_bytes_count_new_storages_once() -> None:
     x, w = torch.ones(3, 5, requires_grad=True), torch.ones(5, 7, requires_grad=True)
     assert count_kept_bytes([w], lambda: x @ w) == 15 * 4
     assert count_kept_bytes([x, w], lambda: x @ w) == 0

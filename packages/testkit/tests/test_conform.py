@@ -20,7 +20,7 @@ def conform(strangers, tmp_path):
     return run
 
 
-def test_passing_part_has_a_table_row(conform):
+def test_conform_markdown_has_row_for_passing_part(conform):
     ran = conform(SOURCE, "gangline_mine", "--markdown")
     assert ran.returncode == 0, ran.stderr
     *_, row = ran.stdout.strip().splitlines()
@@ -36,7 +36,7 @@ def test_failing_part_is_named_with_its_test(conform):
     assert "ZeroDivisionError" in ran.stdout
 
 
-def test_claims_come_from_the_authors_file(conform, tmp_path):
+def test_conform_reads_claims_from_given_test_file(conform, tmp_path):
     own = tmp_path / "own.py"
     own.write_text(
         "from gangline_testkit import TrackerSuite\n\n\n"

@@ -94,7 +94,9 @@ RECORDED = """
     ],
     ids=["claimed and held", "held, not claimed", "neither", "claimed, not held"],
 )
-def test_claims_are_checked_both_ways(can: str, text: str, failed: set, could: list, tmp_path: Path) -> None:
+def test_failed_claims_and_unclaimed_capabilities_are_reported(
+    can: str, text: str, failed: set, could: list, tmp_path: Path
+) -> None:
     own = f'class TestMine(TrackerSuite):\n    choice = "track=jsonl"\n    can = {can}\n{text}'
     result = suite(tmp_path, own, "test_every_record_is_stored_once_in_order", "test_abandoned_steps_are_removed")
     assert set(result.failed) == failed

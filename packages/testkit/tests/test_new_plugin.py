@@ -131,7 +131,7 @@ def test_existing_part_names_are_refused(name, kind, tmp_path):
         write(name, kind, tmp_path)
 
 
-def test_the_command_refuses_with_one_message(tmp_path):
+def test_new_plugin_command_refuses_invalid_name_without_traceback(tmp_path):
     ran = subprocess.run(
         [sys.executable, "-m", "gangline.cli.main", "new-plugin", "No"], capture_output=True, text=True, cwd=tmp_path
     )

@@ -94,7 +94,7 @@ def test_pool_reuses_rank_processes() -> None:
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])
-def test_collective_accepts_test_file_class(world: int) -> None:
+def test_pool_accepts_class_defined_in_test_file(world: int) -> None:
     for answer in get_pool(world).run(summed, Scale(2.0)):
         assert answer.tolist() == [world * (world + 1.0)] * 3
 

@@ -41,7 +41,7 @@ def test_agent_variables_do_not_reach_runs(runs, monkeypatch):
     assert not [line for line in seen if line.startswith(("WORLD_SIZE", "TORCHELASTIC"))]
 
 
-def test_settings_apply_only_to_new_runs(runs):
+def test_default_settings_do_not_apply_to_resumed_runs(runs):
     """Those of a run that goes on are its own: saying others would be a mistake."""
     assert "dim: 32" in runs.train("--cfg", "job")
     assert "there is no run directory" in runs.expect_refusal("resume=absent")

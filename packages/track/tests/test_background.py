@@ -127,7 +127,7 @@ def test_rollback_resends_no_step(tmp_path: Path) -> None:
     assert [step for step, _ in store] == [record.step for record in records]
 
 
-def test_every_option_sends_every_fifth_step(tmp_path: Path) -> None:
+def test_tracker_with_every_5_sends_each_fifth_step(tmp_path: Path) -> None:
     store: list[tuple[int, float]] = []
     tracker = begun(tmp_path, Kept(store), every=5)
     for record in make_healthy(12):
@@ -159,7 +159,7 @@ def test_next_start_closes_tracker_left_by_error(tmp_path: Path) -> None:
     assert [step for step, _ in store] == [record.step for record in records]
 
 
-def test_hanging_trackers_are_awaited_together(tmp_path: Path, monkeypatch) -> None:
+def test_deadlines_of_hanging_trackers_run_concurrently(tmp_path: Path, monkeypatch) -> None:
     """When the first is waited for, the second's deadline has begun, and it is not put off after that."""
     gate, seen = threading.Event(), []
     trackers = {name: begun(tmp_path / name, Kept([], gate), queue=50, deadline_seconds=0.2) for name in ("a", "b")}

@@ -4,7 +4,7 @@ Prompts of different lengths are padded on the left. Padding has document number
 masks exclude padding.
 
 B batch, T tokens, S keys, H query heads, K key-value heads, C width
-G query heads per key-value head, M rows of a batched matmul (here B · K)
+G queries per key-value head, M rows of a batched matmul (here B · K)
 """
 
 from __future__ import annotations
