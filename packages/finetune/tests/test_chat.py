@@ -160,7 +160,7 @@ def test_bad_chats_are_refused_with_the_line(tmp_path, words):
         "assistant message that has content and no weight 0": [
             {"messages": [{**message, "weight": 0} for message in chat(1)]}
         ],
-        "message of weight 2": [{"messages": [{**message, "weight": 2} for message in chat(1)]}],
+        "message with weight 2": [{"messages": [{**message, "weight": 2} for message in chat(1)]}],
         "without a role": [{"messages": [{"content": "hello?"}]}],
         "not a text": [{"messages": [{"role": "assistant", "content": 3}]}],
     }

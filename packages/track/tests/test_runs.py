@@ -116,7 +116,7 @@ def test_unreachable_mlflow_is_left_out(runs: RealRuns) -> None:
     options = ("track.mlflow.uri=http://127.0.0.1:9", "track.mlflow.deadline_seconds=300")
     away = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": "3"}
     printed = runs.train(*words, *options, **away)
-    assert printed.count("track=mlflow failed and is left out") == 1
+    assert printed.count("track=mlflow failed and is disabled from now on") == 1
     assert len(runs.read_records("away")) == 4
 
 
