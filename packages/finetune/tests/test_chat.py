@@ -162,7 +162,7 @@ def test_bad_chats_are_refused_with_the_line(tmp_path, words):
         ],
         "message with weight 2": [{"messages": [{**message, "weight": 2} for message in chat(1)]}],
         "without a role": [{"messages": [{"content": "hello?"}]}],
-        "not a text": [{"messages": [{"role": "assistant", "content": 3}]}],
+        "is not a string": [{"messages": [{"role": "assistant", "content": 3}]}],
     }
     for told, rows in bad.items():
         write(tmp_path / "chats.jsonl", rows)
