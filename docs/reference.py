@@ -8,6 +8,7 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
+import reference_agents
 import reference_catalogue
 import reference_commands
 import reference_hooks
@@ -32,6 +33,7 @@ def pages() -> dict[Path, str]:
     written |= {f"code-map/{name}": text for name, text in reference_map.list_pages().items()}
     ours = {tomllib.loads(path.read_text())["project"]["name"] for path in ROOT.glob("packages/*/pyproject.toml")}
     made = {DOCS / name: NOTE + text.strip() + "\n" for name, text in written.items()}
+    made[ROOT / "AGENTS.md"] = NOTE + reference_agents.page()
     return {**made, DATA: reference_catalogue.catalogue(ours)}
 
 

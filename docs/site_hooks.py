@@ -25,6 +25,7 @@ def list_outside() -> dict[str, str]:
         "README.md": "index.md",
         "CONTRIBUTING.md": "project/contributing.md",
         "SECURITY.md": "project/security.md",
+        "AGENTS.md": "project/agents.md",
     }
     for path in sorted(ROOT.glob("packages/*/README.md")):
         pages[f"packages/{path.parent.name}/README.md"] = f"packages/{path.parent.name}.md"
