@@ -17,7 +17,7 @@ ROWS = [
 ]
 
 
-def test_migration_tables_are_read():
+def test_migration_pages_have_option_tables():
     assert {name for name, *_ in ROWS} == {"deepspeed", "hugging-face-trainer", "megatron", "torchtitan"}
     assert len(ROWS) > 130
 

@@ -272,7 +272,7 @@ def test_row_identity_depends_on_time_not_id():
     assert identity(Row(GPT_18B | {"step_time_s": 9.4})) != identity(Row(GPT_18B))
 
 
-def test_row_keeps_its_identity_where_fields_are_assumed():
+def test_assumed_fields_do_not_change_row_identity():
     row = {name: value for name, value in GPT_18B.items() if name not in ("seq", "recompute")}
     row["source"] = "NVIDIA/Megatron-LM images/tables.tex"
     case = judgeable(row)

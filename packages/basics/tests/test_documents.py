@@ -190,7 +190,7 @@ def test_compiled_block_separates_documents(model, random_batch, monkeypatch, ba
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
 
 
-def test_mask_covers_past_of_same_document():
+def test_attention_mask_is_causal_within_document():
     document = torch.tensor([[4, 4, 9, 9, 4]])  # a number that comes back is still the same document
     assert make_mask(AttentionCall(), document, document)[0, 0].int().tolist() == [
         [1, 0, 0, 0, 0],

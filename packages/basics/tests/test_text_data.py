@@ -221,7 +221,7 @@ def test_validation_split_holds_complete_files(corpus):
     assert len(source(data, "validation").starts) == len(held_out)
 
 
-def test_new_files_keep_split_of_old_files(corpus):
+def test_added_files_do_not_change_existing_split(corpus):
     before = {piece.file.name for piece in split(list_corpus(str(corpus)), 0.1, "validation")}
     for number in range(50):
         (corpus / "odd" / f"new{number}.txt").write_text("new text\n")

@@ -13,7 +13,7 @@ from gangline_ckpt_zarr.save.writer.checksum_thread import ChecksumThread
 
 
 @pytest.mark.parametrize("at_once", [1, 100, 1 << 20])
-def test_writer_seals_chunks_by_number_in_box(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
+def test_chunk_seal_covers_chunk_number(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
     monkeypatch.setattr("gangline_ckpt_zarr.save.writer.checksum_thread._AT_ONCE", at_once)
     runs = [ChunkSpan(0, 64, 48, 30, seal=17), ChunkSpan(4096, 64, 56, 1, seal=99), ChunkSpan(5000, 32, 20, 7)]
     content = random.Random(0).randbytes(8192)

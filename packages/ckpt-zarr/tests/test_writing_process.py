@@ -94,7 +94,7 @@ def test_write_without_target_fills_checksums_in_memory(staging: Staging, writer
     assert staging.bytes[:] == wanted
 
 
-def test_writer_accepts_memory_by_path_and_after_growth(tmp_path: Path, staging: Staging, writer: WriterClient) -> None:
+def test_writer_maps_staging_by_path_and_remaps_growth(tmp_path: Path, staging: Staging, writer: WriterClient) -> None:
     place = tmp_path / "staging"
     place.write_bytes(bytes(PAGE))
     job = writer.write(StagedMemory(PAGE, path=str(place)), [(0, 1, 16, 1)], (str(tmp_path), "a"))

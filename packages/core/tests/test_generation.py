@@ -306,7 +306,7 @@ def meeting_of(*nodes: str, closed: bool = False) -> bytes:
     return pickle.dumps(state)
 
 
-def test_rendezvous_state_survives_json_in_every_field():
+def test_rendezvous_state_round_trips_through_json():
     pickled = meeting_of("n1", "n2", closed=True)
     assert vars(meeting_state.decode(meeting_state.encode(pickled))) == vars(pickle.loads(pickled))
 

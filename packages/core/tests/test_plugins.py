@@ -409,7 +409,7 @@ def test_part_of_unread_group_is_plugin_error(strangers):
     assert all(line.startswith("gangline-lora 0.1.0 offers ") for line in told)
 
 
-def test_two_views_of_one_field_are_refused(strangers):
+def test_field_declared_for_two_groups_is_refused(strangers):
     source = textwrap.dedent("""
         from dataclasses import dataclass, field
         from gangline import Part, hookimpl

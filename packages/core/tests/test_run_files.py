@@ -143,7 +143,7 @@ def test_file_beyond_size_limit_is_not_read(run_dir):
 
 
 @pytest.mark.parametrize("name", [".lock", "own-file", "logs/rank-00000.log"])
-def test_run_directory_with_pipe_is_not_locked(run_dir, name):
+def test_lock_refuses_run_directory_with_named_pipe(run_dir, name):
     os.mkfifo(run_dir / name)
     for hold in (RunDirectory(run_dir).lock, RunDirectory(run_dir).share):
         with pytest.raises(UserError, match=f"{run_dir / name} is a named pipe"):

@@ -200,7 +200,7 @@ def test_parquet_with_duplicate_column_is_refused(tmp_path, make_store):
 
 def test_empty_name_of_a_field_is_refused(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": "one"}\n')
-    with pytest.raises(UserError, match="--field must be the name of a field, and is empty"):
+    with pytest.raises(UserError, match="--field is empty: it must name the field"):
         commands.main(["prepare", str(tmp_path / "a.jsonl"), "--out", str(tmp_path / "s"), "--field="])
 
 
@@ -383,7 +383,7 @@ WRONG = {
     "--replace name": "--replace name: unknown kind name.",
     "--replace ''": "--replace '' contains an empty name.",
     "--tokenizer nosuch.json": "--tokenizer nosuch.json cannot be read.",
-    "--field ''": "--field must be the name of a field, and is empty.",
+    "--field ''": "--field is empty: it must name the field that holds the text of each JSONL or Parquet row.",
     "--field nope": "{texts}/rows.jsonl, line 1, has no field 'nope'.",
     "--chat --chat-template t.jinja": "{texts}/a.csv must be JSONL or Parquet.",
     "--cluster local --slurm partition": "--slurm partition: expected KEY=VALUE.",

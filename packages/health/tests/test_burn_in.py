@@ -181,7 +181,7 @@ def test_command_on_two_nodes_reports_all_ranks(tmp_path: Path) -> None:
         assert all(row["to_others"] > 0 for row in found["ranks"])
 
 
-def test_command_refuses_nodes_without_run_dir_and_resume() -> None:
+def test_command_refuses_resume_and_nodes_without_run_dir() -> None:
     with pytest.raises(UserError, match=r"the nodes cannot find each other without run\.dir"):
         run(["launch=elastic", "launch.nodes=2", "launch.agents=1", "launch.processes=2"])
     with pytest.raises(UserError, match="resume=runs/a is not supported: burn-in starts a new run"):

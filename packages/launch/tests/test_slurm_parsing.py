@@ -352,7 +352,7 @@ def test_resumed_run_ends_after_futile_starts():
 
 
 @pytest.mark.parametrize(("code", "why"), [(2, "mistake"), (3, "verdict")])
-def test_final_exit_code_without_ending_is_not_requeued(code, why):
+def test_final_exit_code_without_ending_json_ends_job(code, why):
     assert decide(None, code, 4, [], 3, ()) == ("end", why)
 
 

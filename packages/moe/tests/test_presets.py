@@ -46,7 +46,7 @@ def test_flops_count_only_active_experts_and_router():
     assert count_flops_per_token(sparse, 64, trained) - count_flops_per_token(dense, 64, trained) == extra
 
 
-def test_first_and_every_options_select_moe_blocks():
+def test_moe_first_and_moe_every_select_blocks():
     tree = tree_of("layers=6", "moe=on", "moe.first=1", "moe.every=2")
     found = [path for path, node in iterate_nodes(tree) if isinstance(node, MoeNode)]
     assert found == [f"blocks.{index}.feed_forward" for index in (1, 3, 5)]

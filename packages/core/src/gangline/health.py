@@ -216,9 +216,9 @@ def run_within(part: str) -> Iterator[None]:
 
 
 def decide(agreed: Agreed, responses: Sequence[Response]) -> Response:
-    """Return one order: the strongest among the checks' orders and the suggestions that no check answers.
+    """Return the strongest order, out of the checks' orders and core's own order for verdicts that no check answers.
 
-    The exclusions of the other orders are added; also their learning-rate change, if the strongest order has none.
+    It also gets the exclusions of the other orders, and their learning-rate change if it has none.
     """
     answered = {kind for order in responses for kind in order.kinds}
     orders = [*responses, decide_order(agreed.verdicts, answered)]

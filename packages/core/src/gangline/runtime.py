@@ -160,7 +160,7 @@ class Runtime(ABC):
 
     registry: Registry  # all `model/...` arrays, equal on every rank
     rank: int  # global number of this rank
-    data_coordinate: tuple[int, int]  # (index, width): share of the global batch that this rank reads
+    data_coordinate: tuple[int, int]  # (index, count): this rank reads share `index` of `count` of the global batch
     # Axes along which replicas hold different weights, gradients and optimizer state between synchronisations. Pass the
     # same axes to `Registry.of(..., differs)`: the first rank along the axes is then primary, so a checkpoint holds the
     # values of that rank. `evaluate`, `score` and `generate` must use the same values, on all ranks.

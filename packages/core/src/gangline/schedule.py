@@ -1,4 +1,4 @@
-"""Learning-rate schedules: their contract. Torch-free."""
+"""Contract of learning-rate schedules. Torch-free."""
 
 from __future__ import annotations
 

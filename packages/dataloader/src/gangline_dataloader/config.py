@@ -45,7 +45,7 @@ class SequenceConfig(DataConfig, ABC):
     # fraction of the sequences held out for validation, taken from the end of each shard; ignored if gangline data
     # prepare held out documents; 1: validation on the complete store (only for stores of validate.sets)
     validation_fraction: Share = FRACTION
-    cache: str = "~/.cache/gangline/data"  # directory of the shard cache, which holds shards of stores behind URLs
+    cache: str = "~/.cache/gangline/data"  # directory of the shard cache for remote stores (their path is a URL)
     cache_bytes: PositiveInt = 100_000_000_000  # maximum size of the shard cache per machine, in bytes
     deadline: PositiveFloat = 600.0  # timeout in seconds to fetch one file of a store behind a URL, retries included
 

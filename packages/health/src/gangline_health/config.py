@@ -171,15 +171,19 @@ class Playbooks:
 
 @dataclass
 class Budget:
-    """Limit on rollbacks and restarts without progress: training steps past the furthest one renew the budget."""
+    """Limit on rollbacks and restarts without progress; `progress` steps of progress reset the budget."""
 
     orders: PositiveInt = 6  # maximum number of rollbacks and restarts without progress; the next order stops the run
-    progress: PositiveInt = 200  # number of steps past the furthest rollback or restart that renew the budget
+    # number of steps of progress that reset the budget, counted from the highest step with a rollback or restart
+    progress: PositiveInt = 200
 
 
 @dataclass
 class WatchedHealth(HealthConfig):
-    """Health monitors that judge each step before its update; playbooks answer verdicts within a budget."""
+    """Options of the health monitors, which judge each step before its update.
+
+    Playbooks choose the action for a verdict, within a budget of rollbacks and restarts.
+    """
 
     numbers: NumbersOptions = field(default_factory=NumbersOptions)
     corruption: CorruptionOptions = field(default_factory=CorruptionOptions)

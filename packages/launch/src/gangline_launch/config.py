@@ -16,7 +16,7 @@ from gangline_launch.fabric import FABRICS
 if TYPE_CHECKING:
     from gangline.config import Run
 
-STOP_SECONDS = 5.0  # reserved at the end of launch.signal_seconds for the agents to stop
+STOP_SECONDS = 5.0  # time in seconds reserved at the end of launch.signal_seconds for the agents to stop
 
 
 @dataclass

@@ -82,7 +82,8 @@ class SigmoidNode(RouterNode):
         return "tokenwise"
 
     def count_activation_bytes(self, sizes: LocalSizes) -> int:
-        shares = self.seq_aux_loss or self.global_aux_loss  # for these losses scores are normalised: sums are saved
+        # these losses normalise the router scores; autograd saves each token's sum
+        shares = self.seq_aux_loss or self.global_aux_loss
         sums = sizes.tokens * sizes.master_itemsize if shares else 0
         return super().count_activation_bytes(sizes) + self.renormalise * self.count_division_bytes(sizes) + sums
 

@@ -52,7 +52,7 @@ LOADED = (
 )
 # Modules that plot the loss figure at the end of a run; an optional dependency.
 DRAWING = ("matplotlib.figure", "matplotlib.backends.backend_svg")
-# Groups whose parts every rank builds. The import of other parts may start threads.
+# Groups whose parts every rank builds. Other parts are not preloaded, because importing them may start threads.
 BUILT = ("model", "parallel", "optimizer", "checkpoint")
 RANK = (  # modules that each rank imports when it builds the model
     "gangline_basics.model.block",
@@ -100,7 +100,8 @@ def _load(more: Sequence[str]) -> None:
     with contextlib.suppress(ImportError):
         for name in DRAWING:
             importlib.import_module(name)
-    for plugin in entry_points(group=ENTRY_POINTS):  # each command discovers the plugins again
+    # preload plugin modules, because each command discovers the plugins
+    for plugin in entry_points(group=ENTRY_POINTS):
         with contextlib.suppress(Exception):
             importlib.import_module(plugin.module)
     for name in (*_list_builds(), *RANK):

@@ -19,7 +19,7 @@ from gangline_track.config import Wandb
 from gangline_track.run_id import RunId
 from gangline_track.wandb_file import find_newest_step
 
-LINES = 200  # maximum number of notes to send, the newest
+LINES = 200  # maximum number of notes to send; older notes are dropped
 
 
 class WandbConnection(Connection):

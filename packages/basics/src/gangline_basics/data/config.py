@@ -23,9 +23,9 @@ HEADS = 100  # maximum number of files whose beginning a check reads
 class TextConfig(DataConfig):
     """Text files, read into memory.
 
-    `path` is a file, a directory, a glob, or a list of such paths; null is the source of the Python standard library,
-    which every machine with Python has. Files are plain text or JSON lines (.jsonl, .ndjson), and may be compressed
-    (.gz, .bz2, .xz, .zst).
+    `path` is a file, a directory, a glob, or a list of such paths; null reads the source code of the Python
+    standard library, which is on every machine. Files are plain text or JSON lines (.jsonl, .ndjson), and may be
+    compressed (.gz, .bz2, .xz, .zst).
     """
 
     file_options: ClassVar[tuple[str, ...]] = ("path", "tokenizer")

@@ -30,7 +30,10 @@ def is_held(run_dir: Path) -> bool:
 
 
 def _has_open(pid: str, file: Path) -> bool:
-    """Return whether a process has the file open: on btrfs and overlayfs /proc/locks has other devices than `stat`."""
+    """Return whether a process has the file open.
+
+    /proc/locks is not enough: on btrfs and overlayfs its device numbers differ from `stat`'s.
+    """
     try:
         return any(os.path.realpath(handle) == os.path.realpath(file) for handle in Path(f"/proc/{pid}/fd").iterdir())
     except PermissionError:

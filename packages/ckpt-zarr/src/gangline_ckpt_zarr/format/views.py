@@ -1,4 +1,4 @@
-"""Views of a chunk run as the box that it holds, by strides for torch and numpy alike.
+"""Strided torch and numpy views that show the consecutive chunks of a file as one box of the array.
 
 A grid (g0, g1, ...) of chunks of shape (c0, c1, ...) is a tensor (g0, c0, g1, c1, ...), so a box is copied to or from
 any number of chunks in one strided copy, or in a few copies if the box does not fill its last chunks.

@@ -41,7 +41,7 @@ def _read_nearest(
         except BadCheckpoint as damage:
             bad.append(damage)
     silent = next((one for one in bad if isinstance(one.__cause__, _NO_DAMAGE)), None)
-    if silent is not None:  # not damage: falling back to an older checkpoint would lose work
+    if silent is not None:  # the store failed, not the checkpoint: falling back to an older checkpoint would lose work
         raise make_unreadable_error(f"checkpoint {id}", silent.why)
     raise bad[0]
 

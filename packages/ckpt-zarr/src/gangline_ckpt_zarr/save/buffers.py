@@ -32,7 +32,7 @@ class Buffers:
         self._files: PackedFiles | None = None
         self._preparing: threading.Thread | None = None
         self._prepared: Staging | None = None
-        self.no_memory = ""  # why the newest save of this rank is not staged in the memory tier
+        self.no_memory = ""  # reason why this rank's newest save is not staged in the memory tier; "": it is staged
 
     def prepare(self, registry: Registry, rank: int) -> None:
         """Start a thread that prepares files and memory for the first save, and return at once."""

@@ -34,12 +34,13 @@ def refuse_foreign() -> None:
         status = place.lstat()
     except FileNotFoundError:
         return
+    risk = ", so another user could change the run's checkpoints in memory"
     wrong = "is not a directory" if not stat.S_ISDIR(status.st_mode) else ""
-    wrong = wrong or (f"belongs to user {status.st_uid}" if status.st_uid != os.getuid() else "")
-    wrong = wrong or ("is writable by other users" if status.st_mode & 0o022 else "")
+    wrong = wrong or (f"belongs to user {status.st_uid}{risk}" if status.st_uid != os.getuid() else "")
+    wrong = wrong or (f"is writable by other users{risk}" if status.st_mode & 0o022 else "")
     if wrong:
         raise UserError(
-            f"{place} {wrong}, so another user could change the run's checkpoints in memory.",
+            f"{place} {wrong}.",
             "The memory tier stores checkpoints in this directory, and runs resume from them.",
             f"The owner or an administrator can remove the directory:  sudo rm -r {place}",
             "Or train without checkpoints in memory:  checkpoint.memory_every=null",

@@ -45,7 +45,7 @@ def compute_digest(sums: Mapping[str, int]) -> str:
 
 
 def sum_of(shard: Shard) -> torch.Tensor:
-    """Return the sum of hashes of a shard's elements (floats as float32) with their indices in the global array."""
+    """Return the checksum of a shard: sum over elements (floats as float32) of the hash of value and global index."""
     import torch
 
     from gangline.draws import mix_bits

@@ -12,7 +12,7 @@ from gangline.plan import Fold
 
 
 class Wrapped(Comm, ABC):
-    """Wrapper that passes calls to `inner`. Override `_all_reduce` to change `all_reduce` and `start_all_reduce`."""
+    """Comm that forwards its calls to `inner`. Override `_all_reduce` to change `all_reduce` and `start_all_reduce`."""
 
     def __init__(self, inner: Comm) -> None:
         self.inner = inner

@@ -118,7 +118,7 @@ def fill(
     opened: Mapping[str, type] | None = None,
     offer: Offer | None = None,
 ) -> Any:
-    """Return a dataclass filled from plain values and defaults; None if values do not fit, as `problems` explains.
+    """Return a dataclass filled from plain values and defaults; on a bad value, append to `problems` and return None.
 
     path: path of the values, for messages. opened: classes of the fields that other parts fill. offer: the part that
     has the options, if any.

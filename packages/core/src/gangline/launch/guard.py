@@ -1,4 +1,4 @@
-"""Guard that ends this process when another process has ended for any reason, and checks of other processes."""
+"""Guard that kills this process when another process is gone, and functions that check whether processes are alive."""
 
 from __future__ import annotations
 

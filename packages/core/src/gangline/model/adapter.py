@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Adapter:
-    """Form of an adapter that is exported to its own files, without the base model's weights.
+    """Export format of an adapter: its own files, without the base model's weights.
 
     names    gangline's name of each parameter -> the tensor's name in the file
     files    additional files: name -> content as JSON
     weights  name of the safetensors file
-    base     (file, key): where `files` gets the path of the base model's weights, if the run has one; None: not written
+    base     (file, key): entry of `files` for the path of the base model's weights, if any; None: not written
     change   (gangline's name, tensor, all parameters of the checkpoint) -> tensor for the file; None: unchanged tensors
     """
 

@@ -1,4 +1,4 @@
-"""Writer of a pulse: a rank writes its phase and collectives, in a few hundred nanoseconds each."""
+"""Writer of a rank's pulse, a shared-memory record of its phase and collectives; a write takes a few hundred ns."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ _FORMS = [
     re.compile(rf"[?&;]([\w-]*[_-])?({_NAMES}|key|sig|signature)=(?P<secret>[^&\s\0$'\"]+)", re.IGNORECASE),
     re.compile(r"\b(?P<secret>hf_\w{16,}|AKIA[0-9A-Z]{16}|gh[pousr]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{16,})"),
     re.compile(r"\b(?P<secret>sk-((proj|ant|live|test)-)?\w{16,}|xox[abprs]-[\w-]{10,}|eyJ[\w-]+\.eyJ[\w-]+\.[\w-]+)"),
-    re.compile(  # a line of shell; paths of files and other variables do not count
+    re.compile(  # shell assignment such as API_KEY=...; a value that is a path or a variable is not a secret
         r"\b([A-Z0-9_]*(KEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE)|password|passwd|passphrase|api_?key)="
         r"(?P<secret>[\"']?[^\s\"'$`\0/~.][^\s\"']*)"
     ),

@@ -88,10 +88,10 @@ def _explain_absence(s: Session, name: str, part: Sequence[str]) -> str | None:
 
 
 def find_blamed(run_dir: str | Path) -> dict[str, str]:
-    """Return place -> evidence for each check in whose code ranks of this job failed.
+    """Return the health checks whose code failed on ranks of this job: "health/NAME" -> evidence.
 
-    Includes failures of the run's earlier jobs that ended as in `GOES_ON`. A start after another ending clears all
-    failures, and a change of a check's code clears the failures of this check.
+    Earlier jobs count if their ending is in `GOES_ON` (killed, preempted, ...). A start after another ending clears all
+    failures; a change of a check's code clears the failures of that check.
     """
     failures: dict[str, tuple[str, str | None]] = {}
     code: dict[str, str] = {}  # check -> hash of its code in the newest start so far

@@ -71,7 +71,7 @@ def _hand_over(s: Session, record: StepRecord) -> None:
 
 
 def _write(path: Path, line: str) -> None:
-    """Write the line over the old content in one call, so that a kill leaves the old or the new line."""
+    """Replace the file's first line in one call, so that a kill leaves the old or the new line."""
     handle = open_handle(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     try:
         os.pwrite(handle, f"{line}\n".encode(), 0)

@@ -35,7 +35,8 @@ SPLITS = ("", VALIDATION)  # folders of the train and validation split, relative
 PLAN = "plan.json"
 SUBMITTED = "submitted.json"  # ids of the Slurm jobs that execute the plan
 FILES_OF_TOKENIZER = ("tokenizer.json", *BESIDE)
-_FILE_OF_PART = re.compile(r"shard-\d+(\.ends|\.loss)?\.npy|\..*\.part")  # files of a part that has no manifest
+# files of a validation folder whose preparation was killed before its manifest was written
+_FILE_OF_PART = re.compile(r"shard-\d+(\.ends|\.loss)?\.npy|\..*\.part")
 MADE = "validation"  # key in PLAN: identity of the folder `validation` that the call makes, or null
 
 

@@ -103,8 +103,7 @@ class Settings:
         """Raise UserError for invalid values and for options that exclude each other."""
         if not self.field:
             raise UserError(
-                "--field must be the name of a field, and is empty.",
-                "The field holds the text of each row of JSONL or Parquet.",
+                "--field is empty: it must name the field that holds the text of each JSONL or Parquet row."
             )
         self.open_codec()
         self.load_template()

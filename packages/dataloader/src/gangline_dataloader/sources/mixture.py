@@ -46,7 +46,10 @@ class TrainOrder:
         return self.mixture(numbers)
 
     def resume_after(self, sizes: Mapping[str, Sequence[Sequence[int]]], cursor: int) -> TrainOrder:
-        """Return this order for a run that resumes at `cursor`, and whose sources had `sizes` up to there."""
+        """Return this order for a run that resumes at sample `cursor`.
+
+        sizes: source -> its row counts before `cursor`, as [first sample, rows of each epoch from this sample on] pairs
+        """
         return TrainOrder(self.mixture.resume_after(sizes, cursor))
 
 

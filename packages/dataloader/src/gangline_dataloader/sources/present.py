@@ -12,7 +12,7 @@ NAMED = 3  # maximum number of files named in a message
 
 
 def find_file_problems(parts: Sequence[SplitRows]) -> list[Problem]:
-    """Find the stores that lack files or have files of another size than the manifest; one problem for each store."""
+    """Return one problem for each store with files that are missing or differ in size from the manifest or plan."""
     store_files: dict[tuple[str, str], tuple[StoreTokens, dict[str, int]]] = {}
     for one in parts:
         if isinstance(one.store, StoreTokens):

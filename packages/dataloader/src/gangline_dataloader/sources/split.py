@@ -81,8 +81,9 @@ class SplitRows:
         if share != self.share:
             raise UserError(
                 f"the validation split of {self.store.name} has changed since the run began.",
-                f"The held-out fraction was {share:g} and is now {self.share:g} (0: none, or a folder {VALIDATION}), "
-                "so training and validation sequences would mix.",
+                f"The held-out fraction (data.validation_fraction) was {share:g} and is now {self.share:g}, so "
+                "training and validation sequences would mix. (0: no held-out sequences, or the store has a folder "
+                f"{VALIDATION}.)",
                 f"Restore data.validation_fraction={share:g} and the folder {VALIDATION}, or start a new run:  "
                 "train from=RUN_DIR",
             )
@@ -158,7 +159,7 @@ def open_split_rows(
     """
     root = Path(folder).expanduser()
     held_out = root / VALIDATION
-    whole_set = validation_fraction == 1  # the complete store is a validation set, also if it has a validation part
+    whole_set = validation_fraction == 1  # the complete store is the validation set, even if it has a validation folder
     apart = not whole_set and _has_validation_folder(folder, cache)
     store: Tokens
     if is_remote(folder):

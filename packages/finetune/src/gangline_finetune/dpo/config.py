@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from gangline import Problem
 from gangline.config import EditConfig, PositiveFloat
+from gangline.plugin.registry import installed
 from gangline_finetune.chat.config import TemplatedConfig
 
 if TYPE_CHECKING:
@@ -63,8 +64,9 @@ class DpoConfig(EditConfig):
 
     def check(self, run: Run) -> list[Problem]:
         if not isinstance(run.data, PreferencesConfig):
-            what = "dpo=on requires pairs of answers."
-            return [Problem(what, "The data source of this run has no pairs.", "data=preferences data.path=FILE")]
+            kind = installed().find_part(run.data).part.name
+            what = "dpo=on requires preference pairs (chosen and rejected answers)."
+            return [Problem(what, f"data={kind} has no preference pairs.", "data=preferences data.path=FILE")]
         from gangline_finetune.dpo.edit import find_token_loss
 
         if not (path := find_token_loss(run)):

@@ -25,9 +25,10 @@ class BurnInHealth(HealthConfig):
     matmul: Less = 0.15  # maximum shortfall of a rank's matmul throughput from the median rank, as a share
     memory: Less = 0.25  # maximum shortfall of a rank's memory bandwidth from the median rank, as a share
     link: Less = 0.3  # maximum shortfall of the bandwidth between ranks from its median, as a share
-    shared: PositiveFloat = 3.0  # factor on health.burn_in.matmul, memory and link on CPU, where ranks share cores
+    # tolerance factor on CPU, where ranks share cores: multiplies the limits matmul, memory and link, up to 0.9
+    shared: PositiveFloat = 3.0
     act: Annotated[str, OneOf(("stop", "warn"))] = "stop"  # action if a rank is bad
-    base: str = "h100_ib"  # base cluster, name or file: source of the numbers that burn-in does not measure
+    base: str = "h100_ib"  # base cluster (name or file): values that burn-in does not measure
 
     def check(self, run: Run) -> list[Problem]:
         """Return problems: a share of 1 or more, or an invalid cluster file in `base`."""

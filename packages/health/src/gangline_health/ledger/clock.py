@@ -37,9 +37,10 @@ def set_right(lines: Iterable[Line]) -> list[Line]:
 
 
 def sum_forward_jumps(lines: Iterable[Line]) -> float:
-    """Return the seconds by which wall clocks jumped ahead of monotonic clocks, summed over machines, without reboots.
+    """Return the total seconds, over all machines, by which wall clocks jumped ahead of monotonic clocks.
 
-    The wall clock was set forward, or the machine slept. lines: log lines as `set_right` returns them.
+    The wall clock was set forward, or the machine slept; reboots do not count.
+    lines: log lines as `set_right` returns them
     """
     pairs = [pair for those in _group_by_machine(list(lines)) for pair in pairwise(line for _, line in those)]
     ticks = [

@@ -1,4 +1,7 @@
-"""Ledger of `gangline health report`: seconds by kind, faults, recovery, and the best save interval. Torch-free."""
+"""Report of `gangline health report`: run time by category (goodput), faults, recovery, and the best save interval.
+
+Torch-free.
+"""
 
 from __future__ import annotations
 

@@ -26,7 +26,8 @@ class FamilyConfig(ModelConfig):
     ffn_dim: PositiveInt = 2048  # intermediate size: width of the feed-forward
     tied: bool = False  # weight tying: the head shares the embedding's weight
     norm_eps: NonNegativeFloat = 1e-6  # epsilon of the norms, added to the mean square (RMSNorm) or variance
-    z_loss: NonNegativeFloat = 0.0  # weight of the z-loss, log²Z of the logits; only in the gradients (PaLM: 1e-4)
+    # z-loss coefficient: weight of log²Z in the gradients; not in the reported loss (PaLM: 1e-4)
+    z_loss: NonNegativeFloat = 0.0
     init_std: NonNegativeFloat = 0.02  # standard deviation of initial weights; output projections: / sqrt(2 · layers)
     weights: str | None = None  # Hugging Face directory of initial weights; null: random initialization
 

@@ -35,7 +35,7 @@ class Phi3(WindowedConfig):
     """Options of Phi 3: partial RoPE."""
 
     norm_eps: float = 1e-5
-    # partial RoPE: share of a head's features that RoPE rotates, counted from the first feature
+    # partial rotary factor: fraction of each head's features that RoPE rotates, counted from the first
     rotary_share: Annotated[float, Gt(0), Le(1)] = 1.0
 
     @property

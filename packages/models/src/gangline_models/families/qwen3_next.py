@@ -66,7 +66,7 @@ class Qwen3Next(RotaryConfig):
     """Options of Qwen3-Next: gated delta-rule layers and gated attention; experts come from the edit `moe`."""
 
     head_dim: int | None = 256
-    # partial RoPE: share of an attention head's features that RoPE rotates, counted from the first feature
+    # partial rotary factor: fraction of each head's features that RoPE rotates, counted from the first
     rotary_share: Annotated[float, Gt(0), Le(1)] = 0.25
     full_every: PositiveInt | None = 4  # interval of attention blocks (last of every n); null: no attention
     biases: bool = False  # biases of the query, key, value and output projections

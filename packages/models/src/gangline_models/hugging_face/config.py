@@ -31,7 +31,7 @@ SHAPES = {
     "rope_scaling": dict | None,
 }
 COUNTS = ("num_hidden_layers", "n_layer", "num_nextn_predict_layers", "num_mtp_layers")
-FEW = 1000  # maximum number of layers that is accepted without comparison with the number of tensors
+FEW = 1000  # maximum number of layers accepted without checking it against the number of tensors
 
 
 def read_config(directory: str | Path) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""Capability `hugging_face` of the edit `moe`: experts in config.json, and the check of `model.weights`. Torch-free."""
+"""Hugging Face format of the edit `moe`: read and write the experts in config.json, and check `model.weights`.
+
+Torch-free.
+"""
 
 from __future__ import annotations
 

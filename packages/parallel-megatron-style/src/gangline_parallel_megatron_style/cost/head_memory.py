@@ -127,7 +127,7 @@ def count_between_uses(case: Case, array: Array) -> int:
 
 
 def count_waiting_gradient(case: Case) -> int:
-    """Return the bytes of the embedding's gradient from the head, which waits for the gradient of the lookup."""
+    """Return the bytes of the embedding gradient that the head computes, held until the lookup's gradient is added."""
     if not reads_the_embedding(case):
         return 0
     owner = case.plan.get_owner(f"{case.plan.embed}.weight")

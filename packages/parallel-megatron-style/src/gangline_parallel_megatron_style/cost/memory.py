@@ -127,7 +127,7 @@ def cuts_gradients(case: Case, group: ParamGroup) -> bool:
 
 
 def count_group_numbers(case: Case, rank: int) -> Counter[ParamGroup]:
-    """Return parameter group -> number of elements on a rank of pipeline rank `rank`, in the order of the model."""
+    """Return the number of elements of each parameter group on a rank with pipeline index `rank`, in model order."""
     numbers: Counter[ParamGroup] = Counter()
     for array in case.list_held(rank):
         numbers[array.group] += array.size

@@ -1,4 +1,4 @@
-"""Size of each parameter on a rank: its pipeline stages, and its shard over tp and folds.
+"""Local size of each parameter on a rank, by pipeline stage, tp shard and fold.
 
 The sizes come from `sharding.arrays.lay_out`, the layout that the runtime uses.
 """
@@ -158,7 +158,7 @@ class ModelArrays:
 
 
 def compute_largest_shape(layout: Layout) -> tuple[int, ...]:
-    """Return the shape of an array on the rank that has most of the array, before ZeRO shards the rows."""
+    """Return the largest local shape of an array over all ranks, before ZeRO shards the rows."""
     shape = list(layout.shape)
     for division in layout.divisions:
         if not division.rows:

@@ -1,4 +1,4 @@
-"""Pipeline schedules by name, with closed forms of their idle time and peak activations."""
+"""Pipeline schedules by name, with closed forms of their bubble (idle time) and peak number of chunk activations."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ from gangline_parallel_megatron_style.precision.quantise import quantise
 
 @dataclass(frozen=True)
 class Recipe:
-    """Quantisation of operands: float8 format of gradients, granularity of scales of activations and of weights."""
+    """FP8 recipe: format of gradients, and scaling granularity of activations and of weights."""
 
     gradients: Format
     activations: Grain

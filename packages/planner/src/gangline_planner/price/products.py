@@ -1,7 +1,7 @@
-"""Seconds of a matmul: a roofline (Williams, Waterman and Patterson, CACM 52, 2009) with a fixed overhead.
+"""Time of a matmul: a roofline (Williams, Waterman and Patterson, CACM 52, 2009) with a fixed overhead.
 
 A matmul of f operations takes (f + half) / rate, plus the time in which its operands cross memory once. `half` is the
-overhead at the begin and end of a matmul (launch, pipeline fill, last wave of tiles), as a number of operations. Both
+overhead at the start and end of a matmul (launch, pipeline fill, last wave of tiles), as a number of operations. Both
 times are added: tiles that wait for operands do not multiply, and measured grouped matmuls of few rows take the sum,
 not the maximum (SimuMax, configs/system/b200_bf16_ceperm.json, group_matmul). A weight gradient is added to the
 gradient sum of earlier microbatches, which is read and written.
@@ -9,8 +9,8 @@ gradient sum of earlier microbatches, which is read and written.
 Before matmuls in 8 or 4 bits, operands are cast: they are read once and written twice, by rows and by columns. The
 norms and gates of the vendor's kernels (Transformer Engine) write low-precision values themselves, without a cast.
 
-Attention reaches its full rate only for many keys: launches, and tiles that the causal mask halves, take as long as
-`attention.half` further keys.
+Attention reaches its full rate only with many keys. `attention.half` is the overhead of launches and of half-masked
+tiles, as a number of additional keys.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class WriterClient:
         self._jobs = 0
         self._open: set[int] = set()  # jobs without their last answer
         self._answers: list[Answer] = []
-        self._ended: str | None = None  # how the process ended, once it has
+        self._ended: str | None = None  # how the process ended; None: it has not ended
         self._news = threading.Condition()
         self._sending = threading.RLock()
 
