@@ -96,6 +96,7 @@ def refused(tmp_path: Path, *words: str, strangers=None, module: str = "gangline
         (["model.dropout=0.1"], ["Type  optimizer.weight_decay=0.1  (models have no dropout here"]),
         (["save_total_limit=3"], ["Did you mean checkpoint.keep_last?"]),
         (["batch.size=8"], ["Did you mean batch.global_size or batch.micro_size?"]),
+        (["mine.yaml"], ["cannot read 'mine.yaml'", "To use the file as a recipe:  train recipe=mine.yaml"]),
         (["--bf16"], ["there is no flag --bf16.", "Type  precision=bf16"]),
         (["--model_name_or_path", "x"], ["Type  model.weights=DIR"]),
         (["--job.config_file=x.toml"], ["Type  recipe=FILE.yaml"]),
@@ -160,7 +161,7 @@ def refused(tmp_path: Path, *words: str, strangers=None, module: str = "gangline
         (["hydra.run.dir=x"], ["there is no option hydra.run.dir."]),
         (["recipe=tniy"], ["there is no recipe 'tniy'.", "Did you mean tiny?"]),
         (["from=nowhere"], ["there is no run directory nowhere."]),
-        (["resume=nowhere"], ["there is no run directory nowhere."]),
+        (["resume=nowhere"], ["there is no run directory nowhere.", "There are no runs in this folder or in runs/."]),
         (["resume=nowhere", "recipe=tiny"], ["resume= continues a run, but recipe=tiny starts a new run."]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -337,6 +338,7 @@ def test_second_train_on_a_directory_is_refused(tmp_path, run):
     [
         (["plugin"], ["there is no verb 'plugin'.", "Did you mean plugins?"]),
         (["train"], ["there is no verb 'train'.", "To train:  train --help"]),
+        (["resume", "runs/a"], ["there is no verb 'resume'.", "To continue a run:  train resume=runs/a"]),
         (["run.steps=5", "moe=on"], ["To train:  train run.steps=5 moe=on"]),
         (["train", "data.path=a b"], ["To train:  train 'data.path=a b'"]),
     ],
@@ -403,3 +405,13 @@ def test_plugins_reports_name_conflict_and_exits_with_2(tmp_path, strangers):
     assert done.stdout.count("two installed packages claim the plugin name 'zarr'") == 1
     assert "gangline-broken 0.1.0 is installed but failed to import" in done.stdout
     assert "adamw" in done.stdout
+
+
+def test_missing_torch_is_one_message(monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("gangline.cli.train.find_spec", lambda name: None)
+    assert main(["recipe=quick"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("train: torch is not installed in ")
+    assert "pip install 'torch>=2.11,<2.14'" in said
+    assert not list(tmp_path.iterdir())

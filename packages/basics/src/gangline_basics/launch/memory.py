@@ -52,8 +52,8 @@ def find_memory_problems(run: Run) -> list[Problem]:
     parts = ", ".join(f"{kind} {size / GB:.3g}" for kind, size in sizes.items() if size)
     total = sum(sizes.values()) / GB
     what = (
-        f"model={model} precision={precision} optimizer={optimizer} needs {total:.3g} GB of memory, "
-        f"but this machine has {memory / GB:.3g} GB."
+        f"model={model} precision={precision} optimizer={optimizer} needs {format_gb(total)} GB of memory, "
+        f"but this machine has {format_gb(memory / GB)} GB."
     )
     count = count_parameters(compose_model(run)[0]) / GB
     return [
@@ -61,7 +61,8 @@ def find_memory_problems(run: Run) -> list[Problem]:
             what,
             f"{count:.3g} G parameters, {ranks} CPU process{'es' * (ranks > 1)}: {parts} GB, without activations.",
             "Choose a smaller model, such as  model=tiny, or fewer layers  (model.layers=N);\n"
-            "or more machines:  launch=elastic launch.nodes=N  with a strategy that shards the model.",
+            "or more machines:  launch=elastic launch.nodes=N  with a strategy that shards the model.\n"
+            f"To find a layout that fits:  gangline plan search model={model} launch.processes=64 cluster=h100_ib",
         )
     ]
 
@@ -111,3 +112,8 @@ def read_machine_bytes(meminfo: str = "/proc/meminfo", limit: str = "/sys/fs/cgr
     with suppress(OSError, ValueError):  # no cgroup v2, or "max"
         memory = min(memory, int(Path(limit).read_text()))
     return memory + (int(swap[1]) * 1024 if swap else 0)
+
+
+def format_gb(number: float) -> str:
+    """Return a number of gigabytes with three digits, or with all digits of its integer part: 25.3, 1,130."""
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -165,6 +166,9 @@ def _run(line: CommandLine, argv: Sequence[str]) -> int:
     from gangline.launch.detected import detect
     from gangline.plugin.registry import installed
 
+    if not find_spec("torch"):
+        why = "gangline needs torch 2.11 to 2.13."
+        raise UserError(f"torch is not installed in {sys.prefix}.", why, "pip install 'torch>=2.11,<2.14'")
     installed().refuse_clashes()  # before the launcher is looked up
     job = detect()
     if job is not None:

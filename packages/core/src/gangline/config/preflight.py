@@ -73,6 +73,8 @@ def _explain_no_key(key: str, sign: str, value: str) -> list[str]:
     if not key:
         return [together]
     if not sign:
+        if key.endswith((".yaml", ".yml")):
+            return [f"To use the file as a recipe:  train recipe={key}"]
         guess = "" if "." in key else suggest_near(key, [*installed().list_groups(), *LAYERS])
         return [guess or together, "Flags of train begin with -; to list them:  train --help"]
     return ["A key consists of names with dots between them, as in  optimizer.learning_rate=1e-3"]

@@ -107,7 +107,8 @@ class RunDirectory:
         """Open the directory of an existing run. Raises UserError if it is missing or incomplete."""
         directory = cls(path)
         if not directory.path.is_dir():
-            raise UserError(f"there is no run directory {directory.path}.", _list_siblings(directory.path))
+            hint = _list_siblings(directory.path) or "There are no runs in this folder or in runs/."
+            raise UserError(f"there is no run directory {directory.path}.", hint)
         if not directory.config.exists():
             raise UserError(
                 f"{directory.path} is not a complete run directory: config.yaml is missing.",
