@@ -1,4 +1,4 @@
-"""Test the reader of the pages: it finds examples that fail or print something else."""
+"""Reader of the documentation pages: detects examples that fail or print something else."""
 
 from __future__ import annotations
 

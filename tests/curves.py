@@ -1,4 +1,7 @@
-"""The same small run on other layouts, by the real command: what `metrics.jsonl` tells of each, beside one process."""
+"""Small runs of one model on several layouts by the real command, and their loss curves from `metrics.jsonl`.
+
+Each curve is compared with that of one process.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Compositions drawn at random: a run, layouts to carry it, where it is killed. What may be refused is drawn too."""
+"""Random compositions: a run, its layouts and its kills.
+
+Some compositions are invalid and must be refused.
+"""
 
 from __future__ import annotations
 

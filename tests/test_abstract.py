@@ -1,4 +1,4 @@
-"""Abstract or final: what a class of the packages derives from is no class that anybody makes instances of.
+"""Base classes of the packages: each is abstract or final, and is never instantiated itself.
 
 The conformance kit and the examples for authors are apart.
 """

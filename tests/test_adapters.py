@@ -1,4 +1,4 @@
-"""Adapters across packages: every axis trains them as one process does, and `explain` tells what they hold."""
+"""`lora=on` across packages: adapters match one process on every axis, and `explain` counts their bytes."""
 
 from __future__ import annotations
 

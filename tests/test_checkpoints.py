@@ -1,4 +1,4 @@
-"""Layout invariance across a checkpoint: trained on one layout and then on another, a run is that of one process."""
+"""Layout invariance across a checkpoint: a run resumed on another layout equals that of one process."""
 
 from __future__ import annotations
 

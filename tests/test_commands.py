@@ -1,4 +1,4 @@
-"""Every verb of every package, and every verb inside it, says what it does."""
+"""Help text of every command and subcommand of every package."""
 
 from __future__ import annotations
 

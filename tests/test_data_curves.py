@@ -1,4 +1,4 @@
-"""One curve whoever reads the data, on whatever layout, and also of a run that was killed: by the real command."""
+"""Loss curves of `data=tokens` and `data=mix` on several layouts and after a kill, by the real command."""
 
 from __future__ import annotations
 

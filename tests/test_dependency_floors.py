@@ -1,4 +1,4 @@
-"""Dependencies that read files of other people: no version with a known way from a file to code is admitted."""
+"""Minimum versions of dependencies that read external files: versions with known vulnerabilities are excluded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whoever calls a public function of a package that is named here learns from its docstring what it raises."""
+"""Docstrings of public functions mention the errors that the functions raise."""
 
 from __future__ import annotations
 

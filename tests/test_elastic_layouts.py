@@ -1,4 +1,4 @@
-"""Which ranks of a job whose nodes come and go are used: the layouts of every strategy, and the batch, decide."""
+"""Usable ranks of an elastic job: the layouts of every strategy, and the batch, decide."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`callback=eval` where the model is cut: its numbers, and the run's own, are those of one process."""
+"""`callback=eval` on sharded models: metrics and losses of one process."""
 
 from __future__ import annotations
 

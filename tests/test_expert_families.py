@@ -1,4 +1,7 @@
-"""Families with experts: a family's tree and names and gangline-moe's, which know nothing of each other, fit."""
+"""Model families with experts together with gangline-moe: module tree, names, parameter counts, generation.
+
+The two packages do not import each other.
+"""
 
 from __future__ import annotations
 

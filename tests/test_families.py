@@ -1,4 +1,4 @@
-"""Families of models are layout-invariant: whatever axes a run is cut along, it is the run of one process."""
+"""Layout invariance of model families: results of one process for any combination of axes."""
 
 from __future__ import annotations
 

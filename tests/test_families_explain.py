@@ -1,4 +1,4 @@
-"""What is explained of families: parameters, and what a block keeps, against the modules themselves."""
+"""`explain` of model families: parameters, activation bytes and transfers, compared with the modules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What SECURITY.md promises: nothing in a file that is read is executed."""
+"""SECURITY.md: recipes, run configurations and other files that are read execute no code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chats and preferences across packages: the curve of a run is that of one process on every axis, in float64."""
+"""`data=chat`, preferences and `lora=on` across packages: the curve of one process on every axis, in float64."""
 
 from __future__ import annotations
 

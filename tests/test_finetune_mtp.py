@@ -1,4 +1,4 @@
-"""Adapters on a directory with modules for further tokens: layouts, what is trained, and what goes out again."""
+"""`lora=on` on models with multi-token prediction modules: layouts, trained weights, export."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What each recipe comes to, with every default filled in: a review sees what a change really did."""
+"""Recipes expanded with all defaults, compared with golden files.
+
+The diff of a golden file shows a reviewer the effect of a change.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`benchmarks/gpu.py` on a CPU, with small sizes: every line of its table works, and a wrong result is told."""
+"""`benchmarks/gpu.py` on a CPU with small sizes: every row of its table runs, and wrong results are reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PowerSGD of the documentation under layouts of every kind: it trains, replicas stay the same, a resume is exact."""
+"""`gradients=powersgd`, the example of the documentation, on several layouts: exact resume, equal replicas."""
 
 from __future__ import annotations
 

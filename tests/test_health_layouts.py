@@ -1,4 +1,4 @@
-"""health=monitors under layouts of other packages."""
+"""`health=monitors` on the layouts of other packages: weight checksums and recomputed steps."""
 
 from __future__ import annotations
 

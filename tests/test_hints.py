@@ -1,4 +1,4 @@
-"""What a message advises works: of many suggested words the first and last are tried, and fix something."""
+"""Suggested fixes of error messages: the first and the last suggestion of many messages solve the problem."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Samples with pixels, and the model edit that embeds them, on several processes: the curve of one."""
+"""Image samples and the model edit `patches` on several processes: the loss curve of one process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No import circle: neither through annotations (TYPE_CHECKING) nor through what functions import as they run."""
+"""Import cycles: none through annotations (TYPE_CHECKING) and none through imports inside functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Docstrings are sentences that begin with a verb and use plain words; names of tests are short."""
+"""Style of docstrings, comments and test names: sentences, plain words, length.
+
+Docstrings of functions begin with a verb.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One run on many layouts, by the real command: one curve, also from one layout's checkpoint to the next."""
+"""One run on many layouts by the real command: the same loss curve, also after a resume on another layout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The main job: plain `train`, on the text that every machine with Python has."""
+"""Plain `train` without arguments, on the text that every machine with Python has; compared with the README."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every option of another framework in the migration tables is answered by `train` with what to type here."""
+"""Migration tables: `train` answers every option of another framework with the Gangline option to type."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `gangline parallel explain` says of a model with experts, against the model itself."""
+"""`gangline parallel explain` of models with experts: bytes, transfers and FLOPs against the model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Experts under a precision that does more than multiply."""
+"""`moe=on` with `precision=fp8`: experts use float8 matmuls."""
 
 from __future__ import annotations
 

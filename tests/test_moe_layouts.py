@@ -1,4 +1,4 @@
-"""Experts are layout-invariant: whatever axes a run is cut along, it is the run of one process."""
+"""Layout invariance of experts (`moe=on`): results of one process for any combination of axes."""
 
 from __future__ import annotations
 

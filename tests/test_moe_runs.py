@@ -1,4 +1,4 @@
-"""A run of experts by the real command, moved between layouts and numbers of ranks that share the experts."""
+"""Runs of `moe=on` by the real command, resumed on other layouts and other sizes of `moe.ep`."""
 
 from __future__ import annotations
 

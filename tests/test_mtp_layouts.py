@@ -1,4 +1,4 @@
-"""Multi-token prediction is layout-invariant, its blocks dense or of experts; and what is explained of it."""
+"""`mtp=on` with dense blocks or experts: layout invariance, and its bytes, transfers and FLOPs in `explain`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""One word for one thing: no public class name twice in the packages, the kit apart; and no file of many ideas."""
+"""Unique public class names across the packages, and a maximum length of files.
+
+The conformance kit is exempt from the rule about names.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every option of every part of this repository says what values it may have."""
+"""Every option of every part: range of values, default within the range, choices in help and completion."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A package's own tests need no more than their session installs: core, the package, and what its tests ask for.
+"""Tests of each package need only core, the package and the dependencies that they declare.
 
 Here all packages are installed, as on a desk. A test that chooses a part of another package passes there, and fails in
 the session of its own package.

@@ -1,4 +1,4 @@
-"""`gangline plan compare` reads what a real run measured."""
+"""`gangline plan compare`: measured terms of a real run next to the predictions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The course of a planned run, by a part of group `simulator`, beside the closed form."""
+"""Simulated course of a planned run by a `simulator` part, compared with the closed form."""
 
 from __future__ import annotations
 

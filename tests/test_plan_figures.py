@@ -1,4 +1,4 @@
-"""Pictures of plans: what their rectangles and letters say is what the plan says."""
+"""Figures of plans: bars, labels and terminal plots match the numbers of the plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gangline plan`: what it prints, that its parts add up, and what it refuses."""
+"""`gangline plan`: printed report, sums of its parts, assumptions, refused arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gangline plan search`: every row passes `check`, is in order, and is what a plan of its words says."""
+"""`gangline plan search`: every row passes `check`, is in order, and equals the plan of its overrides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lines that `gangline plan search` prints are typed: each starts, trains, and ends where one process ends."""
+"""Commands printed by `gangline plan search`: each starts, trains and ends with the loss of one process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gangline plan table`: the rows that a budget begins with."""
+"""`gangline plan table`: rows of a training budget, and the Markdown that the command prints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of core is public: every name without a leading underscore, imported from the module that defines it."""
+"""Public names of core: without a leading underscore, imported from the module that defines them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Statistics of errors over many rows, and files without rows."""
+"""Summary of `benchmarks/published`: error statistics over many rows, and files without rows."""
 
 from __future__ import annotations
 

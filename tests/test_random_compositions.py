@@ -1,4 +1,4 @@
-"""Random compositions of parts, options and kills keep the suite, or are refused in words.
+"""Random compositions of parts, options and kills: each is layout-invariant, or refused with a message.
 
     GANGLINE_DRAWN_SEED=7 GANGLINE_DRAWN_COUNT=100 pytest -m nightly tests/test_random_compositions.py
     GANGLINE_DRAWN_SEED=7 pytest -m nightly tests/test_random_compositions.py -k 7-31  # the same run again

@@ -1,4 +1,4 @@
-"""A job under random faults on several nodes: it ends by itself, with the curve of one that nobody has disturbed."""
+"""Elastic job under random faults on several nodes: it ends unaided, with the loss curve of an undisturbed run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a release needs and no single package can hold: one licence, one extra that takes all, versions that agree."""
+"""Release checks across packages: one licence, the extra `all`, matching versions, container file."""
 
 from __future__ import annotations
 

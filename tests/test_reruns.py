@@ -1,4 +1,4 @@
-"""Which failures of a test that waits are tried once more (`conftest.py` of the project): never a wrong number."""
+"""Retries of tests that wait (root `conftest.py`): timing failures are retried, wrong results never."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gangline schema`: editors check config.yaml and recipes with it."""
+"""`gangline schema`: JSON schema with which editors check config.yaml and recipes."""
 
 from __future__ import annotations
 

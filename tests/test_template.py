@@ -1,4 +1,4 @@
-"""templates/plugin is what `gangline new-plugin mine` writes: one text, kept where it can be read."""
+"""templates/plugin: identical to the output of `gangline new-plugin mine`."""
 
 from __future__ import annotations
 

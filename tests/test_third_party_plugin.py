@@ -1,4 +1,4 @@
-"""A stranger's plugin: groups that nobody had before, one inside the other, without a changed line anywhere else."""
+"""Third-party plugin with new nested groups: it trains and resumes without changes in other packages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two agents of torchrun, as on two machines, with two processes each."""
+"""Two agents of torchrun with two processes each, as on two machines: the loss curve of one process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions are verbs, values are nouns: the first word of each function is a known verb, and no value is a participle.
+"""Names in the code: functions begin with a known verb; parameters, fields and variables are nouns.
 
 Each public class has its own name.
 """

@@ -1,4 +1,4 @@
-"""Each row of a table of failures names tests that exist."""
+"""Failure tables of the documentation: each row refers to tests that exist."""
 
 from __future__ import annotations
 

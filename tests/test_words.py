@@ -1,4 +1,4 @@
-"""The house's words: no synonym of a word comes back, and a shape letter means what the glossary says, everywhere."""
+"""Vocabulary of the code: replaced synonyms do not return, and shape letters mean what the glossary says."""
 
 from __future__ import annotations
 

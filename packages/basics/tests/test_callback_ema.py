@@ -1,4 +1,4 @@
-"""Averages of the weights: what they are, that they travel, and that they are used as weights."""
+"""`callback=ema`: average formula, resume, layout invariance, validation and sampling with averaged weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Profiles: the files that a run leaves, as the viewers read them."""
+"""`callback=profile`: profiler traces of selected steps and ranks, in the format that trace viewers read."""
 
 from __future__ import annotations
 

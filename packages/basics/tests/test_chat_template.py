@@ -1,4 +1,4 @@
-"""Chat templates: what transformers renders, and what a template that fails comes to."""
+"""Chat templates: text rendered as transformers renders it, and errors of invalid or failing templates."""
 
 from __future__ import annotations
 

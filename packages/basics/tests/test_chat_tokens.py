@@ -1,4 +1,4 @@
-"""Which tokens of a conversation are learnt: as transformers marks them, with marks in the template and without."""
+"""Loss mask of conversations, compared with transformers, for templates with and without generation tags."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`checkpoint=torch`: any layout reads what any layout wrote, and nothing half-written or damaged is ever read."""
+"""`checkpoint=torch`: resharding, `keep_last`, kills and full disks during saves, detection of damaged files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The cluster file: what is read, what is refused, and that nothing is invented."""
+"""Cluster files: shipped files, required fields, prices, network tiers, and errors of invalid files.
+
+A missing number is an error; the reader fills in no value.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Core's own parts pass the suites that every plugin has to pass."""
+"""Conformance suites of the testkit, run on the built-in parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layout invariance of `ddp`: the same run on 1, 2 and 4 ranks, to the bit under `run.deterministic`."""
+"""Layout invariance of `parallel=ddp` on 1, 2 and 4 ranks, bit-identical with `run.deterministic`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Documents packed into one sequence are what they are alone."""
+"""Documents packed into one sequence: attention, positions and gradients equal those of separate sequences."""
 
 from __future__ import annotations
 

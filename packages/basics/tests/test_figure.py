@@ -1,4 +1,7 @@
-"""Figures: readable, the same bytes for the same data, written whole; a figure that cannot be read is found."""
+"""Figures: readability, identical bytes for identical data, SVG and PNG, atomic writes.
+
+An unreadable figure is detected.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Flags of a verb next to the overrides of a run."""
+"""Command-line flags of subcommands mixed with overrides of a run."""
 
 from __future__ import annotations
 

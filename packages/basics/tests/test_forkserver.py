@@ -1,4 +1,4 @@
-"""How the end of the fork server is told."""
+"""Fork server: detection of its exit, and errors of its socket, shared memory and resource tracker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compressed sums: what is sent, what is lost, what error feedback returns."""
+"""`gradients=onebit` and `gradients=bf16`: codes, bytes sent, error feedback, refused combinations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Triton kernels beside the plain operators whose place they take."""
+"""Triton kernels of the loss: tests under the interpreter, device selection, fallback without a compiler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What attention keeps while a text is written changes nothing; who does not say how it goes on is computed again."""
+"""KV cache: cached generation equals uncached generation, and modules without a cache are recomputed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Long texts are encoded in pieces, and their tokens are those of the whole text."""
+"""Tokenizing a long text in pieces gives the tokens of the complete text."""
 
 from __future__ import annotations
 

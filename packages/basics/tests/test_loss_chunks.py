@@ -1,4 +1,4 @@
-"""The loss in chunks is the loss: without ever having the logits of more tokens than a chunk has."""
+"""`run.loss_chunk`: loss and gradients equal the unchunked loss, with the size of the logits bounded."""
 
 from __future__ import annotations
 

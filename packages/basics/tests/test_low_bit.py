@@ -1,4 +1,4 @@
-"""Frozen weights in fewer bits: rules of a plan over blocks that are not alike."""
+"""Quantization of frozen weights: plan rules and block sizes over blocks of different kinds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The decoder: what it computes, in which dtype, and how its parts meet."""
+"""Decoder: computation and dtypes of each module, custom modules and matmuls, loss, edits of the node tree."""
 
 from __future__ import annotations
 

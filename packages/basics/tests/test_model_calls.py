@@ -1,4 +1,4 @@
-"""What a model says of the calls at its seams, and that they compute it."""
+"""Attention and loss calls declared by a model, compared with reference computations; their options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plan of every shape that ships, and the published sizes."""
+"""Plan of every shipped model shape: parameter counts, sharding rules, edits, invalid sizes."""
 
 from __future__ import annotations
 

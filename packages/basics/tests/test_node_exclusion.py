@@ -1,4 +1,4 @@
-"""Nodes that an order keeps away: never so many that too few are left, and not for ever."""
+"""Excluded nodes in `launch=elastic`: expiry, and return of excluded nodes when too few others remain."""
 
 from __future__ import annotations
 

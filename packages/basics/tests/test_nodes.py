@@ -1,4 +1,4 @@
-"""Numbers of nodes."""
+"""`launch.nodes`: number of nodes as a number or a range."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gradient norm: the same bits however rows are spread, and torch's where nobody asks for that."""
+"""Gradient norm and clipping: the same bits for every row split, and the norm of torch otherwise."""
 
 from __future__ import annotations
 

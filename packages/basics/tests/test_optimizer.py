@@ -1,4 +1,4 @@
-"""AdamW and Muon beside torch's, Lion beside its algorithm, and the state of all optimizers as shards."""
+"""`optimizer=adamw`, `muon` and `lion`: comparison with torch or the paper, sharded state, options by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Matrices that are laid out or packed to write text: values, names and tokens stay."""
+"""Packed and column-major weight matrices for generation: values, names and generated tokens are unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Precisions: where which dtype is, the loss scale, and that masters are what is kept."""
+"""`precision=fp32`, `fp64`, `bf16`, `fp16`: dtypes of each computation, loss scale, master weights.
+
+Checkpoints hold the master weights.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rotary positions: angles, scaling, and what rotation keeps."""
+"""Rotary position embedding: angles, scaling, dtypes, relative distance, cache of the rotation."""
 
 from __future__ import annotations
 

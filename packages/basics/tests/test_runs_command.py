@@ -1,4 +1,4 @@
-"""gangline runs and gangline compare: of runs that live, have ended, were killed, or are no whole runs."""
+"""`gangline runs` and `gangline compare` on live, ended, killed, damaged and incomplete runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gangline sample`: text from the checkpoints of a run."""
+"""`gangline sample`: checkpoint choice, prompts, chats, stop strings, random draws, invalid arguments."""
 
 from __future__ import annotations
 

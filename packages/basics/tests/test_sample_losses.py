@@ -1,4 +1,4 @@
-"""Losses of samples, in global order."""
+"""Losses of samples, gathered from all ranks in global sample order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schedules: pure functions of the step, with the shapes they are named for."""
+"""`schedule=constant`, `cosine`, `wsd`: learning rate factor as a function of the step, and refused options."""
 
 from __future__ import annotations
 

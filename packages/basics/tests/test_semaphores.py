@@ -1,4 +1,4 @@
-"""What a killed group of processes leaves in shared memory goes at the next start; what lives keeps its own."""
+"""Semaphores in shared memory: a start removes those of killed launchers and leaves those of live ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""launch=elastic on two machines: network namespaces of their own with a cable between them."""
+"""`launch=elastic` on two machines, imitated by network namespaces; choice of the network interface."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SOAP beside its algorithm, on bases that rounding does not decide."""
+"""`optimizer=soap`: comparison with the reference algorithm on bases that rounding does not decide."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The built-in text source: what it reads, which samples it gives in which order, and what it refuses."""
+"""`data=text`: corpus files, sample order, splits, document ids, fingerprint, tokenizer, refused inputs."""
 
 from __future__ import annotations
 

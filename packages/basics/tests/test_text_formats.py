@@ -1,4 +1,4 @@
-"""Files that are no plain text: JSON lines, compressed, binary."""
+"""Text files of `data=text`: JSON lines, compressed files, binary and damaged files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The built-in trackers: where the records of a run go, and what is left of them after kills and ways back."""
+"""`track=jsonl`, `tensorboard`, `console`: records, kills, resumes, rollbacks, printed lines."""
 
 from __future__ import annotations
 

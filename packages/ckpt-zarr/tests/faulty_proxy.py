@@ -1,4 +1,4 @@
-"""An HTTP proxy between a store and its server that fails on request: 5xx, silence, lost connections, lost answers."""
+"""HTTP proxy between store and server that fails on request: 5xx, silence, lost connections, lost answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Strategies invented for the tests: arrays of any shape, cut in any way that a registry can say."""
+"""Hypothesis strategies for the tests: arrays of any shape, sharded in any way that a registry supports."""
 
 from __future__ import annotations
 

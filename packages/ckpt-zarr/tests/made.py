@@ -1,4 +1,4 @@
-"""Real checkpoints for tests: staged by an invented layout, written to a store, committed."""
+"""Real checkpoints for the tests: staged by an invented layout, written to a store, committed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real runs by the real command, on a small text with a small model, and what becomes of them."""
+"""Real `train` runs of a small model on a small text, with restricted disks, and readers of their results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rank does for the tests of shared reading."""
+"""Rank functions for the tests of shared reads."""
 
 from __future__ import annotations
 

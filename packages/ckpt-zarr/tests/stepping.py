@@ -1,4 +1,4 @@
-"""A run in one process, step by step, without a model: its checkpointer as the loop uses it."""
+"""A run in one process, step by step and without a model, that calls the checkpointer as the loop does."""
 
 from __future__ import annotations
 

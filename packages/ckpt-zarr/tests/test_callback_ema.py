@@ -1,4 +1,4 @@
-"""Averages of the weights in this checkpointer: a run goes on with them, and they are sampled."""
+"""`callback=ema` with `checkpoint=zarr`: resume with averaged weights, and sampling from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gangline ckpt average`: the mean in float64, of one model alone, of what is whole, to where nothing is."""
+"""`gangline ckpt average`: mean in float64, same-model check, damaged inputs, existing outputs."""
 
 from __future__ import annotations
 

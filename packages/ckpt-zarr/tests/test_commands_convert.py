@@ -1,4 +1,4 @@
-"""`gangline ckpt export` and `import`: weights to and from Hugging Face, never holding the model."""
+"""`gangline ckpt export` and `import`: weights to and from Hugging Face, in bounded memory."""
 
 from __future__ import annotations
 

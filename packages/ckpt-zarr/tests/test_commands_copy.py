@@ -1,4 +1,4 @@
-"""`gangline ckpt copy`: between stores, whole or not at all; --open: what any zarr reader opens by its path."""
+"""`gangline ckpt copy` between stores, atomic, and `--open` copies that any zarr reader opens by path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gangline ckpt diff`: what differs between two checkpoints, and by how much."""
+"""`gangline ckpt diff`: differing arrays of two checkpoints, and the size of each difference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gangline ckpt prune` deletes what the rules do not keep, says so, and never the last whole checkpoint."""
+"""`gangline ckpt prune`: retention rules, printed deletions, and the last complete checkpoint that stays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gangline ckpt refs`: stock zarr opens a checkpoint as it is, by the line that is printed."""
+"""`gangline ckpt refs`: stock zarr opens a checkpoint through the printed references."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gangline ckpt` on a real S3 server: the tools need a URL and the usual environment, and no run."""
+"""`gangline ckpt` on a real S3 server, with only a URL and environment variables, and without a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gangline ckpt ls`, `show` and what names a checkpoint."""
+"""`gangline ckpt ls` and `show`: states, tiers, document, arrays, and path forms of a checkpoint."""
 
 from __future__ import annotations
 

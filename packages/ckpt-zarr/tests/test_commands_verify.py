@@ -1,4 +1,4 @@
-"""`gangline ckpt verify` reads all that is data, and names every chunk that is not what was written."""
+"""`gangline ckpt verify`: every changed chunk of data is reported, in any store and tier."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Core's suite for checkpointers."""
+"""Conformance suite of the testkit for checkpointers, run on `checkpoint=zarr`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
-"""The durable tier is a copy of the near one, made beside training: slow, silent, killed or fed with damage, it holds
-nothing up, shows nothing half, and swallows nothing."""
+"""`checkpoint.durable`, copies of disk checkpoints in a second store: slow, failing, killed and damaged copies.
+
+The copy is written during training. It does not delay training, shows no incomplete checkpoint and reports every
+failure.
+"""
 
 from __future__ import annotations
 

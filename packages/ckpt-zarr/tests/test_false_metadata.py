@@ -1,4 +1,4 @@
-"""zarr.json with a good checksum that makes no sense: refused in no time, whatever it claims, and never a traceback."""
+"""zarr.json with a valid checksum and invalid content: refused within time and memory limits, no traceback."""
 
 from __future__ import annotations
 

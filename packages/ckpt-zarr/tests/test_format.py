@@ -1,4 +1,7 @@
-"""The grid, the chunks, the files, and who meets whom: against plain enumeration, on invented cuts."""
+"""Chunk shapes, file offsets, owners and overlaps of the checkpoint format, compared with plain enumeration.
+
+The layouts are invented.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`checkpoint.every=auto`: the closed form against a simulation, what is measured, and real runs."""
+"""`checkpoint.every=auto`: closed form compared with a simulation, measured save costs, real runs."""
 
 from __future__ import annotations
 

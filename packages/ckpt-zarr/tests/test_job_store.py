@@ -1,4 +1,4 @@
-"""The job's store may be anything that keeps its contract, and may be out of reach for a moment or for good."""
+"""Checkpointer on any implementation of the job store, with short and permanent outages of the store."""
 
 from __future__ import annotations
 

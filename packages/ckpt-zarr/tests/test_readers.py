@@ -1,4 +1,7 @@
-"""Stock zarr, the newest too, shows what is stored. Without torch, which other Pythons here do not have."""
+"""Checkpoints read by stock zarr, including the newest release.
+
+The tests import no torch, because some of the Python versions that run them have no torch.
+"""
 
 from __future__ import annotations
 

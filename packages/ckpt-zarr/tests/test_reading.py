@@ -1,4 +1,4 @@
-"""What was staged by one invented layout is read back by another, bit by bit, and every damage is named."""
+"""Checkpoints staged by one invented layout and read by another, bit by bit; every damaged chunk is reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every chunk flipped, cut off, lost, or put there from another step or another place: noticed, named, never loaded."""
+"""Flipped, truncated, missing and misplaced chunks: each is detected, reported and never loaded."""
 
 from __future__ import annotations
 

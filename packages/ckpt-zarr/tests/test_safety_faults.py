@@ -1,4 +1,4 @@
-"""Real runs with a full disk, a disk that cannot be written, a store that fails, a rank that dies."""
+"""Real runs with a full disk, a read-only disk, a failing store, a killed rank or a killed writer process."""
 
 from __future__ import annotations
 

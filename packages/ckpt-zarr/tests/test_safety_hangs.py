@@ -1,4 +1,4 @@
-"""A rank or a writer process that hangs, and does not die: the save fails, the silent are named, training goes on."""
+"""Hung ranks and writer processes: the save fails, silent ranks are reported, training continues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""kill -9 at random moments of a save: of a rank, of its writer process, of both. Nothing that was whole is lost."""
+"""kill -9 of ranks and writer processes at random moments of a save: no complete checkpoint is lost."""
 
 from __future__ import annotations
 

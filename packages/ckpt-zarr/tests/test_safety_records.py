@@ -1,4 +1,4 @@
-"""With every step in memory a run tells people of no step that a kill makes it do again."""
+"""`checkpoint.memory_every=1`: a step that the run has reported is never repeated after a kill."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ranks say of one save or load is heard in that one alone, though the job's store forgets nothing."""
+"""Several checkpointers in sequence on one job store: keys of earlier saves and loads have no effect."""
 
 from __future__ import annotations
 

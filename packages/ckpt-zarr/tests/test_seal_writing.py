@@ -1,4 +1,4 @@
-"""The writer process seals what it writes as the reader expects it: chunk by chunk, however it takes them in parts."""
+"""Checksums of chunks that the writer process writes, for data that arrives in any parts."""
 
 from __future__ import annotations
 

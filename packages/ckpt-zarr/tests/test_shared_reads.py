@@ -1,4 +1,4 @@
-"""Replicas read a far store once, give each other what they read, and agree on who reads what without a word."""
+"""Shared reads of replicas: each byte is read by one replica, by a plan computed without messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replicas that read a checkpoint from a real S3 server: it sends each byte of data once, not once to each."""
+"""Shared reads of replicas from a real S3 server, which sends each byte of data once."""
 
 from __future__ import annotations
 

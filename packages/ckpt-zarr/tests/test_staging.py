@@ -1,4 +1,4 @@
-"""The memory that a save is staged in: made ready beside the first steps, the same bytes as when it is not."""
+"""Staging memory of saves: preparation during the first steps, and identical bytes without preparation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The local store: what it says is there is there, a commit is whole or not at all, and errors say where."""
+"""Local store: reads, listing, atomic commits, synced writes, and errors that give the path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a URL to a store, stores that fsspec knows, and which errors may pass."""
+"""Store URLs, stores supported by fsspec, retried and permanent errors, merged range requests."""
 
 from __future__ import annotations
 

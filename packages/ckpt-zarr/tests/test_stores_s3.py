@@ -1,4 +1,4 @@
-"""S3 against a real server, with a proxy in front that fails: nothing is lost, nothing is half there, nothing hangs."""
+"""S3 store against a real server behind a faulty proxy: no lost object, no partial object, no hang."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job of two nodes loses a rank, an agent, a node: with memory and a copy at the other node no step is done twice.
+"""Two-node job that loses a rank, an agent or a node: with memory copies on the other node no step is repeated.
 
 An agent is a node here; its memory lies in a directory of its own, which goes with it.
 """

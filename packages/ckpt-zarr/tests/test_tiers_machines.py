@@ -1,4 +1,4 @@
-"""The memory tier of several machines: two agents of torchrun, each with a /dev/shm of its own where that can be."""
+"""Memory tier on two machines: two agents of torchrun, each with a private /dev/shm if mounting is allowed."""
 
 from __future__ import annotations
 

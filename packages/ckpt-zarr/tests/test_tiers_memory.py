@@ -1,4 +1,4 @@
-"""The memory tier in one process: what it keeps, gives back and forgets, whatever goes wrong beside it."""
+"""Memory tier in one process: retention, reads, deletion, and failures of disk, keeper and memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one node's memory asks of another's keeper, and what is done with what strangers ask."""
+"""Memory tier between nodes: requests to the keeper of another node, and refused unauthenticated requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each tier keeps, by its own interval and its own rules, also when the run goes back."""
+"""Retention rules and intervals of each checkpoint tier, including after a rollback."""
 
 from __future__ import annotations
 

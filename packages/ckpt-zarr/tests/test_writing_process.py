@@ -1,4 +1,4 @@
-"""The writer process, as the trainer uses it: right bytes and checksums, durable or not there, dead or answering."""
+"""Writer process: bytes, checksums, durability, exit and restart, as used by the trainer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fixtures that the tests of core share."""
+"""Fixtures shared by the tests of gangline-core."""
 
 from gangline_testkit.fixtures import core_alone, random_batch, runs, strangers
 

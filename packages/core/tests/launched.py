@@ -1,4 +1,4 @@
-"""What the ranks do in the tests of the launchers, and a `train` in small that starts them.
+"""Rank functions for the tests of the launchers, and a small `train` that starts them.
 
 python launched.py RUN_DIR WORLD TARGET [ARGS as JSON] [LocalLaunch as JSON]    as `launch=local` would
 torchrun ... launched.py RUN_DIR agent TARGET [ARGS as JSON]                    as a rank of torchrun or Slurm

@@ -1,4 +1,4 @@
-"""Stands for torch where a test needs a server that still loads: it takes as long, and no processor's time."""
+"""Stand-in for torch in tests of a server that is still loading: the import takes as long but uses no CPU time."""
 
 import time
 

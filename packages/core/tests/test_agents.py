@@ -1,4 +1,4 @@
-"""Ranks that torchrun or Slurm started: one composes, all train, and a restarted job goes on where it was."""
+"""Ranks started by torchrun or Slurm: detection, one composed configuration, restart and requeue."""
 
 from __future__ import annotations
 

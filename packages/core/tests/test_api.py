@@ -1,4 +1,4 @@
-"""A run from plain Python."""
+"""Training from plain Python, without the command line."""
 
 from __future__ import annotations
 

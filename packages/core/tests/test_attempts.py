@@ -1,4 +1,4 @@
-"""attempts.jsonl: which checkpoints led to where a run stands, and which are of a branch left behind."""
+"""attempts.jsonl: the attempts of a run, their start checkpoints, and abandoned branches."""
 
 from __future__ import annotations
 

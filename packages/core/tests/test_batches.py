@@ -1,4 +1,4 @@
-"""Which samples a rank reads: the same global batch on every layout."""
+"""Samples of each rank and fields of its batches: the same global batch on every layout."""
 
 import numpy as np
 import pytest

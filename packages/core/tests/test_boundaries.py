@@ -1,4 +1,4 @@
-"""Core knows no plugin, and what must be fast imports no torch."""
+"""Import rules: core imports no plugin, and modules that must start fast import no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Callbacks in whole runs: what they hold travels, what they lend is put back, what they raise is named."""
+"""Callbacks in complete runs: state in checkpoints, order of events, restored weights, reported errors."""
 
 from __future__ import annotations
 

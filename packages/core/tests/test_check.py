@@ -1,4 +1,4 @@
-"""What is refused before anything is started: numbers, layouts, batches, machines; all of it at once."""
+"""Problems found before a run starts: numbers, layouts, batch, memory, machines; all in one message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What core refuses of a part's reduction of gradients: by the part's name, before a gradient is wrong."""
+"""Invalid gradient reductions of a part are refused before they change a gradient, with the name of the part."""
 
 from __future__ import annotations
 

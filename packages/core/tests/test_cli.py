@@ -1,4 +1,4 @@
-"""What the two commands print and do where nothing is wrong."""
+"""`train` and `gangline` without errors: help, `--cfg`, plugins, completion, multirun, resume, signals."""
 
 from __future__ import annotations
 

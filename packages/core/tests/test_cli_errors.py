@@ -1,4 +1,4 @@
-"""Every mistake a user can make on a command line: one message, exit code 2, no traceback, nothing left behind."""
+"""Mistakes on the command line: one message, exit code 2, no traceback, no files left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every operation of a Comm, on real ranks over gloo, beside what arithmetic says it must give."""
+"""Every operation of `Comm` on real ranks over gloo, compared with the expected values."""
 
 from __future__ import annotations
 

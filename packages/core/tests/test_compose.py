@@ -1,4 +1,4 @@
-"""From words to typed runs: overrides, lists, recipes, earlier runs, groups that strangers add."""
+"""Composition of a run from overrides, lists, recipes, earlier runs and groups of plugins."""
 
 from __future__ import annotations
 

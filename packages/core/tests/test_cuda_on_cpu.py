@@ -1,4 +1,4 @@
-"""What only a GPU would show, shown without one: who waits for whom, what the host copies there, which peak counts."""
+"""CUDA behaviour tested without a GPU: waits between ranks, host copies, peak FLOP/s, out of memory."""
 
 from __future__ import annotations
 

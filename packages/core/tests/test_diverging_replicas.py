@@ -1,4 +1,4 @@
-"""Replicas that differ between synchronisations: what a checkpoint holds of them, and what is refused beside them."""
+"""Replicas that differ between synchronizations: checkpoints hold the first replica; refused combinations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a job of several agents ends where its ranks, or the agents themselves, could not say so."""
+"""Ending of a job with several agents, when ranks or agents could not report it."""
 
 from __future__ import annotations
 

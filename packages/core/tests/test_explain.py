@@ -1,4 +1,4 @@
-"""What `single` and `ddp` say of themselves, and the timeline of any `Explained`."""
+"""`explain` of `single` and `ddp`, and the timeline of any `Explained`."""
 
 from __future__ import annotations
 

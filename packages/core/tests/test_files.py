@@ -1,4 +1,4 @@
-"""Files that are locked, and files that are replaced as a whole."""
+"""Locked files and folders, and files that are replaced atomically."""
 
 from __future__ import annotations
 

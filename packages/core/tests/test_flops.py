@@ -1,4 +1,4 @@
-"""What a token costs, counted by hand and by torch."""
+"""FLOPs per token, compared with a count by hand and with torch's counter."""
 
 from __future__ import annotations
 

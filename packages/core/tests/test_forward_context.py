@@ -1,4 +1,4 @@
-"""What module code may call: terms, metrics and draws, in a bare module and in a frame, however often recomputed."""
+"""Forward context of modules: losses, metrics, random draws, with and without a frame and recomputation."""
 
 from __future__ import annotations
 

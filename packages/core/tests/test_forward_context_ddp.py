@@ -1,4 +1,4 @@
-"""What modules emit, draw and keep, under `ddp` beside one process: losses, metrics, buffers, folds, unused weights."""
+"""Losses, metrics, random draws, buffers, folds and unused weights of modules: `ddp` against one process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a full disk of the run directory keeps from being written is still told."""
+"""Full disk in the run directory: failures and output that cannot be written are still reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Generations of a run: counted, agreed, and nobody of an older one writes."""
+"""Generations of a run: count, agreement of all nodes, restart budgets, and blocked writes of older generations."""
 
 from __future__ import annotations
 

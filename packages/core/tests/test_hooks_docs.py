@@ -1,4 +1,4 @@
-"""Every hook's docstring holds a whole plugin; here they are installed together, shown, composed and run."""
+"""Example plugin in the docstring of every hook: installed together, listed, composed and trained."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""First weights: a function of seed and name, whatever part of them is asked for."""
+"""Weight initialization: values depend on seed and name only, for any shard that is requested."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Joining a job from the environment, in processes of their own as torchrun would start them."""
+"""Ranks that join a job from environment variables, as separate processes like those of torchrun."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Saves whose checkpoint is visible before every tier is written: what the loop and the end of a run make of them."""
+"""Saves whose checkpoint is visible before every tier is written: the training loop and the end of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks on this machine: started, watched, stopped, and none left behind."""
+"""`launch=local`: start, monitoring, restart, logs and end of the ranks on this machine."""
 
 from __future__ import annotations
 

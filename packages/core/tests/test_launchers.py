@@ -1,4 +1,4 @@
-"""What a launcher is given, and what may be asked of one whose ranks run on other machines."""
+"""Arguments that a launcher receives, and options of launchers whose ranks run on other machines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arrays of a checkpoint for which the resumed run has no place: `may_drop` of an optimizer or a callback decides."""
+"""Checkpoint arrays without a place in the resumed run: `may_drop` of an optimizer or a callback decides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the processes of a run listen: on one machine nowhere but at the loopback interface."""
+"""Listening sockets of a run: a run on one machine listens only on the loopback interface."""
 
 from __future__ import annotations
 

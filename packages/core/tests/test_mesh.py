@@ -1,4 +1,4 @@
-"""Ranks and coordinates."""
+"""Mesh: ranks, coordinates, groups of an axis, invalid axes."""
 
 from __future__ import annotations
 

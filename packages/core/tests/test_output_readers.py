@@ -1,4 +1,4 @@
-"""A run whose output nobody reads any more: `train | head`, a closed terminal."""
+"""Output of a run without a reader: `train | head`, a closed terminal."""
 
 from __future__ import annotations
 

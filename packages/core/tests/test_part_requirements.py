@@ -1,4 +1,4 @@
-"""Parts that need others, and groups that show the parts of another."""
+"""Requirements between parts, and groups that offer the parts of another group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The peak of a CPU: what no matrix product of this process can exceed, also where the machine has other work."""
+"""Measured peak FLOP/s of a CPU: no matmul of this process exceeds it, even if the machine was busy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Discovery: what is found, what is refused, and what a user is told. Each environment is a process of its own."""
+"""Plugin discovery: found parts, name clashes, broken plugins, messages. Each environment is a process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading ahead of need: what is ready, who waits, where an error arrives, and what ends with `close`."""
+"""Prefetch of batches: order, slots, waits, errors, and threads that `close` ends."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""Recipes and runs of other people run nothing: an option that is a program is set on the command line alone."""
+"""Options that hold a program: recipes and earlier runs cannot set them, only the command line can."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pulse of a rank: what it writes stays when it is dead; nothing is left behind, and no time added."""
+"""Pulse of a rank: contents after the rank is killed, removal at the end, time cost."""
 
 from __future__ import annotations
 

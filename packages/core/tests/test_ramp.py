@@ -1,4 +1,4 @@
-"""batch.ramp: the global batch is a function of the cursor, on any layout, wherever the run went on from."""
+"""`batch.ramp`: global batch size as a function of the cursor, on any layout and after a resume."""
 
 from __future__ import annotations
 

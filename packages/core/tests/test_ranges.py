@@ -1,4 +1,4 @@
-"""What values an option may have: stated on its field, refused in one message before anything is written."""
+"""Ranges of option values: declared on the field, reported in one message before any file is written."""
 
 from __future__ import annotations
 

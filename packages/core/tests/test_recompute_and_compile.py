@@ -1,4 +1,4 @@
-"""Recomputation and compilation change nothing but time and memory."""
+"""`run.recompute` and `run.compile`: results are unchanged; only time and memory differ."""
 
 import pytest
 import torch

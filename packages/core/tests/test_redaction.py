@@ -1,4 +1,4 @@
-"""No secret is written down: options that hold one are refused, those of a command line are hidden."""
+"""Secrets: options that hold one are refused, and those on a command line are hidden."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Verdicts and orders, from a check to what the run does: real runs through the loop, killed and gone on with."""
+"""Verdicts of health checks and the resulting orders, in real runs that are killed and resumed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run goes on with data that is not what it was where its source says so, and the record of the start says it too."""
+"""Resume with changed data: accepted if the data source allows it, and recorded with the start."""
 
 from __future__ import annotations
 

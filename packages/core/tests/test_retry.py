@@ -1,4 +1,4 @@
-"""Calls that are retried: which errors, after which pauses, and until when."""
+"""Retried calls: retryable errors, pauses, deadline."""
 
 from __future__ import annotations
 

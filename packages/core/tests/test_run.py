@@ -1,4 +1,4 @@
-"""A whole run, as a user starts it: what it writes, how it ends, how it goes on."""
+"""Complete `train` runs: written files, endings, resume, kills, signals, layouts."""
 
 import json
 import os

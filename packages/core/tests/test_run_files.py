@@ -1,4 +1,4 @@
-"""A run directory that somebody else made, or wrote to: a run in it writes to no file outside."""
+"""Run directories created or changed by others: a run writes to no file outside its directory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run directories: whole or not there, one `train` at a time, and nothing secret in them."""
+"""Run directories: atomic creation, one `train` at a time, provenance, no secrets."""
 
 from __future__ import annotations
 

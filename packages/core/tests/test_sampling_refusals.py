@@ -1,4 +1,7 @@
-"""What a token cannot be drawn from is refused; it never becomes the last token of the vocabulary."""
+"""Sampling errors: non-finite probabilities, invalid temperature, missing device.
+
+Invalid probabilities never yield the last token of the vocabulary.
+"""
 
 from __future__ import annotations
 

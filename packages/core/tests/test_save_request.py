@@ -1,4 +1,4 @@
-"""What a rank asks of a save: as its checkpointer says, and all that is left to ask when a signal ends the run."""
+"""Save requests: options of the checkpointer, and the last save after a signal."""
 
 from __future__ import annotations
 

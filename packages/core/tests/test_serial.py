@@ -1,4 +1,4 @@
-"""A run as plain data and back, with every mistake in it named."""
+"""Runs as plain data and back: YAML round trip, all mistakes reported, environment references."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The registry, checked against brute force: every element of every array has its holders and one primary."""
+"""Shard registry, compared with brute force: holders and one primary for every element of every array."""
 
 from __future__ import annotations
 

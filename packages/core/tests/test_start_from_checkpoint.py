@@ -1,4 +1,4 @@
-"""A run that begins with the weights and optimizer state of another run's checkpoint."""
+"""Runs that start with the weights and optimizer state of another run's checkpoint."""
 
 from __future__ import annotations
 

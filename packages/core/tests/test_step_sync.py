@@ -1,4 +1,7 @@
-"""What the ranks tell each other at a step's end: what one knows, all do."""
+"""Synchronization of the ranks at the end of a step: signals, verdicts, save requests, data, MFU.
+
+MFU is model FLOPs utilization.
+"""
 
 from __future__ import annotations
 

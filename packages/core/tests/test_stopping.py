@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and kill -9: the ranks end at a step boundary where they can, and none is left."""
+"""Ctrl-C, SIGTERM and kill -9: ranks end at a step boundary if possible, and none is left running."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text of files reaches the terminal, and steers it in no way."""
+"""Text from files in the terminal: control sequences are escaped, and encodings are handled."""
 
 from __future__ import annotations
 

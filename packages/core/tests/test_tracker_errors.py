@@ -1,4 +1,4 @@
-"""An exception that ends a run ends its trackers too: none keeps back the steps before it."""
+"""Exceptions that end a run: trackers are closed and write the steps before the exception."""
 
 from __future__ import annotations
 

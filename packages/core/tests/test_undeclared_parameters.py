@@ -1,4 +1,4 @@
-"""A module of somebody's own has the parameters that its node says; what else it has is its own business."""
+"""Custom modules: a parameter that their node does not declare is refused; buffers and shared modules are free."""
 
 from __future__ import annotations
 

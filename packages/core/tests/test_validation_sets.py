@@ -1,4 +1,4 @@
-"""Several validation sets: what they are, what is refused, and a run that has some."""
+"""Several validation sets in one run: their options, refused combinations, recorded losses."""
 
 from __future__ import annotations
 

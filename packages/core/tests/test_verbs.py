@@ -1,4 +1,4 @@
-"""Verbs of a command."""
+"""Subcommands: help, arguments, suggestions for unknown commands, imports."""
 
 from __future__ import annotations
 

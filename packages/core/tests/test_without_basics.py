@@ -1,4 +1,4 @@
-"""Core names no part: with a set of parts of its own (tests/own) and no other package it trains, saves and resumes."""
+"""Core without other packages: trains, saves and resumes with the parts in tests/own."""
 
 from __future__ import annotations
 

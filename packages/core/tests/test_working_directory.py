@@ -1,4 +1,4 @@
-"""The working directory of `train` holds files of somebody else, such as an unpacked archive: none of them is run."""
+"""Third-party files in the working directory of `train`, such as an unpacked archive: their code is never run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Edits that wrap, and plans that freeze: an adapter around linears, without a plugin."""
+"""Model edits that wrap nodes, and plans that freeze weights: an adapter around linear layers without a plugin."""
 
 from __future__ import annotations
 

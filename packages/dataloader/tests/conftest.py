@@ -1,4 +1,4 @@
-"""Small corpora, and stores made of them."""
+"""Fixtures: small corpora, and token stores made from them."""
 
 from __future__ import annotations
 

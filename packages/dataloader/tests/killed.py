@@ -1,4 +1,4 @@
-"""A process that calls `prepare` again and again, each time killed one system call later, and says what it left.
+"""Kills of `gangline data prepare`, each time one system call later, and a report of the files left.
 
     python killed.py OUT_OF_ALL REFERENCE SCRATCH prepare WORDS ... {out}
 

@@ -1,4 +1,4 @@
-"""A model edit that consumes pixels: the first places of a sequence are the patches of an image."""
+"""Model edit `patches`: the first positions of a sequence are the patches of an image."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The module of `patches`: B sequences, T tokens, D features, P patches."""
+"""Module of the model edit `patches`: B sequences, T tokens, D features, P patches."""
 
 from __future__ import annotations
 

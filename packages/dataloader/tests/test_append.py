@@ -1,4 +1,4 @@
-"""More put behind a store: what was there stays as it was, at every moment, and nothing comes twice."""
+"""`gangline data prepare --append`: unchanged shards, no duplicate documents, kills, refused stores."""
 
 from __future__ import annotations
 

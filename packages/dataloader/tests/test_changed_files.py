@@ -1,4 +1,4 @@
-"""Files that change, or hold what they may not, while a run reads them: named, and never read as if nothing was."""
+"""Data files that change or hold invalid tokens during a run: the error gives the file, no wrong data is read."""
 
 from __future__ import annotations
 

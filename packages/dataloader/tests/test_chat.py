@@ -1,4 +1,4 @@
-"""Conversations: the tokenizer's own template, and only what the assistant says is learnt."""
+"""Conversations in token stores: chat templates, loss mask of assistant answers, refused stores and options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stages of prepare carried out by datatrove: the bytes of a store do not depend on how many tasks there were."""
+"""`gangline data prepare` on a cluster with datatrove and Slurm: stores do not depend on the number of tasks."""
 
 from __future__ import annotations
 

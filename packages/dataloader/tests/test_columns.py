@@ -1,4 +1,4 @@
-"""Columns of tokens that others wrote, MDS, Arrow and Parquet, are read as they are, and those that lie are refused."""
+"""Token columns in MDS, Arrow and Parquet files: exact reads, and errors of inconsistent files."""
 
 from __future__ import annotations
 

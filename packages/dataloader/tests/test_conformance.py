@@ -1,4 +1,4 @@
-"""Core's suite for data sources."""
+"""Conformance suite of the testkit for data sources, run on `data=tokens`, `data=dali` and `data=mix`."""
 
 from __future__ import annotations
 

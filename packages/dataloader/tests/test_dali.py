@@ -1,4 +1,4 @@
-"""data=dali: every byte that data=tokens gives, in its order, from DALI's memory."""
+"""`data=dali`: batches equal those of `data=tokens`, in the same order, from buffers of DALI."""
 
 from __future__ import annotations
 

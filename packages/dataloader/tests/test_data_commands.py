@@ -1,4 +1,4 @@
-"""gangline data show, order and tokenizer: what they say is what the run reads."""
+"""`gangline data show`, `samples` and `tokenizer`: printed samples and statistics equal those of the run."""
 
 from __future__ import annotations
 

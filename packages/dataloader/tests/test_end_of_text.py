@@ -1,4 +1,4 @@
-"""The token after each document: which one a tokenizer means, and what is said where it has none."""
+"""`--end-of-text`: end token chosen from the tokenizer, and messages for tokenizers without one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of others are read as they are, and those that lie are refused by name."""
+"""Megatron, NumPy and raw token files: exact reads, and errors of inconsistent files."""
 
 from __future__ import annotations
 

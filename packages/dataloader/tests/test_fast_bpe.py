@@ -1,4 +1,4 @@
-"""tiktoken gives the tokens of tokenizers, or is not used."""
+"""tiktoken as a faster codec: tokens equal those of tokenizers, and unsupported tokenizers fall back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""gangline data prepare on a disk that is full or cannot be written, and the same command once it can."""
+"""`gangline data prepare` on a full or read-only disk, and the same command after the disk is fixed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Damage in encoded images that their structure shows; see also test_images.py, where a run meets it."""
+"""Damage of JPEG and PNG files that their structure reveals.
+
+test_images.py tests runs that read damaged images.
+"""
 
 from __future__ import annotations
 

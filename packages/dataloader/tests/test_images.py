@@ -1,4 +1,4 @@
-"""data=dali_images: from JPEGs in tar files to a loss, the same pixels whoever reads them."""
+"""`data=dali_images`: training on JPEG files in tar files, with pixels that do not depend on the rank count."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fill-in-the-middle: documents rearranged as a function of the seed and the sample, and of nothing else."""
+"""`data.fim_rate`: fill-in-the-middle rearrangement as a function of seed and sample only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of a folder is read: a data set in splits is not learnt with its tests."""
+"""Input folders of `gangline data prepare`: train, validation and test splits, and plain text files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""--language: what is in another language is dropped, counted by language."""
+"""`--language`: documents in other languages are dropped and counted by language."""
 
 from __future__ import annotations
 

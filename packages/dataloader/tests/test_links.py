@@ -1,4 +1,4 @@
-"""Links in a folder of texts: files are read once, and none from outside of the folder is read unasked."""
+"""Links in a folder of texts: each file is read once, and files outside the folder only on request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""data=mix: stores in the proportion that was asked for, the same from any cursor; what makes no mixture is refused."""
+"""`data=mix`: source weights, stages, resume at any cursor, refused mixtures."""
 
 from __future__ import annotations
 

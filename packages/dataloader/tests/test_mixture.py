@@ -1,4 +1,4 @@
-"""The order of a mixture: exact shares, each row once an epoch, the same from wherever it is asked."""
+"""Sample order of a mixture: exact proportions, each row once per epoch, independent of the starting point."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Near doubles: the estimate against exact resemblance, the choice against a reference that compares every pair."""
+"""`--near-duplicates`: estimated resemblance against exact, and choice against a pairwise reference."""
 
 from __future__ import annotations
 

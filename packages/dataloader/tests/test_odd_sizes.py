@@ -1,4 +1,7 @@
-"""Sequences of one token, mixtures of 0.001 and 0.999, any width, the end of an epoch: the bytes of one process."""
+"""Sequences of one token, mixture weights of 0.001 and 0.999, any rank count, the end of an epoch.
+
+The bytes read equal those of one process.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Documents packed into rows: none lost, few cut, little padding; a plan is there before a process starts."""
+"""`data.packing=best_fit`: documents packed into rows, few documents split, little padding, stored plans."""
 
 from __future__ import annotations
 

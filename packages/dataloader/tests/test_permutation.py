@@ -1,4 +1,4 @@
-"""The permutation is one, for every n; and nothing that a test of randomness sees tells it from chance."""
+"""Pseudorandom permutation of rows: bijective for every n, and random by statistical tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Addresses and telephone numbers become fixed words, counted; what only looks like one stays."""
+"""`--replace`: email addresses and phone numbers become placeholders, counted; similar text is unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""gangline data prepare: the same bytes however it is carried out, and nothing dropped without being told."""
+"""`gangline data prepare`: input formats, identical stores for any worker count, kills, reported drops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rules that judge quality, each on a text that it drops and on prose that all of them keep."""
+"""Quality rules of `--clean`: a text that each rule drops, and prose that all rules accept."""
 
 from __future__ import annotations
 

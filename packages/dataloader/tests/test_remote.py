@@ -1,4 +1,4 @@
-"""A store behind a URL: the samples of the store on disk, whole shards, a cache that stays bounded, one deadline."""
+"""Token stores behind a URL: samples equal those on disk, bounded cache, retries with one deadline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cache of fetched shards: it removes no file of anybody else, and no damaged file of it is read."""
+"""Cache of downloaded shards: unrelated files are never deleted, and damaged files are never read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run goes on with a corpus that grew, or with another mixture to come, and with nothing else."""
+"""Resume with a corpus that grew or a mixture changed after the cursor; other changes are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows that a run holds out for validation are never trained on, whatever its store grew to meanwhile."""
+"""`data.validation_fraction`: rows held out for validation stay held out when the store grows."""
 
 from __future__ import annotations
 

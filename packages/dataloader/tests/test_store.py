@@ -1,4 +1,4 @@
-"""A token store: what it holds is found, and what is not as it was written is named."""
+"""Token store: windows, document ends, identity, and errors of files that contradict the manifest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""data=tokens with order=text is data=text, sample for sample: prepared tokens are the tokens that text gives."""
+"""`data=tokens data.order=text`: samples equal those of `data=text`."""
 
 from __future__ import annotations
 

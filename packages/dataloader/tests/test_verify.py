@@ -1,4 +1,4 @@
-"""Every part of a store is verified: shards, tokenizer, plans and what is held out."""
+"""`gangline data verify`: shards, tokenizer, packing plans and validation part of a store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tar files of images with texts: damage is refused, by file and byte."""
+"""WebDataset tar files of images with texts: damage is refused with the file and the byte offset."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole batches at once: the bytes and the order of single samples, over shards, stores, ends of data and jumps."""
+"""Window reader of complete batches: equal to reading single samples, across shards, stores, epochs and seeks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tokenizer with a chat template, and chats, made on the spot."""
+"""A small tokenizer with a chat template, and chats, generated for the tests."""
 
 from __future__ import annotations
 

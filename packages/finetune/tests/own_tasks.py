@@ -1,4 +1,4 @@
-"""Tasks of lm-eval as files, and a base model and chats that go with their questions, all made on the spot."""
+"""Task files for lm-eval, with a base model and chats for their questions, generated for the tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small models of transformers in directories, to start runs from."""
+"""Directories of small transformers models from which runs start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`checkpoint.save_frozen=false`: checkpoints hold what is trained, and the base is found where it came from."""
+"""`checkpoint.save_frozen=false`: checkpoints of trained weights only, and the search for the base weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`data=chat`: rendered and masked as transformers does it, packed, and refused where it cannot be learnt."""
+"""`data=chat`: tokens and loss mask as in transformers, packing, splits, refused chats and templates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The conformance suites of the kit."""
+"""Conformance suites of the testkit, run on `lora=on` and `data=chat`."""
 
 from __future__ import annotations
 

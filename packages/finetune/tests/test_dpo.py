@@ -1,4 +1,7 @@
-"""Preferences: pairs as data, and the loss, beside TRL's and beside transformers' of the exported model."""
+"""`data=preferences` and `dpo=on`: preference pairs, and a loss equal to that of TRL and transformers.
+
+The transformers loss is computed with the exported model.
+"""
 
 from __future__ import annotations
 

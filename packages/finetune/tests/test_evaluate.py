@@ -1,4 +1,4 @@
-"""`gangline eval`: the numbers are those of lm-eval on the exported directory."""
+"""`gangline eval`: metrics equal those of lm-eval on the exported directory; refused tasks and arguments."""
 
 from __future__ import annotations
 

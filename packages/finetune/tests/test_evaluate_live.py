@@ -1,4 +1,4 @@
-"""`callback=eval`: the numbers of a run under way are those of `gangline eval` after it."""
+"""`callback=eval`: metrics during a run equal those of `gangline eval` after the run."""
 
 from __future__ import annotations
 

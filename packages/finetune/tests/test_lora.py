@@ -1,4 +1,4 @@
-"""What adapters compute, in one process."""
+"""LoRA modules in one process: dropout masks of the adapters in a block."""
 
 from __future__ import annotations
 

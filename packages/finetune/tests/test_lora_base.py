@@ -1,4 +1,4 @@
-"""`lora.base`: frozen weights in fewer bits, beside runs whose weights were rounded before."""
+"""`lora.base`: quantized frozen weights, compared with runs whose weights were rounded beforehand."""
 
 from __future__ import annotations
 

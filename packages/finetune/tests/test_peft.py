@@ -1,4 +1,4 @@
-"""Adapters in peft's files: peft opens what we write, and we go on from what peft wrote."""
+"""Adapters as PEFT files: PEFT opens exported adapters, and training continues from adapters of PEFT."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reinforcement learning by others: TRL opens what we export, and we go on from what it has made of it."""
+"""Reinforcement learning with TRL: TRL trains the exported model, and a run starts from the result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Burn-in: real measurements on ranks, bad ones named before step 1, and a cluster file that core reads."""
+"""`health=burn_in`: measurements of ranks and links, bad ranks reported before step 1, written cluster file."""
 
 from __future__ import annotations
 

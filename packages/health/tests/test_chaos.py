@@ -1,4 +1,4 @@
-"""Faults on purpose: they come when and where they were drawn, each once, and a run that survives them is the same."""
+"""`health=chaos`: seeded fault plan, each fault injected once, runs that survive faults unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Core's suite for health checks."""
+"""Conformance suites of the testkit, run on `health=monitors` and `simulator=events`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A flipped bit in one replica: found, named, and undone."""
+"""`health.monitors.corruption`: a flipped bit in one replica is detected, located and undone."""
 
 from __future__ import annotations
 

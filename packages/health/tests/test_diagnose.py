@@ -1,4 +1,4 @@
-"""From pulses to the rank that the others wait for: one case for each way to stand still."""
+"""Diagnosis of a hang from the pulses of all ranks: one case for each kind of hang."""
 
 from __future__ import annotations
 

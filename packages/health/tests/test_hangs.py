@@ -1,4 +1,4 @@
-"""Real ranks that are stopped or hang: found by the process beside them, named, and started again."""
+"""`health.monitors.hangs` on real ranks: a stopped or hung rank is reported, killed and restarted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ledger: every second in one account, whatever was killed when."""
+"""Ledger of `gangline health report`: each second of wall-clock time has one category, after any kill."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run from outside while it lives: its page, its alerts, its metrics."""
+"""Monitoring of a live run: `gangline health watch`, alerts by webhook and command, OpenMetrics endpoint."""
 
 from __future__ import annotations
 

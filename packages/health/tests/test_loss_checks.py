@@ -1,4 +1,4 @@
-"""Findings in loss and gradient norm, on series whose faults are known."""
+"""`health.monitors.numbers`: spikes and divergence of loss and gradient norm, on series with known faults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Probes of a machine: with a fake NVML, without any, and one that hangs."""
+"""`health.monitors.machine`: GPU and host probes with a fake NVML, without NVML, and with a hung probe."""
 
 from __future__ import annotations
 

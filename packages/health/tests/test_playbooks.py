@@ -1,4 +1,4 @@
-"""Playbooks: which order follows from verdicts and history, and that no run goes round in circles."""
+"""`health.monitors.playbooks`: order that follows from verdicts and history, without endless rollbacks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pulses read from outside: of one moment, of the newest start, also of a rank that is dead."""
+"""Pulse reader: atomic reads, the newest generation only, and pulses of dead ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Ranks whose own loss is not like that of the others, though all see different samples."""
+"""`health.monitors.rank_losses`: ranks whose loss deviates from that of the other ranks.
+
+The ranks see different samples.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A start that fails where the ones before it did: an older checkpoint, then a stop."""
+"""`health.monitors.repeated`: a start that fails at the same step takes an older checkpoint, then stops."""
 
 from __future__ import annotations
 

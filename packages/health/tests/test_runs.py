@@ -1,4 +1,4 @@
-"""health=monitors in whole runs: bad data that the loss shows, budgets, what is refused, and a monitor that fails."""
+"""`health=monitors` in complete runs: bad data, budgets, refused options, a failing monitor."""
 
 from __future__ import annotations
 

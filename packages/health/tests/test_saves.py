@@ -1,4 +1,4 @@
-"""Saves that fail are findings: once for each reason, until one has come to something."""
+"""`health.monitors.saves`: a failed save is reported; consecutive failures with one reason are reported once."""
 
 from __future__ import annotations
 

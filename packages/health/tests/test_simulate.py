@@ -1,4 +1,4 @@
-"""The simulation of failures against the closed forms."""
+"""`gangline health simulate` and `simulator=events`: simulated failures against the closed forms."""
 
 from __future__ import annotations
 

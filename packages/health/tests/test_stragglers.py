@@ -1,4 +1,4 @@
-"""Ranks that are slower than the others, from the rows of the step record."""
+"""`health.monitors.stragglers`: ranks slower than the others, from the step records."""
 
 from __future__ import annotations
 

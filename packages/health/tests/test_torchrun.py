@@ -1,4 +1,4 @@
-"""health=monitors under an agent that is not ours: what is planted is found, named and answered as under our own."""
+"""`health=monitors` under torchrun: injected faults are detected, located and answered as under `launch=local`."""
 
 from __future__ import annotations
 

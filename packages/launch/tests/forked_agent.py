@@ -1,4 +1,4 @@
-"""What agents do in the tests of `gangline_launch.forked`."""
+"""Agent functions for the tests of `gangline_launch.forked`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reduce published definitions (CRD) to what our manifests touch: the files in `schemas/`.
+"""Reduce published definitions (CRD) to the fields of our manifests: the files in `schemas/`.
 
 python packages/launch/tests/reduce_schema.py CRD.yaml VERSION SOURCE
 

@@ -1,4 +1,4 @@
-"""An agent that is forked from the server of its ranks."""
+"""Agent that is forked from the fork server of its ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The manifests, to the letter, held against the published definitions and a client's models. No cluster is needed."""
+"""`launch=kubernetes` manifests: golden files, published definitions, client models. No cluster is needed."""
 
 from __future__ import annotations
 

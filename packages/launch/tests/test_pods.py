@@ -1,4 +1,4 @@
-"""Agents with the variables of pods, as processes of this machine: what a JobSet starts, without a cluster."""
+"""Agents with the environment variables of pods, as local processes: a JobSet without a cluster."""
 
 from __future__ import annotations
 

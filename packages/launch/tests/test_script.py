@@ -1,4 +1,4 @@
-"""The batch script, to the letter; what is refused before it is rendered. No Slurm is needed."""
+"""`launch=slurm` batch script: golden files, and options refused before rendering. No Slurm is needed."""
 
 from __future__ import annotations
 

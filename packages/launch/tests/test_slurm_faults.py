@@ -1,4 +1,7 @@
-"""A controller that restarts or answers late; jobs that are tasks of an array. Slurm's commands are scripts."""
+"""Slurm faults: a controller that restarts or answers late, array tasks, failed submits.
+
+Scripts stand in for the Slurm commands.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What scontrol and the table of mounts say; the order of ranks; what comes after a start. No Slurm is needed."""
+"""Parsing of scontrol output and mount tables, rank order, and requeue decisions. No Slurm is needed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A run that was submitted is the job's: a scheduler that fails takes no directory. kubectl is a script of ours."""
+"""Failed submits on Kubernetes and Slurm: the run directory of a job that may exist is not deleted.
+
+A script stands in for kubectl.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One Slurm for all tests here, and runs on it."""
+"""Fixtures: one Slurm cluster for all tests in this folder, and runs on it."""
 
 from __future__ import annotations
 

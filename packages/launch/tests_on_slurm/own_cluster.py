@@ -1,4 +1,4 @@
-"""A real Slurm of its own on this machine: one controller, a slurmd for each node, from Debian's packages.
+"""A private Slurm cluster on this machine: one controller, one slurmd per node, from Debian's packages.
 
 All of it lies in one directory and listens on ports of its own; a Slurm that the machine has anyway is not touched.
 """

@@ -1,4 +1,4 @@
-"""Runs on a real Slurm: from the submit to the last checkpoint, with the curve of an undisturbed run."""
+"""Runs on a real Slurm, from submit to the last checkpoint, with the loss curve of an undisturbed run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small models of each family as transformers configures them: odd sizes, and everything switched on."""
+"""Small models of each family as transformers configures them: odd sizes, and every option switched on."""
 
 from __future__ import annotations
 

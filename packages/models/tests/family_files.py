@@ -1,4 +1,4 @@
-"""Directories of small models, read as a run, written again, and read with another config.json beside the same weights.
+"""Directories of small models: read as a run, written again, and read with a changed config.json.
 
 What is saved by transformers holds every field; older and edited files do not. Where a file is read as it was before,
 by them and by us, nothing is computed again.

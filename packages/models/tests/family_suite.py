@@ -1,4 +1,4 @@
-"""What holds of every family, its feed-forwards experts or not: a class derived from these says which, in `cases`."""
+"""Tests for every model family, with or without experts; a derived class lists its models in `cases`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A field of config.json that is absent or null means what it means to transformers, or is refused by its name."""
+"""Absent or null fields of config.json in every family: the default of transformers, or a refusal by field name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The delta rule in chunks is the delta rule token by token, and a document remembers nothing of the one before."""
+"""Gated delta rule in chunks, compared with the recurrence token by token; documents do not share state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model edit may say beside its edit: options derived, numbers summed up, weights set, names of others."""
+"""Results of a model edit: derived options, summed parameter counts, initialized weights, external names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gangline export` writes what text needs beside the weights."""
+"""`gangline export`: tokenizer files, chat template and generation config next to the weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each family computes what transformers computes, and its weights and its config.json go there and back."""
+"""Model families: logits of transformers, round trip of weights and config.json, refused configurations."""
 
 from __future__ import annotations
 

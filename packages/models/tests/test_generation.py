@@ -1,4 +1,4 @@
-"""What a family writes with what it keeps is what it writes without, and what transformers writes, token for token."""
+"""Generation with the KV cache of each family, compared with uncached generation and with transformers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights to and from Hugging Face, and the same logits as transformers computes from them."""
+"""Import and export of Hugging Face weights, with the logits of transformers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Optimizers of matrices on models whose blocks have filters beside matrices."""
+"""`optimizer=muon` and `soap` on models with convolution filters: the filters are optimized with AdamW."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""mtp=on: its loss by the formula, the suite, and its weights there and back."""
+"""`mtp=on`: multi-token prediction loss against its formula, model edit suite, round trip of weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""mup=on: nothing at the base width; at others activations and updates of one size, on any layout."""
+"""`mup=on`: no change at the base width; activations and updates independent of width, on any layout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A field of config.json with an odd value means what it means to transformers, or is refused with a message."""
+"""Unusual values of config.json fields: the meaning of transformers, or a refusal with a message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights of others at the start of a run and averages of a run's own at its end, from the command line."""
+"""External weights at the start of a run, and exported EMA weights at its end, from the command line."""
 
 from __future__ import annotations
 

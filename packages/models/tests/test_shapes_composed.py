@@ -1,4 +1,4 @@
-"""A published shape that the command line composes is the shape of its class, with what opened groups hold."""
+"""Published model shapes composed on the command line: class defaults, and nested groups such as `model/rope`."""
 
 from __future__ import annotations
 

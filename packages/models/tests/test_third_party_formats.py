@@ -1,4 +1,4 @@
-"""Formats of models that other packages supply: one that cannot be loaded, and two of one architecture."""
+"""Model formats of third-party packages: a format that fails to load, and two formats of one architecture."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the ranks of the tests of dispatch do."""
+"""Rank functions for the tests of expert dispatch."""
 
 from __future__ import annotations
 

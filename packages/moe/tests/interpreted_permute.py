@@ -1,4 +1,7 @@
-"""The kernels of experts' rows beside the plain operators; test_kernels.py runs this where Triton interprets them."""
+"""Triton kernels for the rows of experts, compared with plain PyTorch operators.
+
+test_kernels.py runs this file under the Triton interpreter.
+"""
 
 from __future__ import annotations
 

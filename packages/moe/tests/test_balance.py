@@ -1,4 +1,4 @@
-"""The balancing losses against their equations, the bias, and that they even the load."""
+"""Load-balancing losses and bias: comparison with their equations, and an even expert load as a result."""
 
 from __future__ import annotations
 

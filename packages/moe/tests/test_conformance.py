@@ -1,4 +1,4 @@
-"""Core's suite for model edits: one process, data ranks, and ranks of `ep`."""
+"""Conformance suite of the testkit for model edits: `moe=on` on one process, data ranks and `moe.ep` ranks."""
 
 from __future__ import annotations
 

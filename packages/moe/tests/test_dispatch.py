@@ -1,4 +1,4 @@
-"""Experts on several ranks: the same bits as in one process that has all the rows, and no byte more than needed."""
+"""Expert parallelism dispatch: bit-identical to one process that has all rows, with the minimum bytes sent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same logits as transformers computes, from the same files; and out and back in."""
+"""Hugging Face files of models with experts: same logits as transformers, round trip, refused options."""
 
 from __future__ import annotations
 

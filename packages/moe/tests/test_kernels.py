@@ -1,4 +1,4 @@
-"""Triton kernels beside the plain operators whose place they take."""
+"""Triton kernels for the rows of experts, run under the Triton interpreter."""
 
 from __future__ import annotations
 

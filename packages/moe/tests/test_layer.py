@@ -1,4 +1,4 @@
-"""The layer against a token at a time, through every dtype, and at the edges."""
+"""Mixture-of-experts layer: comparison with a reference per token, dtypes, capacity, edge cases."""
 
 from __future__ import annotations
 

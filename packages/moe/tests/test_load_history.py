@@ -1,4 +1,4 @@
-"""What is shown of the experts' load: the report, the health check, the pictures."""
+"""Expert load reports: `gangline moe`, `health=experts` and the heatmaps of `track=experts`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sorting pairs by expert and back, against one pair after another."""
+"""Rows sorted by expert and restored, compared with a loop over single pairs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Published shapes have their published numbers of parameters."""
+"""Published shapes with experts: published parameter counts, and FLOPs of active experts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What published config.json files hold, field by field, is read: of every architecture that needs no other package."""
+"""Published config.json files of all supported architectures with experts, read field by field.
+
+Architectures that need another package are left out.
+"""
 
 from __future__ import annotations
 

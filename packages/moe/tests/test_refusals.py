@@ -1,4 +1,4 @@
-"""What cannot be is refused in one message, before anything starts."""
+"""Invalid options of `moe=on`: one message before any process starts."""
 
 from __future__ import annotations
 

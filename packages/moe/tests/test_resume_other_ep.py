@@ -1,4 +1,4 @@
-"""How many ranks share the experts is no part of what a run is."""
+"""Resume with another `moe.ep`: accepted, because the number of ranks that share experts may change."""
 
 from __future__ import annotations
 

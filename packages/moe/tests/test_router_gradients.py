@@ -1,4 +1,4 @@
-"""Gradients of routers: exactly zero where they are zero on paper."""
+"""Router gradients: exactly zero where the formula gives zero."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A router of somebody else's, which this package knows nothing of."""
+"""Router of a third-party plugin, chosen by its name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sparse models that begin as a trained dense one."""
+"""`moe.upcycle_from`: models with experts initialized from a trained dense model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ranks do for the tests of compressed sums."""
+"""Rank functions for the tests of compressed gradient reductions."""
 
 from __future__ import annotations
 

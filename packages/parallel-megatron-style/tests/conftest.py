@@ -1,4 +1,4 @@
-"""Lets the tests of this package share code: modules beside them are importable, here and in the ranks of a pool."""
+"""Import path for the shared modules of these tests, in the test process and in the ranks of the pool."""
 
 from __future__ import annotations
 

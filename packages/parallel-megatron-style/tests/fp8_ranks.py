@@ -1,4 +1,4 @@
-"""What a rank does for the tests of the precision `fp8`: a short training on sequences that can be learned."""
+"""Rank functions for the tests of `precision=fp8`: a short training on sequences that can be learned."""
 
 from __future__ import annotations
 

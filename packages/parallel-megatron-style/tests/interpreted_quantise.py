@@ -1,4 +1,7 @@
-"""The kernels of float8 beside the plain operators; test_kernels.py runs this where Triton interprets them."""
+"""Triton kernels of float8 quantization, compared with plain PyTorch operators.
+
+test_kernels.py runs this file under the Triton interpreter.
+"""
 
 from __future__ import annotations
 

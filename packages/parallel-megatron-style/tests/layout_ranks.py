@@ -1,4 +1,4 @@
-"""What the tests of layouts share: a composition as a line of text, judged by the machinery of core's suite."""
+"""Layout compositions as lines of text, judged by the conformance suite for strategies."""
 
 from __future__ import annotations
 

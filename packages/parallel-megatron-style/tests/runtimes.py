@@ -1,4 +1,4 @@
-"""The strategies of this package on the ranks of a pool, built as `train` builds them."""
+"""Strategies of this package on the ranks of a pool, built as `train` builds them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small decoder cut over tp by hand, for the tests: what one rank does, and how parts make the whole again."""
+"""A small decoder sharded over tp by hand: what each rank computes, and how the shards are assembled."""
 
 from __future__ import annotations
 

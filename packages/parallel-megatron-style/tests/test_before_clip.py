@@ -1,4 +1,4 @@
-"""Gradients that a callback changes between step and clip, in whole runs on sharded layouts."""
+"""Gradients changed by a callback before clipping, in complete runs on sharded layouts."""
 
 from __future__ import annotations
 

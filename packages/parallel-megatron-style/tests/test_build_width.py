@@ -1,4 +1,4 @@
-"""How wide what a pipeline sends is, also where the embedding wants more of a batch than tokens."""
+"""Width of the activations that a pipeline sends, including embeddings that read more than tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Averages of the weights under tensor, pipeline, context and data parallelism are those of one process."""
+"""`callback=ema` under tensor, pipeline, context and data parallelism: the averages of one process."""
 
 from __future__ import annotations
 

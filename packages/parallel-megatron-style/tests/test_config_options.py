@@ -1,4 +1,4 @@
-"""The options as a user reads them."""
+"""Options of the strategies: help texts, round trips, default microbatches, network tiers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layouts that cannot be: one message through `train`, with the nearest that can, exit code 2, nothing started."""
+"""Impossible layouts: one message from `train` with the nearest possible layout, exit code 2, no rank started."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data parallelism of every kind passes core's suite, bit for bit."""
+"""Conformance suite for strategies, run on `parallel=fsdp` and `hsdp`, bit-identical."""
 
 from __future__ import annotations
 

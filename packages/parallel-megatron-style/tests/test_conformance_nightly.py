@@ -1,4 +1,7 @@
-"""Further layouts that pass core's suite: what of them the other files do not have is proven by compositions, too."""
+"""Conformance suite for strategies, run on further layouts, nightly.
+
+The compositions in test_layouts_compositions.py cover the differences of these layouts by day.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensor, pipeline and context parallelism pass core's suite, alone and composed.
+"""Conformance suite for strategies, run on tensor, pipeline, context and 3D parallelism.
 
 One rank is the same whatever the part: `test_conformance_data` has it. Of each axis here is what differs in kind; more
 ranks of the same are nightly (`test_conformance_nightly`), and in compositions by day.

@@ -1,4 +1,4 @@
-"""Ring attention and Ulysses give what core's attention gives over whole sequences."""
+"""Ring attention and Ulysses, compared with attention over complete sequences."""
 
 from __future__ import annotations
 

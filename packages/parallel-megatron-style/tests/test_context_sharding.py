@@ -1,4 +1,4 @@
-"""Which tokens a rank holds, and whole models whose sequences are cut."""
+"""Tokens of each rank under context parallelism, and complete models over split sequences."""
 
 from __future__ import annotations
 

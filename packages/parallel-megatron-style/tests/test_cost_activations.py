@@ -1,4 +1,4 @@
-"""What is kept for the backward pass, against what autograd keeps of the modules themselves."""
+"""Closed forms of activation bytes, compared with the tensors that autograd saves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Closed forms of a module on a fold: what its node says, and what follows from where its arrays lie."""
+"""Closed forms of modules on a fold: traffic, gradients, state and activation bytes."""
 
 from __future__ import annotations
 

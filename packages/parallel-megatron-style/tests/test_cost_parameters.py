@@ -1,4 +1,4 @@
-"""Counts of parameters, against models on the meta device and against the registry."""
+"""Closed forms of parameter counts, compared with models on the meta device and with the shard registry."""
 
 from __future__ import annotations
 

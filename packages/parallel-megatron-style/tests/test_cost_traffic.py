@@ -1,4 +1,4 @@
-"""Closed forms of what a rank sends, against the runtime itself on a transport that counts."""
+"""Closed forms of bytes sent by a rank, compared with the runtime on a transport that counts."""
 
 from __future__ import annotations
 

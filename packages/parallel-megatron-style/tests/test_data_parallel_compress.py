@@ -1,4 +1,4 @@
-"""Reductions of gradients between shards and replicas: what is sent and kept, and that a model learns."""
+"""Compressed gradient reductions between shards and replicas: bytes sent, error feedback, losses."""
 
 from __future__ import annotations
 

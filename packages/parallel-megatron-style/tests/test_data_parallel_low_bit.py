@@ -1,4 +1,4 @@
-"""Frozen weights in fewer bits: bytes of real storages against the closed form, and what a rank has of codes."""
+"""Quantized frozen weights under data parallelism: storage bytes against the closed form, codes per rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole matrices of what lies on a fold that is made of tensor-parallel ranks: its division is no cut over tp."""
+"""Matrices on a fold over tensor-parallel ranks: each is mapped once, not as an array sharded over tp."""
 
 from __future__ import annotations
 

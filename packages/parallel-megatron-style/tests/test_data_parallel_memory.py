@@ -1,4 +1,4 @@
-"""What a rank holds of weights, gradients and optimizer state, in bytes of real storages, against the closed forms."""
+"""Bytes of weights, gradients and optimizer state of a rank, compared with the closed forms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models as they are given: with values of their own, or with parameters that are not trained."""
+"""Models with given weights, shared buffers or frozen parameters under data parallelism."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Masters and optimizer state in host memory: the same bits, and none of them where the weights are."""
+"""`parallel.offload`: master weights and optimizer state in host memory, with bit-identical results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replicas of cut gradients are added once a step, whatever the number of microbatches."""
+"""Sharded gradients of replicas: one reduction per step for any number of microbatches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run with error feedback goes on with its errors in the same layout, and without them, which it says, in another."""
+"""Error feedback of `gradients=onebit` on resume: restored in the same layout, reset with a notice in another."""
 
 from __future__ import annotations
 

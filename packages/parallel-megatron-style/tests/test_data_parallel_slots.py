@@ -1,4 +1,4 @@
-"""The buckets that a reduction of gradients is given: complete rows as matrices, everything once."""
+"""Buckets of a gradient reduction: complete rows as matrices, every array covered once."""
 
 from __future__ import annotations
 

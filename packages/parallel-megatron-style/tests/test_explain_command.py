@@ -1,4 +1,4 @@
-"""`gangline parallel explain` and `draw`: what they say, that they start nothing and need no torch."""
+"""`gangline parallel explain` and `draw`: output, refused arguments, no ranks started, no torch imported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The data that a layout explains itself with: one truth with the closed forms, the schedules and the model."""
+"""Data of a layout explanation, compared with the closed forms, the schedules and the model."""
 
 from __future__ import annotations
 

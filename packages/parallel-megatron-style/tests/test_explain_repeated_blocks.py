@@ -1,4 +1,4 @@
-"""What is worked out once for all blocks of a kind is what each of them alone comes to."""
+"""Explanation computed once per kind of block, equal to the sum over all blocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rank's real operators on the meta device, against the closed forms."""
+"""`gangline parallel explain --trace`: peak memory traced on the meta device, against the closed forms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Comms of a mesh that exists nowhere: they count what crosses each axis, and give what equal ranks would."""
+"""Fake collectives of a simulated mesh: bytes counted per axis, and values that equal ranks would give."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`precision=fp8` passes core's suite, in each scaling."""
+"""Conformance suite for precisions, run on `precision=fp8` with each scaling."""
 
 from __future__ import annotations
 

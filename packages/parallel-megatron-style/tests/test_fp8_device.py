@@ -1,4 +1,4 @@
-"""fp8 and devices: what a GPU is given passes torch's own checks, and one that cannot is refused."""
+"""`precision=fp8` and devices: operand layouts that pass torch's checks, and unsupported GPUs refused."""
 
 from __future__ import annotations
 

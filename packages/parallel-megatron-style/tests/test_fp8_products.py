@@ -1,4 +1,4 @@
-"""The three products of `fp8`: within what float8 can, to the bit what a scaled product gives, and on any shape."""
+"""The three matmuls of `precision=fp8`: error bounds, bit identity with scaled matmuls, any shape."""
 
 from __future__ import annotations
 

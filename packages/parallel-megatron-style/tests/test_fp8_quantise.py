@@ -1,4 +1,4 @@
-"""Rounding to float8: how far, by which scales, and what becomes of zeros, of huge numbers and of no numbers."""
+"""Float8 quantization: rounding errors, scales, zeros, very large values and NaN."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A text does not depend on the layout that writes it."""
+"""Text generation under several layouts, equal to the text of one process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Triton kernels beside the plain operators whose place they take."""
+"""Triton kernels of float8 quantization, run under the Triton interpreter."""
 
 from __future__ import annotations
 

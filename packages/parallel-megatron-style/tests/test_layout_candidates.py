@@ -1,4 +1,4 @@
-"""Layouts that a run may have, and that none does better than its bounds."""
+"""Candidate layouts of a run, and lower bounds of memory and idle time that no layout beats."""
 
 from __future__ import annotations
 

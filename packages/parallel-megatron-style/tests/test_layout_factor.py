@@ -1,4 +1,4 @@
-"""From a number of ranks to axis sizes: products are right, what is named stays, what cannot be is told."""
+"""Axis sizes from a number of ranks: factorization, given sizes, messages for impossible layouts."""
 
 from __future__ import annotations
 

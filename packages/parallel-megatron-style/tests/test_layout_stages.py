@@ -1,4 +1,4 @@
-"""Blocks over stages: the slowest stage is as fast as any division makes it."""
+"""Assignment of blocks to pipeline stages: the slowest stage is as fast as any assignment allows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""bfloat16 products over float32 masters: a layout stays as near to one process as rounding lets it."""
+"""bfloat16 matmuls with float32 master weights: layouts differ from one process only by rounding."""
 
 from __future__ import annotations
 

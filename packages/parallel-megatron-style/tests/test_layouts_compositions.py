@@ -1,4 +1,4 @@
-"""Layout invariance of compositions of all axes: every loss, gradient, norm and weight is what one process gives."""
+"""Layout invariance of compositions of all axes: losses, gradients, norms and weights of one process."""
 
 from __future__ import annotations
 

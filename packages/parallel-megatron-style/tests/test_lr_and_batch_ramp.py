@@ -1,4 +1,4 @@
-"""Rates and weight decay by name, and a batch that grows: the run of one process, however it is cut."""
+"""Learning rates and weight decay by parameter name, and `batch.ramp`: the run of one process on any layout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Optimizers with state of their own shape: the run of one process however it is cut, also from a checkpoint on."""
+"""Optimizers with state of a special shape: the run of one process on any layout, and after a resume."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures of schedules: every action in its place, readable without colour, well-formed."""
+"""Figures and text drawings of pipeline schedules: every action, readable without color."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every schedule on real ranks: losses and gradients have the bits of one process."""
+"""Pipeline executor: every schedule on real ranks, with losses and gradients bit-identical to one process."""
 
 from __future__ import annotations
 

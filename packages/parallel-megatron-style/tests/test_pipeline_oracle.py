@@ -1,4 +1,4 @@
-"""torch.distributed.pipelining beside the executor: the same bits from 1F1B and from its interleaving."""
+"""Pipeline executor against torch.distributed.pipelining: bit-identical for 1F1B and interleaved 1F1B."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The programs of all ranks, carried out where nothing is buffered: whoever sends waits for its receiver, in order."""
+"""Send and receive programs of all ranks without send buffers: no deadlock, bounded memory, in order."""
 
 from __future__ import annotations
 

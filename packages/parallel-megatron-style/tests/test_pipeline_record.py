@@ -1,4 +1,4 @@
-"""What a pipeline really did, told as a metric and drawn from metrics.jsonl."""
+"""`parallel.record=true`: recorded spans of a pipeline as a metric, drawn from metrics.jsonl."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every schedule, for any size: complete, in order, free of deadlock, as quick and as small as its paper says."""
+"""Pipeline schedules of any size: complete, ordered, deadlock-free, with the bubble and memory of their papers."""
 
 from __future__ import annotations
 

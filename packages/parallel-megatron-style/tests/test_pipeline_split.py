@@ -1,4 +1,4 @@
-"""The product in two halves: bit for bit autograd's own, and put off for as long as a store says."""
+"""Backward matmuls split into input and weight gradients: bit-identical to autograd, deferred by a store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two computations in turns: one at a time, changing places where they give way and nowhere else."""
+"""Two computations that alternate at overlap points: one runs at a time, and errors end both."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The registry of a composed layout: whole, tiled, and the same from every rank, for any mesh and fold."""
+"""Shard registry of a composed layout: arrays tiled once, identical on every rank, for any mesh and fold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Flat buffers: every array one view, no row cut, ranges of equal length."""
+"""Flat buffers: one view per array, complete rows, ranges of equal length."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensor and sequence parallelism give the loss and the gradients of one process."""
+"""Tensor and sequence parallelism: loss and gradients of one process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A loss over a cut vocabulary in chunks is the loss at once, with the same gradients on every rank."""
+"""`run.loss_chunk` over a sharded vocabulary: loss and gradients of the unchunked loss on every rank."""
 
 from __future__ import annotations
 

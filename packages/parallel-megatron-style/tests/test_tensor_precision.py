@@ -1,4 +1,4 @@
-"""A module that multiplies by itself is told the precision, whether tensor parallelism cuts the model or not."""
+"""Modules with a custom matmul receive the precision once, with and without tensor parallelism."""
 
 from __future__ import annotations
 

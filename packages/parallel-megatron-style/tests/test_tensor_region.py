@@ -1,4 +1,4 @@
-"""Regions, lookups and losses one by one: what is computed, in which order, and what is refused."""
+"""Tensor-parallel regions, embedding lookups and losses: results, collectives, order, refused rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tensor parallelism sends, keeps and computes, against the closed forms of arXiv 1909.08053 and 2205.05198."""
+"""Collectives, activation bytes and FLOPs of tensor parallelism, against arXiv 1909.08053 and 2205.05198."""
 
 from __future__ import annotations
 

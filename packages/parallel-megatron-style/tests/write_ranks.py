@@ -1,4 +1,4 @@
-"""What a rank does in the tests of writing."""
+"""Rank functions for the tests of text generation."""
 
 from __future__ import annotations
 

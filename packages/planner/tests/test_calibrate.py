@@ -1,4 +1,4 @@
-"""`gangline plan calibrate`: a machine as a cluster file that plans are made with."""
+"""`gangline plan calibrate`: measurements of a machine as a cluster file for plans."""
 
 from __future__ import annotations
 

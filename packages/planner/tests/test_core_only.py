@@ -1,4 +1,7 @@
-"""What is planned with nothing but core beside the planner; layouts of other packages are planned where all meet."""
+"""`gangline plan` and `plan search` with only core and the planner installed.
+
+The tests in tests/ plan layouts of other packages.
+"""
 
 from __future__ import annotations
 

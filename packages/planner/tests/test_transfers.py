@@ -1,4 +1,4 @@
-"""What a collective takes: rings, trees, rails, and nodes that get into each other's way."""
+"""Time of a collective: rings, trees, network tiers, rails, and contention between nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fixtures that the tests of the kit share."""
+"""Fixtures shared by the tests of the testkit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the kit counts of the memory of a forward pass, where it can be said by hand."""
+"""`count_kept_bytes`: bytes saved by a forward pass, compared with a count by hand."""
 
 from __future__ import annotations
 

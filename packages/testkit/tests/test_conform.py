@@ -1,4 +1,4 @@
-"""`gangline conform`: a table for what passes, a line and exit code 1 for what does not."""
+"""`gangline conform`: a table for passing parts; a line and exit code 1 for failing parts."""
 
 import subprocess
 

@@ -1,4 +1,4 @@
-"""The kit watches over itself: no silent override, claims checked both ways, and reasons that show."""
+"""Conformance kit: omitted tests, waivers with reasons, claims checked in both directions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kit's toy parts pass the kit's suites."""
+"""Conformance suites, run on the toy parts of the kit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DTensor to Shard and back, against what DTensor itself says each rank holds."""
+"""Conversion between DTensor and Shard, compared with the placement that DTensor reports per rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpointers that are wrong in one way each: the suite finds each of them by name."""
+"""Checkpointer conformance suite, run on broken checkpointers: each fault is detected by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Other parts that are wrong in one way each: their suites find each of them by name."""
+"""Conformance suites of the other parts, run on broken parts: each fault is detected by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Strategies that are wrong in one way each: the suite finds each of them by name."""
+"""Strategy conformance suite, run on broken strategies: each fault is detected by name."""
 
 from __future__ import annotations
 

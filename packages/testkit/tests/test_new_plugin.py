@@ -1,4 +1,4 @@
-"""`gangline new-plugin`: what it writes is small, installs and shows up; what cannot be is refused."""
+"""`gangline new-plugin`: short generated plugins that install, compose and pass their suite; refused names."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The pool of ranks: real processes, forked once, that survive good tests and are replaced after bad ones."""
+"""Pool of ranks: real processes, forked once, reused after passing tests and replaced after failing tests."""
 
 from __future__ import annotations
 

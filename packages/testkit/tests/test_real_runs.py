@@ -1,4 +1,4 @@
-"""What `gangline_testkit` has for tests with real runs says what went wrong, and leaves nothing behind."""
+"""`RealRuns`: error output of real runs in tests, and no processes left behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands that start warm: what a fork of a process with torch gives is what a new Python would have given."""
+"""Warm start of commands: a fork of a process with torch behaves like a new Python process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The callback `paced`: steps take a while, as those of a real run do, so that the services keep up with them."""
+"""Callback `paced`: slows down the steps, so that the tracking services keep up as in a real run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run directory's runs at the services hold, by the services' own readers where they have one."""
+"""Readers of the runs that the tracking services stored, through the services' own libraries if available."""
 
 from __future__ import annotations
 

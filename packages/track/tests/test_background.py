@@ -1,4 +1,4 @@
-"""Between a run and a service: nothing that a service does holds a step, and each step is sent once."""
+"""Background thread between a run and a tracking service: no delayed step, each step sent once."""
 
 from __future__ import annotations
 

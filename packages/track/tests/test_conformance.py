@@ -1,4 +1,4 @@
-"""Each tracker passes core's suite on the service's own library and store, and what it wrote is read back."""
+"""Conformance suite for trackers, run on W&B, MLflow and Trackio with their own libraries and stores."""
 
 from __future__ import annotations
 

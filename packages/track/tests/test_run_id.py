@@ -1,4 +1,4 @@
-"""Which run at a service a run directory is."""
+"""Run id of a run directory at a tracking service."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real runs: killed and gone on with, without a key, without a network, with a key that the service refuses."""
+"""Real runs with tracking services: killed and resumed, without a key, without a network, with a rejected key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A launcher whose ranks run elsewhere: it writes down what it was given, and no rank trains."""
+"""A launcher that submits runs to other machines: it records its arguments and starts no rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A method of three parts that need each other, and a strategy that has another one inside."""
+"""Three parts that require each other, parts with unmet requirements, and a strategy with a nested strategy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The checkpointer of the set: an .npz file for each, which a rename makes visible."""
+"""Checkpointer of `own_parts`: one .npz file per checkpoint, which a rename makes visible."""
 
 from __future__ import annotations
 

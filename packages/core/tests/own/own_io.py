@@ -1,4 +1,4 @@
-"""What goes in and out: the data, the tracker and the launcher of the set. Torch-free."""
+"""Data source, tracker and launcher of `own_parts`. Torch-free."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A part of every group that a run needs, so that core trains with nothing else installed: `own_parts` as a plugin.
+"""Plugin `own_parts`: one part of every group that a run needs, so that core trains without other packages.
 
 A table of logits learns which token follows which, in float64, by plain gradient descent, in one process.
 """

@@ -1,4 +1,4 @@
-"""The model, the strategy, the precision and the optimizer of the set.
+"""Model, strategy, precision and optimizer of `own_parts`.
 
 B sequences, T tokens, V tokens that there are
 """

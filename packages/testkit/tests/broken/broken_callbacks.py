@@ -1,4 +1,4 @@
-"""Callbacks that are wrong in one way each, and checks that answer wrongly: their suites find each of them by name."""
+"""Callbacks and health checks with one fault each, which their conformance suites must detect by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpointers that are wrong in one way each. All are the toy `files` but for that."""
+"""Checkpointers with one fault each, otherwise equal to the toy `files`."""
 
 from __future__ import annotations
 

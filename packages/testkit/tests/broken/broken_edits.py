@@ -1,4 +1,4 @@
-"""Model edits that are wrong in one way each. All are the toy `lanes` but for that."""
+"""Model edits with one fault each, otherwise equal to the toy `lanes`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Modules of the broken edits."""
+"""Modules of the broken model edits."""
 
 from __future__ import annotations
 

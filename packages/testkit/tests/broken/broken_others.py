@@ -1,4 +1,4 @@
-"""Data sources, health checks, trackers, optimizers and schedules that are wrong in one way each."""
+"""Data sources, health checks, trackers, optimizers and schedules with one fault each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parts that are wrong in one way each: what the conformance kit has to find. The entry module; torch-free."""
+"""Plugin of the parts with one fault each, which the conformance kit must detect. Torch-free entry module."""
 
 from __future__ import annotations
 

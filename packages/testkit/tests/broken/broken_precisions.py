@@ -1,4 +1,4 @@
-"""Precisions that are wrong in one way each."""
+"""Precisions with one fault each."""
 
 from __future__ import annotations
 

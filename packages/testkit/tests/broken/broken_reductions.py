@@ -1,4 +1,4 @@
-"""Reductions of gradients that are wrong in one way each."""
+"""Gradient reductions with one fault each."""
 
 from __future__ import annotations
 

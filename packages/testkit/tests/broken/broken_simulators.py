@@ -1,4 +1,4 @@
-"""Simulators of failures that are wrong in one way each."""
+"""Failure simulators with one fault each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Strategies that are wrong in one way each. All are the toy `rows` but for that."""
+"""Strategies with one fault each, otherwise equal to the toy `rows`."""
 
 from __future__ import annotations
 
