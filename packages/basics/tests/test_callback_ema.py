@@ -97,7 +97,9 @@ def test_sample_command_reads_ema_weights_by_prefix(straight, capsys):
     sample_command([str(straight), *words, "--weights", "callback/ema/0.9"])
     assert capsys.readouterr().out == sample(straight, "the", 4, temperature=0, weights="callback/ema/0.9") + "\n"
 
-    with pytest.raises(UserError, match=r"no weights callback/ema/0.7.\n.*model, callback/ema/0.5, callback/ema/0.9"):
+    with pytest.raises(
+        UserError, match=r"no weights under callback/ema/0.7.\n.*model, callback/ema/0.5, callback/ema/0.9"
+    ):
         sample(straight, weights="callback/ema/0.7")
     with pytest.raises(UserError, match="no weights optimizer/exp_avg"):
         sample(straight, weights="optimizer/exp_avg")
