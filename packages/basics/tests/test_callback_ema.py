@@ -101,7 +101,7 @@ def test_sample_command_reads_ema_weights_by_prefix(straight, capsys):
         UserError, match=r"no weights under callback/ema/0.7.\n.*model, callback/ema/0.5, callback/ema/0.9"
     ):
         sample(straight, weights="callback/ema/0.7")
-    with pytest.raises(UserError, match="no weights optimizer/exp_avg"):
+    with pytest.raises(UserError, match="no weights under optimizer/exp_avg"):
         sample(straight, weights="optimizer/exp_avg")
 
 
