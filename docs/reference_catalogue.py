@@ -13,6 +13,7 @@ from gangline.plugin.hooks import DISTRIBUTION
 from gangline.plugin.registry import installed
 
 MIGRATE = Path(__file__).parent / "migrate"
+OPTION = re.compile(r"[a-z_]+(\.[a-z_]+)+")
 
 
 def catalogue(ours: set[str]) -> str:
@@ -36,6 +37,11 @@ def catalogue(ours: set[str]) -> str:
     verbs = {verb: name for name in sorted(ours - {DISTRIBUTION}) for verb in found.list_verbs(name)}
     words = {theirs: said for offer in offers for theirs, said in offer.part.words.items()}
     synonyms = {f"{offer.group}.{option}": theirs for offer in offers for option, theirs in offer.part.synonyms.items()}
+    for names, answer in read_rows("names.md"):
+        if OPTION.fullmatch(answer):
+            synonyms[answer] = f"{' '.join(names)} {synonyms.get(answer, '')}".strip()
+        else:
+            words[" ".join(names)] = answer
     content = {"parts": parts, "verbs": dict(sorted(verbs.items())), "words": words, "synonyms": synonyms}
     return json.dumps({**content, "peers": read_migration_tables()}, indent=1) + "\n"
 
@@ -46,9 +52,16 @@ def read_migration_tables() -> dict[str, str]:
     Options are in lower case with underscores. Raises ValueError if two tables have different answers for an option.
     """
     answers: dict[str, str] = {}
-    for page in sorted(MIGRATE.glob("*.md")):
-        for theirs, ours in re.findall(r"^\| `-*([^`]+)` \| `([^`]+)` \|", page.read_text(), re.MULTILINE):
-            key = theirs.lower().replace("-", "_")
-            if answers.setdefault(key, ours) != ours:
-                raise ValueError(f"{page.name}: {theirs} is {ours} here and {answers[key]} on another page")
+    for page in sorted({path.name for path in MIGRATE.glob("*.md")} - {"names.md"}):
+        for names, ours in read_rows(page):
+            for theirs in names:
+                key = theirs.lstrip("-").lower().replace("-", "_")
+                if answers.setdefault(key, ours) != ours:
+                    raise ValueError(f"{page}: {theirs} is {ours} here and {answers[key]} on another page")
     return answers
+
+
+def read_rows(page: str) -> list[tuple[list[str], str]]:
+    """Return (names in the first column, text of the second column) of each row of a page in docs/migrate/."""
+    rows = re.findall(r"^\| ((?:`[^`]+` ?)+)\| `([^`]+)` \|", (MIGRATE / page).read_text(), re.MULTILINE)
+    return [(re.findall("`([^`]+)`", names), answer) for names, answer in rows]

@@ -11,15 +11,16 @@ from gangline.cli.train import main
 
 PAGES = sorted((Path(__file__).parent.parent / "docs" / "migrate").glob("*.md"))
 ROWS = [
-    (page.stem, *row)
+    (page.stem, theirs, ours)
     for page in PAGES
-    for row in re.findall(r"^\| `([^`]+)` \| `([^`]+)` \|", page.read_text(), re.MULTILINE)
+    for names, ours in re.findall(r"^\| ((?:`[^`]+` ?)+)\| `([^`]+)` \|", page.read_text(), re.MULTILINE)
+    for theirs in re.findall("`([^`]+)`", names)
 ]
 
 
 def test_migration_pages_have_option_tables():
-    assert {name for name, *_ in ROWS} == {"deepspeed", "hugging-face-trainer", "megatron", "torchtitan"}
-    assert len(ROWS) > 130
+    assert {name for name, *_ in ROWS} == {"deepspeed", "hugging-face-trainer", "megatron", "names", "torchtitan"}
+    assert len(ROWS) > 200
 
 
 @pytest.mark.parametrize(("page", "theirs", "ours"), ROWS, ids=lambda word: word)
@@ -28,7 +29,7 @@ def test_option_of_another_framework_suggests_gangline_option(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     forms = [[f"{theirs}=2"]] if not theirs.startswith("--") else [[theirs, "2"], [f"{theirs}=2"]]
-    if page == "hugging-face-trainer":
+    if page in ("hugging-face-trainer", "names"):
         forms += [[f"--{theirs}", "2"]]
     for form in forms:
         known = f"{theirs}=" == f"{ours}=" or theirs == ours

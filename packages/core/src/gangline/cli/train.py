@@ -92,8 +92,7 @@ def _refuse_flag(word: str, rest: Sequence[str]) -> None:
     known_options = list_options([])
     paths = find_options(name, known_options.options, installed().get_synonyms())
     if paths and value:
-        words = [f"{path}={value}" for path in paths]
-        hints = [f"Set options without dashes:  {'  or  '.join(words)}"]
+        hints = [f"Set options without dashes:  {'  or  '.join(f'{path}={value}' for path in paths)}"]
     else:
         hints = known_options.suggest(name, value or "true")  # --bf16
         hints = hints or [f"Set options without dashes:  {name}={value}" if sign else suggest_near(word, flags)]
@@ -167,8 +166,7 @@ def _run(line: CommandLine, argv: Sequence[str]) -> int:
     from gangline.plugin.registry import installed
 
     if not find_spec("torch"):
-        why = "gangline needs torch 2.11 to 2.13."
-        raise UserError(f"torch is not installed in {sys.prefix}.", why, "pip install 'torch>=2.11,<2.14'")
+        raise UserError(f"torch is not installed in {sys.prefix}.", "Type  pip install 'torch>=2.11,<2.14'")
     installed().refuse_clashes()  # before the launcher is looked up
     job = detect()
     if job is not None:

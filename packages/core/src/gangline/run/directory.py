@@ -107,8 +107,7 @@ class RunDirectory:
         """Open the directory of an existing run. Raises UserError if it is missing or incomplete."""
         directory = cls(path)
         if not directory.path.is_dir():
-            hint = _list_siblings(directory.path) or "There are no runs in this folder or in runs/."
-            raise UserError(f"there is no run directory {directory.path}.", hint)
+            raise UserError(f"there is no run directory {directory.path}.", _list_siblings(directory.path))
         if not directory.config.exists():
             raise UserError(
                 f"{directory.path} is not a complete run directory: config.yaml is missing.",
@@ -341,7 +340,7 @@ def _flatten(parts: dict[str, Any]) -> dict[str, str]:
 
 
 def _list_siblings(path: Path) -> str:
-    """Return a line with the newest runs in the parent folder of `path`, or in runs/; "" without runs."""
+    """Return a line with the newest runs in the parent folder of `path`, else in runs/; or that there are none."""
     for folder in (path.parent, Path("runs")):
         try:
             runs = [entry for entry in folder.iterdir() if (entry / "config.yaml").exists()]
@@ -350,7 +349,7 @@ def _list_siblings(path: Path) -> str:
         if runs:
             newest = sorted(runs, key=lambda run: run.stat().st_mtime, reverse=True)[:5]
             return f"Runs in {folder}: {', '.join(str(run) for run in newest)}."
-    return ""
+    return "There are no runs in this folder or in runs/."
 
 
 def _explain_difference(there: dict[str, Any], mine: dict[str, Any]) -> str:
