@@ -49,8 +49,8 @@ def test_default_run_passes_check():
 
 def test_model_larger_than_machine_memory_is_refused():
     said = refused(model="llama3-405b", run={"device": "cpu"})
-    assert "model=llama3-405b precision=fp32 optimizer=adamw needs 6.49e+03 GB of memory, but this machine has " in said
-    assert "406 G parameters, 1 CPU process: weights 1.62e+03, gradients 1.62e+03, optimizer state 3.25e+03 GB" in said
+    assert "model=llama3-405b precision=fp32 optimizer=adamw needs 6,494 GB of memory, but this machine has " in said
+    assert "406 G parameters, 1 CPU process: weights 1,623, gradients 1,623, optimizer state 3,247 GB" in said
     assert "model=tiny" in said
     assert "launch=elastic launch.nodes=N" in said
     check(

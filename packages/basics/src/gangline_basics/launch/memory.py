@@ -49,7 +49,7 @@ def find_memory_problems(run: Run) -> list[Problem]:
     model, precision, optimizer = (
         installed().find_part(part).part.name for part in (run.model, run.precision, run.optimizer)
     )
-    parts = ", ".join(f"{kind} {size / GB:.3g}" for kind, size in sizes.items() if size)
+    parts = ", ".join(f"{kind} {format_gb(size / GB)}" for kind, size in sizes.items() if size)
     total = sum(sizes.values()) / GB
     what = (
         f"model={model} precision={precision} optimizer={optimizer} needs {format_gb(total)} GB of memory, "
@@ -59,7 +59,7 @@ def find_memory_problems(run: Run) -> list[Problem]:
     return [
         Problem(
             what,
-            f"{count:.3g} G parameters, {ranks} CPU process{'es' * (ranks > 1)}: {parts} GB, without activations.",
+            f"{format_gb(count)} G parameters, {ranks} CPU process{'es' * (ranks > 1)}: {parts} GB, without activations.",
             "Choose a smaller model, such as  model=tiny, or fewer layers  (model.layers=N);\n"
             "or more machines:  launch=elastic launch.nodes=N  with a strategy that shards the model.\n"
             f"To find a layout that fits:  gangline plan search model={model} launch.processes=64 cluster=h100_ib",
