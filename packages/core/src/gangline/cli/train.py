@@ -165,8 +165,6 @@ def _run(line: CommandLine, argv: Sequence[str]) -> int:
     from gangline.launch.detected import detect
     from gangline.plugin.registry import installed
 
-    if not find_spec("torch"):
-        raise UserError(f"torch is not installed in {sys.prefix}.", "Type  pip install 'torch>=2.11,<2.14'")
     installed().refuse_clashes()  # before the launcher is looked up
     job = detect()
     if job is not None:
@@ -199,6 +197,9 @@ def _run(line: CommandLine, argv: Sequence[str]) -> int:
         raise
     from gangline import api
 
+    if not find_spec("torch"):
+        install = "pip install 'torch>=2.11,<2.14'"
+        raise UserError(f"torch is not installed in {sys.prefix}.", f"{install} && train resume={directory.path}")
     return api.launch(directory)
 
 
