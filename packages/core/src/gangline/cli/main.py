@@ -36,8 +36,7 @@ def _run_verb(words: Sequence[str]) -> int:
         training = verb == "train" or "=" in verb
         own = " ".join(shlex.quote(word) for word in words[verb == "train" :]) or "--help"
         hint = f"To train:  train {own}" if training else suggest_near(verb, commands)
-        if verb == "resume":
-            hint = f"To continue a run:  train resume={rest[0] if rest else 'RUN_DIR'}"
+        hint = f"To continue a run:  train resume={(rest or ['RUN_DIR'])[0]}" if verb == "resume" else hint
         if supplier := catalogue.VERBS.get(verb):
             hint = f"gangline {verb} is supplied by {supplier}:  {catalogue.get(supplier)}"
         raise UserError(f"there is no verb {verb!r}.", hint, f"Verbs: {', '.join(sorted(commands))}.")
