@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+
+from reference_commands import list_inner
 
 from gangline.cli.main import main
 from gangline.plugin.registry import installed
@@ -19,19 +20,12 @@ def helped(words: list[str], capsys) -> str:
     return said.out
 
 
-def inner(verb: str, page: str) -> Iterator[str]:
-    """The verbs inside a verb, as its page lists them."""
-    yield from re.findall(rf"gangline {verb} ([a-z][\w-]*)", page)
-    if re.search(rf"gangline {verb} VERB", page):
-        yield from re.findall(r"^  ([a-z][\w-]*) {2,}\S", page, re.MULTILINE)
-
-
 def test_every_command_and_subcommand_has_help(capsys):
     found = []
     for verb in installed().get_commands():
         page = helped([verb], capsys)
         assert re.match(rf"usage: gangline {verb}\b", page)
-        for second in dict.fromkeys(inner(verb, page)):
+        for second in dict.fromkeys(list_inner(verb, page)):
             own = helped([verb, second], capsys)
             assert re.search(rf"gangline {verb} {second}\b", own), own
             found.append(f"{verb} {second}")
