@@ -19,7 +19,7 @@ from gangline.launch.errors import RestartWanted
 
 
 def join():
-    """Rank and a function that adds a number over all ranks."""
+    """Join the process group and return the rank and a function that adds a number over all ranks."""
     import torch
     import torch.distributed as dist
 
@@ -34,7 +34,7 @@ def join():
 
 
 def write(run_dir: str, name: str, **content) -> None:
-    """A file of this rank, whole as soon as it is there."""
+    """Write a JSON file of this rank under a temporary name, and rename it when it is complete."""
     final = Path(run_dir, f"{name}-{os.environ['RANK']}.json")
     final.with_suffix(".part").write_text(json.dumps({"pid": os.getpid(), **content}))
     final.with_suffix(".part").rename(final)
@@ -56,7 +56,7 @@ def loaded(run_dir: str, module: str) -> int:
 
 
 def fail(run_dir: str, culprit: int, how: str) -> int:
-    """Two collectives, then one rank ends in some way, and the others meet it in their third."""
+    """Run two collectives, then end rank `culprit` as `how` says; the other ranks fail in the third collective."""
     rank, add = join()
     add(1), add(1)
     if rank == culprit:
@@ -66,7 +66,7 @@ def fail(run_dir: str, culprit: int, how: str) -> int:
 
 
 def leave_behind(run_dir: str) -> int:
-    """Rank 1 fails, and rank 0 hears nothing of it."""
+    """Raise an exception on rank 1 while rank 0 sleeps outside of collectives."""
     rank, add = join()
     add(1)
     if rank == 1:
@@ -87,7 +87,7 @@ def end(how: str) -> None:
 
 
 def truncate_mapped(run_dir: str, path: str, shorter: bool) -> int:
-    """Map a file and read it after it was truncated, or else end by the same signal."""
+    """End by SIGBUS: read a mapped file beyond its truncated end, or send SIGBUS to this process if not `shorter`."""
     with open(path, "r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
         if shorter:
             os.truncate(path, 10)
@@ -107,12 +107,12 @@ def ended(run_dir: str) -> int:
 
 
 def renew(run_dir: str) -> int:
-    """A verdict asks for new workers at each start."""
+    """Raise RestartWanted at each start, as a verdict that requests new workers does."""
     raise RestartWanted("bad-link at rank 0: 1 of 8 links")
 
 
 def once(run_dir: str, culprit: int) -> int:
-    """One rank is killed in the first start; the second start works."""
+    """Kill rank `culprit` in the first start, and complete the collective in the second start."""
     rank, add = join()
     add(1)
     restart = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
@@ -123,11 +123,11 @@ def once(run_dir: str, culprit: int) -> int:
 
 
 def serverless(run_dir: str) -> int:
-    """The fork server is killed under the ranks."""
+    """Kill the fork server of the running ranks."""
     rank, _ = join()
     write(run_dir, "started")
     if rank == 0:
-        while len(list(Path(run_dir).glob("started-*.json"))) < 2:  # the other rank dies with the server, too
+        while len(list(Path(run_dir).glob("started-*.json"))) < 2:  # the other rank ends with the server
             time.sleep(0.01)
         os.kill(os.getppid(), signal.SIGKILL)
     time.sleep(60)
@@ -135,7 +135,7 @@ def serverless(run_dir: str) -> int:
 
 
 def steps(run_dir: str, saving: float = 0.0) -> int:
-    """A loop in small: it ends at the step boundary when a signal asks for it, all ranks at the same step."""
+    """Run a minimal training loop, in which a stop signal ends all ranks after the same step."""
     from gangline.launch.signals import stop_requested
 
     rank, add = join()
@@ -154,7 +154,7 @@ def steps(run_dir: str, saving: float = 0.0) -> int:
 
 
 def deaf(run_dir: str) -> int:
-    """A rank that never comes to a step boundary: its main thread sits in a system call that signals do not end."""
+    """Keep the main thread in a system call that signals do not end, so that the rank reaches no step boundary."""
     import select
 
     write(run_dir, "step", step=1)
@@ -164,7 +164,7 @@ def deaf(run_dir: str) -> int:
 
 
 def note_grace(run_dir: str) -> None:
-    """In the process that starts ranks: write down how many seconds each time they get to end by themselves."""
+    """Record the timeout of each `PContext.close`, the seconds that ranks get to end, in the launcher's process."""
     from torch.distributed.elastic.multiprocessing.api import PContext
 
     close = PContext.close
@@ -178,14 +178,17 @@ def note_grace(run_dir: str) -> None:
 
 
 def tick(run_dir: str, name: str) -> None:
-    """A sidecar."""
+    """Write the process id to a file every 0.05 s, as a sidecar."""
     while True:
         Path(run_dir, name).write_text(str(os.getpid()))
         time.sleep(0.05)
 
 
 def compose(run_dir: str):
-    """What rank 0 does under torchrun and Slurm; "fresh" leaves the choice of a directory to the run."""
+    """Return the function that composes the run on rank 0 under torchrun and Slurm.
+
+    run_dir: "fresh" leaves the choice of a directory to the run; "refused" raises an error.
+    """
 
     def compose_and_write():
         from gangline.config.defaults import build_default_run
@@ -200,7 +203,7 @@ def compose(run_dir: str):
 
 
 def task(directory: str, environ: dict[str, str], arguments: list[str]) -> None:
-    """A process as `srun` would start it, with its output in a file."""
+    """Run `main` as `srun` would start a task, with the output in a file."""
     os.chdir(directory)
     with Path(f"printed-{environ['SLURM_PROCID']}").open("w") as file:
         os.dup2(file.fileno(), 1)
@@ -222,7 +225,7 @@ def main() -> int:
         from gangline_basics.launch.local import start
 
         Path(run_dir, "train.json").write_text(json.dumps({"pid": os.getpid()}))
-        forkserver.PRELOAD = forkserver.PRELOAD[:4]  # these ranks build nothing
+        forkserver.PRELOAD = forkserver.PRELOAD[:4]  # the ranks of these tests need only torch
         if target == "deaf":
             note_grace(run_dir)
         local = LocalLaunch(**json.loads(config))

@@ -26,14 +26,14 @@ from gangline_testkit.ports import free_port
 from gangline_testkit.processes import kill
 
 HERE = Path(__file__).parent
-JOBS = itertools.count(1000)  # ids of Slurm's
+JOBS = itertools.count(1000)  # Slurm job ids
 
 
-# --- who started us ---------------------------------------------------------------------------------------------------
+# --- detection ---
 
 
 def slurm(rank: int, world: int, **more: str) -> dict[str, str]:
-    """The environment of a task of `srun`, as far as it matters here."""
+    """Return the environment variables of an `srun` task that gangline reads."""
     return {
         "SLURM_JOB_ID": "4711",
         "SLURM_STEP_ID": "0",
@@ -74,12 +74,15 @@ def test_slurm_tasks_per_node_are_expanded():
     assert parse_tasks_per_node("4(x2),3,2(x2)") == [4, 4, 3, 2, 2]
 
 
-# --- Slurm ------------------------------------------------------------------------------------------------------------
+# --- Slurm ---
 
 
 @pytest.fixture
 def srun(tmp_path, monkeypatch):
-    """Runs two tasks and gives their exit codes and what they printed. They are forked from a server that has torch."""
+    """Return a function that runs tasks as `srun` does, and returns their exit codes and their output.
+
+    The tasks are forked from a server that has loaded torch.
+    """
     monkeypatch.syspath_prepend(str(HERE))
     monkeypatch.setenv("PYTHONPATH", str(HERE))
     monkeypatch.setattr(forkserver, "PRELOAD", forkserver.PRELOAD[:4])
@@ -164,7 +167,7 @@ def test_requeued_slurm_job_continues_in_run_directory(srun, tmp_path):
 
 
 def test_requeued_slurm_job_logs_previous_failure(srun, tmp_path):
-    """For Slurm each start is a new job; nothing else tells the ranks that it is not the first."""
+    """Start a Slurm job again: SLURM_RESTART_COUNT alone tells the ranks that this is not the first start."""
     for restart in ("0", "1"):
         about = {"SLURM_JOB_ID": "79", "SLURM_RESTART_COUNT": restart}
         assert srun("fresh", "agent", "fail", '[1, "raise"]', **about)[0] == [1, 1]
@@ -189,7 +192,7 @@ def test_requeued_single_task_finds_run_directory(tmp_path, monkeypatch):
 
 
 def test_requeue_note_replaced_by_link_keeps_target(tmp_path, monkeypatch):
-    """The name of a note can be computed by anybody who can write to the working directory."""
+    """Replace the note by a link, as any user with write access to the working directory could."""
     monkeypatch.chdir(tmp_path)
     Path("thesis.txt").write_text("my thesis")
     requeue.remember("slurm-5", "out")
@@ -216,12 +219,12 @@ def test_requeue_note_of_another_user_is_refused(tmp_path, monkeypatch, planted)
         requeue.find_earlier("slurm-5", 1)
 
 
-# --- torchrun ---------------------------------------------------------------------------------------------------------
+# --- torchrun ---
 
 
 @pytest.fixture(scope="module")
 def torchruns(tmp_path_factory):
-    """Started at once; agents and ranks are forked from a server that has torch."""
+    """Yield the torchrun processes of all tests, started together and forked from a server that has torch."""
     root = tmp_path_factory.mktemp("torchrun")
     before = os.environ.get("PYTHONPATH")
     environment = {
@@ -285,6 +288,6 @@ def test_two_torchrun_agents_form_one_run(torchruns):
 def test_torchrun_refusal_is_printed_once(torchruns):
     _, started = torchruns
     [(code, _, err)] = finished(started["refused"])
-    assert code == 1  # torchrun's own; that of the ranks is in its table
+    assert code == 1  # exit code of torchrun; its table of failures contains the exit code of the ranks
     assert err.count("train: curves=on is not available here.") == 1
     assert "exitcode  : 2" in err

@@ -99,7 +99,7 @@ def test_branch_follows_nested_rollbacks(tmp_path):
     attempts.append(tmp_path, Attempt(1, None))
     attempts.append(tmp_path, Attempt(2, "step-00000020"))
     attempts.append(tmp_path, Attempt(3, "step-00000030.2"))
-    attempts.append(tmp_path, Attempt(4, "step-00000010"))  # behind both
+    attempts.append(tmp_path, Attempt(4, "step-00000010"))  # rolls back past the start checkpoints of attempts 2 and 3
     known = ("step-00000010", "step-00000020", "step-00000030.2", "step-00000035.3")
     assert told(tmp_path, *known) == ["step-00000010"]
     attempts.append(tmp_path, Attempt(5, "step-00000035.3"))
@@ -137,7 +137,7 @@ def test_checkpoint_id_round_trips_and_sorts_by_step(step, attempt):
 
 
 def test_failed_attempt_write_raises_error(tmp_path):
-    """The load that a line announces must not happen without it."""
+    """Raise the write error, because the load that a line records must not happen without the line."""
     code = (
         "import resource, signal, sys\n"
         "from gangline.run import attempts\n"
@@ -178,7 +178,7 @@ def test_changed_byte_of_attempt_line_is_refused(tmp_path):
     attempts.refuse_damage(tmp_path)
     for place in range(len(whole)):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 2]) + whole[place + 1 :])
-        if attempts.read(tmp_path) == written:  # the name of the checksum itself
+        if attempts.read(tmp_path) == written:  # the name of the checksum changed
             continue
         assert len(attempts.read(tmp_path)) < 3, whole[:place]
         with pytest.raises(UserError, match=r"is damaged in line \d: "):

@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 
 
 class Counting(DataSource):
-    """Sample i holds i, i+1, ...: what a batch read shows in its tokens."""
+    """Data source whose sample i holds the tokens i, i+1, ..., so that tokens identify their sample."""
 
     def sample(self, i):
         return {"tokens": np.arange(i, i + 5)}
@@ -48,7 +48,7 @@ def made(samples, numbers=(7, 8)) -> Batch:
 
 
 def test_valid_tokens_are_counted_before_device_copy():
-    """Afterwards its mask lies where the host would have to wait for it: on the meta device for ever."""
+    """Count before the copy, because the host would wait for a mask on the device, and forever on the meta device."""
     (batch,) = taken(2, 2, 0, 1, 0, step=0)
     batch.loss_mask[0, 1:] = False
     there = batch.to("meta")
@@ -110,7 +110,7 @@ def test_masks_documents_and_positions_come_from_the_sample():
 @settings(deadline=None, max_examples=50)
 @given(st.data())
 def test_arbitrary_documents_and_positions_are_kept(data):
-    """Numbers of documents that leave some out, positions that go on from an earlier sequence."""
+    """Use document numbers with gaps, and positions that continue an earlier sequence."""
     T = 6
     steps = data.draw(st.lists(st.lists(st.integers(0, 2), min_size=T, max_size=T), min_size=1, max_size=3))
     document = np.cumsum(np.array(steps), axis=1)
@@ -134,7 +134,7 @@ def test_arbitrary_documents_and_positions_are_kept(data):
 @settings(deadline=None, max_examples=50)
 @given(st.data())
 def test_documents_positions_and_masks_follow_from_ends(data):
-    """Also where a document ends with the sequence: its last target is of another document."""
+    """Mask the last target of each document, also at the end of a sequence, because it belongs to the next document."""
     B, T = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 6))
     ends = sorted(data.draw(st.sets(st.integers(1, B * T))))
     stored = stack_samples([{"tokens": np.zeros(T + 1, np.uint16)}] * B, range(B), KeptMemory(CPU))
@@ -154,7 +154,7 @@ def test_documents_positions_and_masks_follow_from_ends(data):
 
 
 def test_batch_does_not_share_reader_memory():
-    """The reader's is filled again; also where tokens are stored as wide as a batch has them."""
+    """Fill the reader's memory again; its tokens have the dtype of the batch, so that no conversion copies them."""
     source = batches(2, 2, 0, 1)
     (first,) = source.take(0, 0)
     for step in range(1, 6):

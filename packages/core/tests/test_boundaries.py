@@ -32,12 +32,12 @@ def test_core_source_mentions_no_plugin():
 
 
 def test_core_imports_no_other_package():
-    """Nor does it name a module of one: what lies beyond core comes by way of the parts that are installed."""
+    """Check that core neither imports nor names a module of another package: it uses only the installed parts."""
     packages = {path.name for path in SOURCE.parents[2].glob("*/src/gangline_*")}
     found = {
         f"{path.relative_to(SOURCE)}: {name}"
         for path in FILES
-        if path.suffix == ".py" and "specs" not in path.parts  # whose examples are plugins
+        if path.suffix == ".py" and "specs" not in path.parts  # the examples in specs are plugins
         for name in re.findall(r"(?:from |import )(gangline_[a-z_]+)|\b(gangline_[a-z_]+)[.:]\w", path.read_text())
         if packages & {*name}
     }
@@ -61,7 +61,7 @@ def test_only_config_modules_import_hydra():
         for node in ast.walk(ast.parse(path.read_text()))
         if any(name.split(".")[0] == "hydra" for name in imported(node))
     }
-    assert importers == {"config/compose.py", "config/known_options.py", "config/preflight.py"}  # the second: for types
+    assert importers == {"config/compose.py", "config/known_options.py", "config/preflight.py"}  # the second for types
     code = " ".join(token.string for path in FILES if path.suffix == ".py" for token in code_of(path))
     for word in ("_internal", "_target_", "instantiate"):
         assert not re.search(rf"\b{word}\b", code)
@@ -100,7 +100,7 @@ TORCH_FREE = [
 
 
 def loaded(words: list[str], tmp_path: Path) -> set[str]:
-    """The modules that a command has imported when it is done."""
+    """Return the modules that a command has imported when it ends."""
     code = (
         "import runpy, sys\n"
         "module, *words = sys.argv[1:]\nsys.argv = [module, *words]\n"
@@ -125,7 +125,7 @@ def test_command_imports_no_torch_and_no_matplotlib(tmp_path, words):
 
 @pytest.mark.parametrize("words", TORCH_FREE[:1] + TORCH_FREE[-3:-1], ids=" ".join)
 def test_help_and_plugins_import_no_rich_or_yaml(tmp_path, words, monkeypatch):
-    """With every installed plugin: each would take 15 to 60 ms."""
+    """Run with every installed plugin, because each of these modules would take 15 to 60 ms to import."""
     monkeypatch.delenv("GANGLINE_PLUGINS", raising=False)
     assert not {"rich", "yaml", "gangline.run.directory"} & loaded(words, tmp_path)
 

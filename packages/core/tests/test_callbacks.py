@@ -29,7 +29,7 @@ CLIPPED = ("run.steps=3", "optimizer.clip_norm=0.001")
 
 
 def held(s) -> dict[str, torch.Tensor]:
-    """Every array that one process holds."""
+    """Return copies of all arrays that this process holds."""
     return {shard.name: shard.local.detach().clone() for shard in s.shards()}
 
 
@@ -57,7 +57,7 @@ def test_callback_state_reshards_and_weights_are_restored(tmp_path):
 
 def test_callback_may_be_added_or_removed_on_resume(tmp_path):
     train_session(tmp_path / "out", "run.steps=2")
-    train_session(tmp_path / "out", PREVIOUS, "run.steps=2")  # nothing to do: saved as it was
+    train_session(tmp_path / "out", PREVIOUS, "run.steps=2")  # no step is left, so the checkpoint stays as it is
     late = open_session(tmp_path / "out", PREVIOUS, "run.steps=4")
     assert ["lacks arrays of callback=previous" in note for note in late.notes] == [True]
     arrays = held(late)
@@ -70,7 +70,7 @@ def test_callback_may_be_added_or_removed_on_resume(tmp_path):
 
 
 class GoesBack(HealthCheck):
-    """Back before its first step, in the first attempt."""
+    """Health check that orders a rollback at step 4 of the first attempt."""
 
     def observe(self, record):
         if (record.attempt, record.step) == (1, 4):
@@ -78,7 +78,7 @@ class GoesBack(HealthCheck):
 
 
 def test_rollback_before_callback_resets_callback_state(tmp_path):
-    """Also what is in no array: the checkpoint has nothing of it."""
+    """Check also the state outside of arrays, which the checkpoint from before the callback does not contain."""
     train_session(tmp_path / "out", "run.steps=2")
     late = open_session(tmp_path / "out", PREVIOUS, "run.steps=5", "checkpoint.every=100")
     late.health["goes-back"] = GoesBack()
@@ -90,7 +90,7 @@ def test_rollback_before_callback_resets_callback_state(tmp_path):
 
 
 class Events(Callback):
-    """Writes down what it is told."""
+    """Callback that records its events, and raises an error in the event `fails_in`."""
 
     def __init__(self, fails_in: str = "", error: type[Exception] = ValueError) -> None:
         self.told: list[str] = []
@@ -124,7 +124,7 @@ def test_callback_events_come_in_order(tmp_path):
 
 
 class TenTimes(Callback):
-    """Multiplies every gradient by ten."""
+    """Callback that multiplies every gradient by ten."""
 
     def before_clip(self, parameters):
         for parameter in parameters:
@@ -133,14 +133,14 @@ class TenTimes(Callback):
 
 
 class NotFinite(Callback):
-    """Writes a NaN into a gradient."""
+    """Callback that writes a NaN into a gradient."""
 
     def before_clip(self, parameters):
         parameters[0].pieces[0].tensor.grad.view(-1)[0] = math.nan
 
 
 def test_before_clip_changes_gradients_and_their_norm(tmp_path):
-    """Clipped gradients of ten times the length are those of the plain run."""
+    """Clip gradients that are ten times as long: the losses are those of the plain run."""
     plain, changed = open_session(tmp_path / "plain", *CLIPPED), open_session(tmp_path / "changed", *CLIPPED)
     train(plain)
     train(with_events(changed, TenTimes()))
@@ -171,7 +171,7 @@ def test_callback_error_ends_run_and_names_callback(tmp_path, event, error):
 
 
 class Emits(Callback):
-    """Returns metrics as it is told, each time that it may."""
+    """Callback that returns `value` as a metric each time `event` occurs."""
 
     def __init__(self, value, event: str = "after_step") -> None:
         self.value = value
@@ -199,7 +199,7 @@ def test_metric_differing_between_ranks_is_refused(tmp_path, event):
 
 
 def refused_metric(run_dir, event: str) -> str:
-    """The message of a run in which each rank emits its own number."""
+    """Return the error message of a run in which each rank emits its own number."""
     s = open_session(run_dir, "run.steps=2", "parallel=ddp", VALIDATED)
     with pytest.raises(ValueError) as raised:
         train(with_events(s, Emits(s.comms.rank, event)))

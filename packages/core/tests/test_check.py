@@ -55,7 +55,7 @@ def test_model_larger_than_machine_memory_is_refused():
     assert "launch=elastic launch.nodes=N" in said
     check(
         build_default_run(model="llama3-405b", run={"device": "cpu"}, launch="elastic")
-    )  # its nodes may be other machines
+    )  # elastic nodes may be other machines
 
 
 def test_memory_is_counted_for_each_replica():
@@ -161,7 +161,7 @@ def takes_numbers(hint) -> bool:
     "parts", [{}, {"optimizer": "muon", "schedule": "wsd", "precision": "fp16", "parallel": "ddp"}]
 )
 def test_invalid_number_is_reported_once(parts):
-    """Every option that takes a number, one after the other, with one that most of them cannot take."""
+    """Set each numeric option in turn to -1, which most of them refuse."""
     refused = 0
     places = [*build_default_run(**parts).iterate_parts(), *((name, cls()) for name, cls in SECTIONS.items())]
     for place, name in ((place, name) for place, config in places for name in get_defaults(type(config))):
@@ -217,7 +217,7 @@ def gangline_parts():
         installed.cache_clear()
 
 
-# --- how many processes ----------------------------------------------------------------------------------------------
+# --- number of processes ---
 
 
 def test_world_size_is_set_by_user_or_strategy(monkeypatch):

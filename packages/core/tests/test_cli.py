@@ -34,7 +34,7 @@ def said(capsys, command, *words: str) -> str:
     return capsys.readouterr().out
 
 
-# --- help and configuration ------------------------------------------------------------------------------------------
+# --- help and configuration ---
 
 
 def test_help_shows_every_group_choice_section_and_default(capsys):
@@ -85,7 +85,7 @@ def test_train_and_gangline_print_same_version(capsys):
     assert said(capsys, train, "--version") == said(capsys, main, "--version") != "\n"
 
 
-# --- gangline --------------------------------------------------------------------------------------------------------
+# --- gangline ---
 
 
 def test_help_lists_every_command(capsys):
@@ -155,7 +155,7 @@ def gangline_optimizers():
     assert any(line.startswith("  precision=fp16: sums over tokens are in float16") for line in told)
 
 
-# --- completion ------------------------------------------------------------------------------------------------------
+# --- completion ---
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_run_directories_are_completed(here):
 
 
 def in_bash(here, line: str) -> list[str]:
-    """What bash offers when Tab is pressed at the end of `line`."""
+    """Return the completions that bash offers when Tab is pressed at the end of `line`."""
     program = here / "bin" / "train"
     if not program.exists():
         program.parent.mkdir()
@@ -213,7 +213,7 @@ def in_bash(here, line: str) -> list[str]:
 @pytest.mark.parametrize(
     ("line", "found"),
     [
-        ("train optimizer=m", ["muon"]),  # bash itself keeps what lies before the "="
+        ("train optimizer=m", ["muon"]),  # bash itself keeps the text before the "="
         ("train optimizer=muon optimizer.mom", ["optimizer.momentum="]),
         ("train run.steps=3 parallel=", ["ddp", "single"]),
     ],
@@ -231,7 +231,7 @@ def test_zsh_and_fish_scripts_call_train_complete(capsys, shell):
     assert "train --complete" in said(capsys, train, "--completion", shell)
 
 
-# --- several runs ----------------------------------------------------------------------------------------------------
+# --- multirun ---
 
 
 def test_multirun_continues_after_failure_and_prints_table(runs):
@@ -262,7 +262,7 @@ def test_resume_takes_a_path_in_quotes(word):
 
 
 def test_notice_signals_before_start_are_ignored(monkeypatch, tmp_path):
-    """A scheduler's SIGUSR1 while `train` still composes would end it."""
+    """Ignore a scheduler's SIGUSR1, which would otherwise end `train` before the run starts."""
     before = {signum: signal.signal(signum, signal.SIG_DFL) for signum in NOTICES}
     try:
         assert train.main([f"resume={tmp_path}/missing"]) == 2
@@ -273,11 +273,11 @@ def test_notice_signals_before_start_are_ignored(monkeypatch, tmp_path):
 
 
 def test_sigterm_while_composing_ends_train_with_message(here):
-    """It is composed until the signal comes, however long that takes."""
+    """Send SIGTERM while `train` composes the run; the composition lasts longer than the test."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     process = subprocess.Popen([sys.executable, "-c", COMPOSES], cwd=here, **pipes, text=True, start_new_session=True)
     assert process.stdout.readline() == "composing\n"
-    process.send_signal(signal.SIGUSR1)  # a notice, which means nothing yet
+    process.send_signal(signal.SIGUSR1)  # a notice signal, which is ignored before the run starts
     process.send_signal(signal.SIGTERM)
     _, said_last = process.communicate(timeout=120)
     assert process.returncode == 128 + signal.SIGTERM

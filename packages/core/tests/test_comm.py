@@ -60,7 +60,7 @@ def test_every_collective_returns_expected_values(world, deterministic):
 
 
 def uneven():
-    """Rank i sends j + i rows to rank j, which may be none."""
+    """Send j + i rows, which may be 0, from rank i to rank j."""
     comm = along_dp()
     i, n = comm.index, comm.size
     x = torch.cat([torch.full((i + j, 2), 10.0 * i + j) for j in range(n)])
@@ -89,7 +89,7 @@ def test_gloo_collectives_support_float8():
 
 
 def broadcasts(deterministic):
-    """From each rank in turn, along an axis whose indices are not the global ranks, in every width."""
+    """Broadcast from each rank in turn, in every dtype, along an axis whose indices are not the global ranks."""
     comm = rank.make_comms(Mesh.of({"dp_shard": 2, "tp": 2}), deterministic).get_comm("dp_shard")
     for source in range(comm.size):
         for dtype in (torch.float32, torch.bfloat16, torch.uint16, torch.int32, torch.bool, torch.float8_e4m3fn):
@@ -127,12 +127,12 @@ def ordered_sums(dtype, numel):
 @pytest.mark.parametrize("world", [2, 3, 4])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_ordered_sums_match_sequential_addition_bitwise(world, dtype):
-    for numel in (1, 7, 1000, 40_001):  # within and beyond what is sent to every peer whole, divisible and not
+    for numel in (1, 7, 1000, 40_001):  # below and above SMALL of Ordered, divisible by the ranks or not
         get_pool(world).run(ordered_sums, dtype, numel)
 
 
 def buckets_and_bits(deterministic):
-    """The sum of a vector, and of the same vector behind another one."""
+    """Return whether the sum of a vector is bitwise equal to its sum behind another vector in one buffer."""
     comm = along_dp(deterministic)
     x = value_of(comm.index, (5001,), torch.float32)
     alone = comm.all_reduce(x.clone())
@@ -191,7 +191,7 @@ def folds(size, out_of):
         (2, ("tp", "dp_shard"), [(0, 1), (0, 1), (2, 3), (2, 3)], [(0, 2), (1, 3), (0, 2), (1, 3)]),
         (2, ("dp_shard",), [(0, 2), (1, 3), (0, 2), (1, 3)], [(0,), (1,), (2,), (3,)]),
         (1, ("dp_shard", "tp"), [(0,), (1,), (2,), (3,)], [(0, 1, 2, 3)] * 4),
-        (8, ("cp",), [(0,), (1,), (2,), (3,)], [(0,), (1,), (2,), (3,)]),  # the mesh has no cp: size 1
+        (8, ("cp",), [(0,), (1,), (2,), (3,)], [(0,), (1,), (2,), (3,)]),  # the mesh has no axis cp, so its size is 1
     ],
 )
 def test_folds_give_expected_groups(size, out_of, inside, beside):
@@ -202,7 +202,7 @@ def test_folds_give_expected_groups(size, out_of, inside, beside):
 
 
 def adjoints(deterministic):
-    """<A x, y> summed over the ranks equals <x, A^T y> summed over the ranks: the definition of an adjoint."""
+    """Compare <A x, y> with <x, A^T y>, each summed over the ranks, as in the definition of an adjoint."""
     comm = along_dp(deterministic)
     n, i = comm.size, comm.index
     splits = [i + j for j in range(n)]
@@ -263,7 +263,7 @@ def store():
 
 
 def sums_of_axes(orders):
-    """On a mesh of its own, so that no group of it was made before."""
+    """Connect a new mesh, so that its groups do not exist yet, and return the sums along its axes."""
     comms = connect(Mesh.of({"pp": 2, "tp": 3}), timeout=60)
     axes = {axes: comms.get_comm(*axes) for axes in orders[rank.index]}
     assert all(comm.ranks[comm.index] == rank.index for comm in axes.values())
@@ -271,7 +271,7 @@ def sums_of_axes(orders):
 
 
 def test_ranks_create_groups_in_different_orders_without_deadlock():
-    """0 waits for 3 along pp, which waits for 4 along tp, which waits for 1 along pp, which waits for 0 along tp."""
+    """Make rank 0 wait for 3 along pp, rank 3 for 4 along tp, rank 4 for 1 along pp, and rank 1 for 0 along tp."""
     pp, tp = ("pp",), ("tp",)
     orders = {0: [pp, tp], 3: [tp, pp], 4: [pp, tp], 1: [tp, pp], 2: [pp, tp], 5: [tp, pp]}
     found = get_pool(6).run(sums_of_axes, orders)
@@ -286,12 +286,12 @@ def index_in_a_group(axes):
 
 
 def test_group_ranks_follow_axis_order():
-    """Fastest first: 0, 3, 1, 4, 2, 5."""
+    """Check the order 0, 3, 1, 4, 2, 5, in which the last axis varies fastest."""
     found = get_pool(6).run(index_in_a_group, ("tp", "pp"))
     assert [index for index, _ in found] == [0, 2, 4, 1, 3, 5]
     assert all(gathered == list(range(6)) for _, gathered in found)
 
 
 def test_ranks_share_one_store():
-    """A `set` is on its way to the server when it returns, so that only who waits for it, as `get` does, finds it."""
+    """Read keys by `get`, which waits for a key: `set` may return before the key is in the store."""
     assert get_pool(2).run(store) == [([b"value"] * 2, True)] * 2

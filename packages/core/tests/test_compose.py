@@ -94,7 +94,7 @@ def test_range_gives_several_runs():
     assert [run.seed for run in compose(["run.seed=range(0,3)"])] == [0, 1, 2]
 
 
-# --- recipes and earlier runs ----------------------------------------------------------------------------------------
+# --- recipes and earlier runs ---
 
 
 def test_tiny_recipe_is_the_default_run():
@@ -226,7 +226,7 @@ def test_resume_refuses_changed_settings(earlier, word):
     assert f"train from=out {word}" in message
 
 
-# --- what a stranger adds --------------------------------------------------------------------------------------------
+# --- third-party parts ---
 
 LORA = """
 from dataclasses import dataclass, field
@@ -342,7 +342,7 @@ def test_a_recipe_of_a_plugin_is_found(adapter, strangers):
     assert "adapter" in compose_one(["recipe=soft"]).edits
 
 
-# --- secrets and the environment -------------------------------------------------------------------------------------
+# --- secrets and environment ---
 
 SECRETIVE = """
 from dataclasses import dataclass

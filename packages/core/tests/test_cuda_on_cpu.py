@@ -16,7 +16,7 @@ from gangline_testkit.sessions import open_session
 
 
 class ClosesNever:
-    """Communicators such as NCCL's, whose end waits for peers that have failed."""
+    """Communicators whose `close` waits for failed peers, as with NCCL."""
 
     rank = 0
 
@@ -47,7 +47,7 @@ def test_out_of_memory_in_final_sample_is_reported(monkeypatch, capsys):
 
 
 def test_sync_wait_counts_toward_next_step(tmp_path, monkeypatch):
-    """There a GPU is still busy with the optimizer; and a rank's own seconds have no wait for others in them."""
+    """Wait in the sync, while a GPU would still run the optimizer; a rank's local seconds exclude this wait."""
     told, real = [], loop.agree
 
     def slow(world, device, seconds, *rest):

@@ -27,7 +27,7 @@ def toys():
 
 
 def lived(run_dir: Path, *words: str) -> tuple[int, dict[str, torch.Tensor]]:
-    """The exit code, and this rank's weights at the end."""
+    """Train, and return the exit code and this rank's weights at the end."""
     with as_installed("gangline-toys", "gangline_testkit.toys.plugin"):
         s = open_session(run_dir, *words)
         code = train(s)
@@ -35,7 +35,7 @@ def lived(run_dir: Path, *words: str) -> tuple[int, dict[str, torch.Tensor]]:
 
 
 def stored(run_dir: Path, id: CheckpointId) -> dict[str, torch.Tensor]:
-    """The weights of the newest checkpoint."""
+    """Return this rank's weights in the newest checkpoint, which must be `id`."""
     with as_installed("gangline-toys", "gangline_testkit.toys.plugin"):
         s = open_session(run_dir, *WORDS)
         assert s.saved == str(id)
@@ -43,7 +43,7 @@ def stored(run_dir: Path, id: CheckpointId) -> dict[str, torch.Tensor]:
 
 
 def test_first_replica_writes_diverging_arrays():
-    """Of three replicas of two shards, each on two ranks of `tp`: their writing is spread over `tp` alone."""
+    """Use three replicas of two shards, each on two tp ranks: only tp ranks of the first replica share the writes."""
     mesh = Mesh.of({"dp_replicate": 3, "dp_shard": 2, "tp": 2})
     cut = Layout((8, 4), divisions=(Division(("dp_shard",), ((0, 4, 8),)),))
     layouts = {f"model/{number}": cut for number in range(4)}
@@ -63,7 +63,7 @@ def test_first_replica_writes_diverging_arrays():
 
 
 def test_a_checkpoint_holds_the_first_replica(tmp_path):
-    """Saved at step 2, between two synchronisations; all replicas go on from it."""
+    """Save at step 2, between two synchronizations; every replica resumes with the weights of the first replica."""
     ranks = get_pool(2).run(lived, tmp_path / "run", *WORDS, "run.steps=2")
     assert [code for code, _ in ranks] == [0, 0]
     first, second = (weights for _, weights in ranks)
@@ -79,7 +79,7 @@ def test_replicas_are_equal_after_synchronization(tmp_path):
 
 
 def mixes(run_dir: Path) -> str:
-    """What is said of an optimizer whose arrays have layouts of their own."""
+    """Return the error for an optimizer that registers an array of its own as equal on all replicas."""
     with as_installed("gangline-toys", "gangline_testkit.toys.plugin"):
         s = open_session(run_dir, *WORDS)
         own = Registry.of(s.mesh, {"optimizer/own/head": Layout((4,))})

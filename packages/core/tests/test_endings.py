@@ -39,7 +39,7 @@ DONE = RunEnding(generation=1, reason="done", exit_code=0, evidence="step 5 is d
 
 @pytest.mark.parametrize("before", [None, DONE])
 def test_agent_failure_before_rendezvous_is_printed(tmp_path, capfd, before):
-    """Here there is no run in the directory; what an earlier job left is no ending of this one."""
+    """Use a directory without a run; the ending that an earlier job left there is not the ending of this job."""
     if before is not None:
         write_ending(tmp_path, before)
     assert Agents(tmp_path, 1).watch() == 2
@@ -99,7 +99,7 @@ def test_decide_ending_maps_facts_to_reason(facts, reason, code, requeue, text):
     ],
 )
 def test_rank_exit_code_determines_ending(tmp_path, code, reason, requeue):
-    """Rank 0 was killed before it wrote the ending."""
+    """End a start in which rank 0 was killed before it wrote the ending."""
     Starts.end(tmp_path, 2, RankFailure(1, "ended", code))
     ending = read_ending(tmp_path)
     assert (ending.reason, ending.requeue, ending.exit_code) == (reason, requeue, code)
@@ -116,7 +116,7 @@ def test_rank_with_requeue_exit_code_restarts_under_torchrun(tmp_path, code, goe
 
 
 class CutOff:
-    """A job's store whose connection breaks with the third step, as torch's client says it."""
+    """Job store whose connection breaks from step 3 on, with the error of torch's client."""
 
     def __init__(self, inner, s):
         self.inner, self.s = inner, s
@@ -128,7 +128,10 @@ class CutOff:
 
 
 def cut_off(run_dir, bad, steps=12):
-    """(how it ended, orders) of a run of which one rank loses the job's store; no save comes to anything then."""
+    """Train a run in which rank `bad` loses the job store and every save from step 4 on fails.
+
+    Return how the run ended, its orders and its last step.
+    """
     s = open_session(run_dir, "parallel=ddp", f"run.steps={steps}", "checkpoint.every=2")
     saves = s.checkpointer.save
 
@@ -148,12 +151,12 @@ def cut_off(run_dir, bad, steps=12):
     except RestartWanted as error:
         ended = failures.RankFailure.of(s.comms.rank, error)
     finally:
-        s.comms.store = store  # the ranks of a pool live on
+        s.comms.store = store  # the pool keeps its ranks
     return ended, [line.order for line in s.history if line.order], s.step
 
 
 def test_lost_store_ends_run_for_new_workers(tmp_path):
-    """All ranks, at the same step, also where one alone is cut off: the next run goes on from the newest checkpoint."""
+    """Break the connection of one rank: all ranks end after the same step, and the next run resumes the checkpoint."""
     for ended, orders, step in get_pool(2).run(cut_off, tmp_path / "out", 1):
         assert (ended.kind, ended.exit_code, orders, step) == ("restart", 75, ["restart"], 5)
         assert "store-lost at rank 1: the connection to the job store is lost permanently (Broken pipe)" in ended.what
@@ -165,12 +168,12 @@ def test_lost_store_at_last_save_requests_restart(tmp_path):
     for ended, orders, step in get_pool(2).run(cut_off, tmp_path / "out", 1, 4):
         assert (ended.kind, ended.exit_code, orders, step) == ("restart", 75, [], 4)
         assert "store-lost at rank 1: the connection to the job store is lost permanently (Broken pipe)" in ended.what
-    assert read_ending(tmp_path / "out") is None  # the launcher's word
+    assert read_ending(tmp_path / "out") is None  # the launcher writes the ending
 
 
 def test_failed_save_without_lost_store_restarts_no_workers(tmp_path):
-    """A disk may have room again."""
-    found = get_pool(2).run(cut_off, tmp_path / "out", 7)  # no rank has this number
+    """Continue after a failed save, because the disk may have space for a later save."""
+    found = get_pool(2).run(cut_off, tmp_path / "out", 7)  # no rank has index 7
     assert all(orders == [] for _, orders, _ in found)
 
 
@@ -190,7 +193,7 @@ def test_node_cannot_join_ended_job(tmp_path, monkeypatch):
     job = first.share()
     first.end_job()
     agent = RunDirectory(tmp_path)
-    assert agent.share(waits=False) == job  # of a command that is in it
+    assert agent.share(waits=False) == job  # the agent of a command that already belongs to the job
     agent.unlock()
     with pytest.raises(UserError, match="the last node of a finished job"):
         second.share()
@@ -228,7 +231,7 @@ def test_refused_node_keeps_shared_run_directory(tmp_path):
     second.unlock()
     again = RunDirectory.meet(build_default_run(run={"dir": str(tmp_path / "other")}))
     assert again.discard()
-    Starts.end(again.path, 1, RankFailure(0, "user", 2, "a mistake"))  # another node that had begun to say why
+    Starts.end(again.path, 1, RankFailure(0, "user", 2, "a mistake"))  # must not create the directory again
     assert not again.path.exists()
 
 
@@ -251,7 +254,7 @@ def test_starting_agent_receives_pending_stop_signal(tmp_path, monkeypatch):
 
     monkeypatch.setattr(several.subprocess, "Popen", asked_meanwhile)
     found._start()
-    (process,) = found.running.values()  # the other one is not started any more
+    (process,) = found.running.values()  # the second agent is not started
     try:
         assert process.wait(120) == -hand_on(signal.SIGTERM)
     finally:
@@ -271,7 +274,7 @@ def test_environment_variable_resolves_conflict_between_parts(monkeypatch):
 
 
 def test_unquoted_number_in_text_option_is_accepted(tmp_path):
-    """Written by hand: `launch.nodes` is "1" and not 1."""
+    """Edit config.yaml by hand so that the text option `run.name` is 7 instead of '7'."""
     run = build_default_run(run={"dir": str(tmp_path / "out"), "name": "7"})
     RunDirectory.create(run).unlock()
     first, second = RunDirectory(tmp_path / "out"), RunDirectory(tmp_path / "out")
@@ -281,7 +284,7 @@ def test_unquoted_number_in_text_option_is_accepted(tmp_path):
 
 
 def test_deleted_run_directory_is_reported(tmp_path):
-    """What is saved there could not be resumed."""
+    """Delete the directory before training, because its checkpoints could not be resumed without config.yaml."""
     s = open_session(tmp_path / "out", "run.steps=2", "checkpoint.every=1")
     shutil.rmtree(tmp_path / "out")
     (tmp_path / "out").mkdir()

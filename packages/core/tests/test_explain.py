@@ -73,7 +73,7 @@ def test_attention_flops_count_causality_and_window():
 
 
 def test_timeline_runs_actions_as_early_as_possible():
-    """Two stages, two microbatches, 1F1B: by hand."""
+    """Compare with a schedule by hand: two stages, two microbatches, 1F1B."""
     _, one = explained("parallel=single batch.micro_size=8")
     order = ["F0 F1 B0 B1", "F0 B0 F1 B1"]
     ranks = tuple(

@@ -18,7 +18,7 @@ def test_flops_per_token_match_hand_count():
     config = DecoderConfig(vocab_size=100, dim=16, layers=3, heads=4, kv_heads=2, head_dim=8, ffn_dim=40, qk_norm=True)
     tree, plan = plan_decoder(config)
     block = 16 * (32 + 16 + 16) + 32 * 16 + 3 * 16 * 40
-    matrices = 3 * block + 100 * 16  # the head; the embedding is looked up
+    matrices = 3 * block + 100 * 16  # with the head; the embedding is a lookup
     assert count_flops_per_token(tree, 64, plan) == 6 * matrices + 12 * 3 * 4 * 8 * 64
     assert count_parameters(tree) == matrices + 100 * 16 + 3 * (2 * 16 + 2 * 8) + 16
 
@@ -45,6 +45,6 @@ def test_flops_match_torch_counter(kv_heads, frozen, random_batch):
 
 
 def test_llama_405b_flops_match_paper():
-    """Llama 3 (arXiv 2407.21783, section 3.2): 3.8e25 operations for 15.6e12 tokens at 8,192 a sequence."""
+    """Compare with Llama 3 (arXiv 2407.21783, section 3.2): 3.8e25 FLOPs for 15.6e12 tokens in sequences of 8,192."""
     tree, plan = plan_decoder(PRESETS["llama3-405b"]())
     assert count_flops_per_token(tree, 8192, plan) * 15.6e12 == pytest.approx(3.8e25, rel=0.1)

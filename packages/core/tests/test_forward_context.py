@@ -23,7 +23,7 @@ from gangline.model.weight_grads import defer_gradients, is_deferring
 
 
 class Noisy(nn.Module):
-    """Drops features by `draw`, emits a term of its weight and tokens, and counts its tokens."""
+    """Module that drops features at random, emits a loss of its output, and emits its number of tokens."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ def test_context_functions_without_frame_change_nothing(hidden):
 
 
 def step(module, hidden, *, recompute: bool, microbatches: int = 1):
-    """Gradients and what was collected over a step whose objective is sum(out) + terms, times 1/8."""
+    """Run a step with the objective (sum(out) + emitted losses) / 8; return the gradient and the collected values."""
     collected = Collected()
     module.weight.grad = None
     for number in range(microbatches):
@@ -170,7 +170,7 @@ def test_a_weight_gradient_is_computed_now_or_deferred():
     weight, kept = nn.Parameter(torch.ones(2)), []
 
     def compute():
-        return weight * 3  # of a graph, which must not outlive the backward pass
+        return weight * 3  # its graph must not outlive the backward pass
 
     assert forward_context.return_weight_gradient(weight, compute).equal(torch.full((2,), 3.0))
     with defer_gradients(kept.append):

@@ -42,7 +42,7 @@ class Embed(nn.Module):
 
 
 class Part(nn.Module):
-    """Lives on a fold, and must be told which."""
+    """Module on a fold, which records the communicators it is bound to."""
 
     def __init__(self):
         super().__init__()
@@ -54,7 +54,7 @@ class Part(nn.Module):
 
 
 class Block(nn.Module):
-    """Emits, draws, counts tokens in a buffer, and uses a weight for every other pair of samples only."""
+    """Block that emits, draws, sums its load in a buffer, and uses one weight only in every other pair of samples."""
 
     def __init__(self):
         super().__init__()
@@ -80,7 +80,7 @@ class Block(nn.Module):
         emit_metric("highest", gate.detach().max(), "max")
         emit_metric("typical", gate.detach().mean(), "mean")
         if (batch.sample == GLOBAL - 1).any():
-            emit_metric("rare", torch.ones(()))  # one microbatch of one rank says this
+            emit_metric("rare", torch.ones(()))  # only one microbatch of one rank emits this metric
         return out
 
     def after_step(self, totals):
@@ -137,7 +137,7 @@ class Case:
 
 
 def built(case: Case, kind: type[nn.Module] = Toy, plan: Plan = PLAN):
-    """(runtime, model), nothing drawn yet."""
+    """Build the runtime and the model without initial weights."""
     mesh = Mesh.of(case.parallel.size_axes(rank.world))
     run = SimpleNamespace(seed=1, deterministic=True, gradients=SumGradients())
     with torch.device("meta"):
@@ -213,11 +213,11 @@ def test_metrics_use_declared_reduction_over_microbatches():
         assert first[name] == pytest.approx(other[name], rel=1e-12), name
     told = found["told"][0][0]
     assert told["gate"].item() == first["blocks.0/gate"] > 0
-    assert first["blocks.0/gate"] * tokens > 1  # a sum over tokens, divided by their number once
+    assert first["blocks.0/gate"] * tokens > 1  # a sum over tokens, divided by their number only once
 
 
 def test_emitted_loss_is_divided_by_global_tokens():
-    """The gate reaches the loss through its term alone, so its gradient is that of sum((x Wᵀ)²) / tokens."""
+    """Compare with the gradient of sum((x Wᵀ)²) / tokens, because the gate only affects its emitted loss."""
     (found,) = get_pool(1).run(train, Case(Single()))
     batch = batch_of(range(GLOBAL), 0)
     x = found["weights"]["model/embed.weight"][batch.tokens].flatten(0, 1)
@@ -228,7 +228,7 @@ def test_emitted_loss_is_divided_by_global_tokens():
 
 @pytest.mark.parametrize("world", [1, 2, 4])
 def test_unused_weight_has_zero_gradient(world):
-    """`sometimes` takes part in some microbatches, and of four ranks on two; `never` nowhere."""
+    """Use `sometimes` in some microbatches only, on two of four ranks, and `never` in none."""
     for found in get_pool(world).run(train, Case(Ddp(), micro=1)):
         assert found["gradients"]["blocks.0.never"].equal(torch.zeros(D, dtype=torch.float64))
         assert found["gradients"]["blocks.0.sometimes"].abs().max() > 0
@@ -246,7 +246,7 @@ def test_fold_without_bindable_module_is_refused():
 
 
 def test_master_dtype_modules_compute_in_master_dtype():
-    """The block itself asserts it: the gate's output has the dtype of its weight, while all else is bfloat16."""
+    """Assert in the block that the gate's output has the dtype of its weight, while other modules use bfloat16."""
     case = Case(Single(), compute=torch.bfloat16, kept=torch.float32)
     (found,) = get_pool(1).run(train, case)
     assert {gradient.dtype for gradient in found["gradients"].values()} == {torch.float32}
@@ -261,7 +261,7 @@ def dtypes_of(case: Case) -> dict:
 
 
 class Shared(Toy):
-    """Its blocks count in one buffer."""
+    """Model whose blocks share one buffer."""
 
     def __init__(self):
         super().__init__()

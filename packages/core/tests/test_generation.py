@@ -37,7 +37,7 @@ from gangline_basics.launch.starts import JobStart, Starts
 
 @pytest.fixture
 def first(tmp_path, monkeypatch):
-    """A directory in which this process is a rank of the first generation."""
+    """Return a run directory in which this process is a rank of the first generation."""
     (tmp_path / "logs").mkdir()
     monkeypatch.setenv(generation.VARIABLE, str(advance(tmp_path, first=True).generation))
     return tmp_path
@@ -67,7 +67,7 @@ def test_start_waits_for_writer_with_timeout(first, monkeypatch):
         assert advance(first).generation == 2
     assert time.monotonic() - began >= 0.3
     handle = os.open(first / FILE, os.O_RDWR)
-    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # nobody has kept the lock
+    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the lock is free again
     os.close(handle)
 
 
@@ -81,7 +81,7 @@ def test_starts_without_a_new_step_are_counted(first):
 
 
 def test_stopped_writer_does_not_reset_generation(first, monkeypatch):
-    """A new start does not wait for ever: the rank finds the lock gone when it goes on."""
+    """Begin a generation while a rank is suspended in `hold`: the start waits for the lock only up to a timeout."""
     monkeypatch.setattr(generation, "HELD_SECONDS", 0.01)
     kept = generation._recover
     begun = []
@@ -90,7 +90,7 @@ def test_stopped_writer_does_not_reset_generation(first, monkeypatch):
         now = kept(*args)
         if not begun:
             begun.append(True)
-            begun.append(advance(first))  # while the rank was stopped
+            begun.append(advance(first))  # while the rank is suspended
         return now
 
     monkeypatch.setattr(generation, "_recover", stalls)
@@ -196,7 +196,7 @@ BUG = RankFailure(1, "bug", 1, "OSError: no driver", member="health/mine")
 )
 @pytest.mark.parametrize("changed", [False, True], ids=["as it was", "changed"])
 def test_first_start_logs_previous_job_ending(tmp_path, failure, ending, told, changed):
-    """Whoever gives the command again: it is no restart, and yet what failed may fail again."""
+    """Begin a new job of the run: its first launch is not a restart, but it reports the failure of the previous job."""
     (tmp_path / "logs").mkdir()
     (tmp_path / "config.yaml").write_text("run: {}\n")
     starts(tmp_path)[0].begin(["a"], 2, first=True)
@@ -229,13 +229,13 @@ def test_earlier_job_failure_takes_no_restart(tmp_path):
     assert read_events(tmp_path)[-1]["futile"] == 7
 
 
-@pytest.mark.parametrize("steps", [0, 5])  # that the first start did
+@pytest.mark.parametrize("steps", [0, 5])  # steps of the first start
 @pytest.mark.parametrize(
     ("kind", "options", "allowed"),
     [
         ("bug", {"max_restarts": 2}, 2),
         ("bug", {"max_restarts": None, "futile_restarts": 3}, 3),
-        ("restart", {"max_restarts": 0, "futile_restarts": 2}, 2),  # an order is no crash
+        ("restart", {"max_restarts": 0, "futile_restarts": 2}, 2),  # a restart that a verdict orders is not a failure
         ("user", {"max_restarts": None}, 0),
         ("ended", {"max_restarts": None}, 0),
     ],
@@ -294,7 +294,7 @@ def test_incomplete_ending_file_is_ignored(tmp_path):
 
 
 def meeting_of(*nodes: str, closed: bool = False) -> bytes:
-    """A state of torch's rendezvous as torch hands it over, with a value in each field."""
+    """Return a pickled state of torch's rendezvous with a value in each field."""
     state = _RendezvousState()
     state.round, state.complete, state.closed = 3, True, closed
     state.deadline = datetime(2026, 1, 2, 3, 4, 5, 678, tzinfo=UTC)
@@ -312,7 +312,7 @@ def test_rendezvous_state_round_trips_through_json():
 
 
 def test_rendezvous_state_ignores_a_stale_token(tmp_path):
-    """As torch's own backends: a token of an older state sets nothing, and gets the newer state."""
+    """Refuse to set a state with an older token, and return the newer state, as torch's own backends do."""
     backend = FileBackend(tmp_path / "state")
     assert backend.get_state() is None
     _, token, set_here = backend.set_state(meeting_of("one"))
@@ -350,7 +350,7 @@ def test_rendezvous_state_survives_killed_writer(tmp_path, monkeypatch):
 
 
 class Trap:
-    """Touches a file when it is unpickled."""
+    """Object that touches a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -383,7 +383,7 @@ def test_rendezvous_folder_of_another_user_is_refused(tmp_path):
 
 @pytest.mark.parametrize(("nodes", "code"), [(["a", "b"], 75), (["a"], None)])
 def test_sigterm_to_a_rank_counts_as_a_restart(tmp_path, nodes, code):
-    """A node that was asked to go counts as none: the others continue with what it saved."""
+    """Continue without the node that received SIGTERM; if both nodes are there again, the restart budget decides."""
     (tmp_path / "logs").mkdir()
     decides, said = starts(tmp_path, max_restarts=0)
     decides.begin(["a", "b"], 8, first=True)
@@ -396,9 +396,9 @@ def test_sigterm_to_a_rank_counts_as_a_restart(tmp_path, nodes, code):
 
 @pytest.mark.parametrize(("written_before", "expected"), [("a", [75, 75]), ("b", [143, 75]), (None, [143, 143])])
 def test_only_last_signaled_node_reports_job_end(tmp_path, first, written_before, expected):
-    """A node that leaves alone says nothing of the job's end: the others continue.
+    """Check that a node that leaves first does not report the end of the job, because the other nodes continue.
 
-    Its ranks may end before rank 0, on another node, has written how the run ended.
+    The ranks of a node may end before rank 0, on another node, has written how the run ended.
     """
     store, codes, ends = HashStore(), [], []
     for name in ("a", "b"):
@@ -421,7 +421,7 @@ def test_only_last_signaled_node_reports_job_end(tmp_path, first, written_before
     ],
 )
 def test_failure_of_two_nodes_is_reported_once(tmp_path, first, capsys, failure, leads, said):
-    """A lost node ends all, so the node that finds it first reports it, whether it leads or not."""
+    """Report a failure of two nodes: the leading node reports a bug, and the first caller reports a lost node."""
     stopped = elastic.Stopped(1, failure)
     assert [elastic._explain(stopped, starts(tmp_path)[0], one) for one in leads] == [1, 1]
     assert capsys.readouterr().err.count(said) == 1
@@ -430,7 +430,7 @@ def test_failure_of_two_nodes_is_reported_once(tmp_path, first, capsys, failure,
 
 
 def test_spare_exits_when_agent_requests_stop(tmp_path, monkeypatch):
-    """Else it would keep the start that takes it up waiting for the whole patience of its agent."""
+    """End the spare, because otherwise the next start would wait for it until the agent's timeout."""
     monkeypatch.setenv("RANK", "2")
     asked = iter([None, None, "SIGUSR2"])
     monkeypatch.setattr("gangline.launch.signals.stop_requested", lambda: next(asked))
@@ -441,9 +441,9 @@ def test_spare_exits_when_agent_requests_stop(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("failure", "signum"),
     [
-        (None, HandedOn.SIGTERM),  # they make room for a node, at a step boundary
+        (None, HandedOn.SIGTERM),  # the ranks make room for a node, at a step boundary
         (RankFailure(0, "ended", 75), HandedOn.SIGTERM),
-        (RankFailure(0, "bug", 1, "it was killed by SIGKILL"), signal.SIGKILL),  # there is no boundary any more
+        (RankFailure(0, "bug", 1, "it was killed by SIGKILL"), signal.SIGKILL),  # no step boundary can be reached
     ],
 )
 def test_peer_failure_on_another_node_kills_ranks(tmp_path, failure, signum):

@@ -17,7 +17,7 @@ NAMES = [hook.name for hook in HOOKS]
 
 
 def example(hook: str) -> tuple[str, str]:
-    """(module name, source) of the plugin in a hook's docstring."""
+    """Return the module name and the source of the plugin in a hook's docstring."""
     block = re.search(r"::\n\n((?: {8}.*\n|\n)+)", load(BY_NAME[hook].spec).__doc__ + "\n")
     assert block, f"{hook} has no example"
     source = textwrap.dedent(block[1])
@@ -28,7 +28,7 @@ def example(hook: str) -> tuple[str, str]:
 
 @pytest.fixture
 def documented(strangers):
-    """All examples, installed at once."""
+    """Install the example plugins of all hooks together."""
     for hook in NAMES:
         module, source = example(hook)
         strangers.add(module.replace("_", "-"), source, module=module)
@@ -44,7 +44,7 @@ def gangline(documented, *words: str) -> str:
 @pytest.mark.parametrize("hook", NAMES)
 def test_hook_example_is_short_and_implements_the_hook(hook):
     module, source = example(hook)
-    also = ["gangline_trackers"] if hook == "gangline_parts" else []  # reads the group that the example opens
+    also = ["gangline_trackers"] if hook == "gangline_parts" else []  # its tracker reads the group that it adds
     assert re.findall(r"^def (gangline_\w+)\(\):", source, re.MULTILINE) == [hook, *also]
     assert module.startswith("gangline_")
     lines = [line for line in source.splitlines() if line.strip()]

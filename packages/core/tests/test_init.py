@@ -97,7 +97,7 @@ def test_normal_and_uniform_have_expected_moments():
 
 
 def test_drawn_numbers_match_recorded_values():
-    """Written down, so that a library that draws otherwise one day cannot change every run in silence."""
+    """Compare with recorded values, so that another library version cannot change every run unnoticed."""
     normal = [-0.14543133974075317, 0.004338253289461136, -0.3029082119464874, -0.9629247188568115]
     assert whole((2, 2), name="embed.weight", seed=7).flatten().tolist() == normal
     drawn = draw_uniforms(7, 3, torch.tensor([0, 1, 2]), "dropout")
@@ -150,7 +150,7 @@ def test_parameter_without_init_is_refused():
 
 
 def test_threads_draw_same_numbers_as_one_thread(monkeypatch):
-    """Each with one thread of its own: as many again for every thread exceed what a container may have."""
+    """Draw with one torch thread per thread of the pool, because more threads could exceed a container's limit."""
     used, own = [], draws.make_key
 
     def key_of(*parts):

@@ -18,7 +18,7 @@ from gangline_testkit.ports import free_port
 
 
 def ranks(world: int, body: str, directory: Path) -> list[tuple[int, str]]:
-    """Run `body` in `world` processes of their own; (exit code, output) of each."""
+    """Run `body` in `world` processes and return (exit code, output) of each process."""
     script = "from gangline.comm.transport import connect\nfrom gangline.mesh import Mesh\nimport os, torch, time\n"
     (directory / "joins_a_job.py").write_text(script + textwrap.dedent(body))
     environment = {
@@ -79,7 +79,7 @@ def test_ranks_connect_and_detect_missing_peer(tmp_path):
 
 
 def test_restarted_ranks_ignore_old_keys_in_agent_store(tmp_path):
-    """torchrun's own store outlives the ranks, with all that those before them have said in it."""
+    """Use torchrun's own store, which outlives the ranks and still holds the keys of the earlier ranks."""
     body = """
     os.environ.update(TORCHELASTIC_USE_AGENT_STORE="True")
     if os.environ["RANK"] == "0":

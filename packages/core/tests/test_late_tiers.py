@@ -20,7 +20,7 @@ BAD = "the far store is full"
 
 
 class LateTier(DcpCheckpointer):
-    """Writes each checkpoint at once; a second tier ends `seconds` later, and fails in the saves of `failing`."""
+    """Checkpointer whose second tier settles after `seconds` per save, and fails in the saves `failing`."""
 
     def __init__(self, run_dir: str, seconds: dict[int, float], failing: list[int]) -> None:
         super().__init__(run_dir)
@@ -47,7 +47,7 @@ class LateTier(DcpCheckpointer):
 def lived(
     run_dir: Path, seconds: list[dict[int, float]], failing: list[int], *settings: str
 ) -> tuple[str, list[str], str | None, str | None]:
-    """Train with such a tier: (how it ended, the ids of its saves, the newest checkpoint, why the newest failed)."""
+    """Train with a late tier and return (ending, ids of the saves, newest checkpoint, error of the failed save)."""
     s = open_session(run_dir, "run.steps=4", *settings)
     s.checkpointer = LateTier(str(run_dir), seconds[rank.index], failing)
     try:
@@ -98,7 +98,7 @@ def test_repeated_last_save_failure_ends_run(tmp_path):
 
 @pytest.mark.parametrize("failing", [[1], [2]])
 def test_ranks_with_different_settle_order_end_alike(tmp_path, failing):
-    """One sees the older save settle first, the other the newer one."""
+    """Settle the older save first on one rank, and the newer save first on the other."""
     seconds = [{1: 0.0, 2: 0.8}, {1: 0.8, 2: 0.0}]
     one, two = get_pool(2).run(lived, tmp_path / "out", seconds, failing, "parallel=ddp")
     assert one == two
@@ -107,7 +107,7 @@ def test_ranks_with_different_settle_order_end_alike(tmp_path, failing):
 
 
 class OddEnds(LateTier):
-    """Ends saves as no checkpointer should, by their number."""
+    """Late tier whose saves end in ways that a checkpointer should not use."""
 
     def end(self, handle: SaveHandle, fails: bool) -> None:
         match len(self.handles):
@@ -147,7 +147,7 @@ def test_save_without_handle_is_refused(tmp_path):
 
 
 class Waits(LateTier):
-    """One future alone holds the error."""
+    """Late tier that does not settle its saves."""
 
     def end(self, handle: SaveHandle, fails: bool) -> None:
         pass

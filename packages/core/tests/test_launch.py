@@ -40,9 +40,9 @@ HERE = Path(__file__).parent
 
 @pytest.fixture
 def run_dir(tmp_path: Path, monkeypatch) -> Path:
-    """A directory to run in, with a temp folder of its own and the ranks' functions importable."""
+    """Return a run directory with a temporary folder, and make the rank functions importable."""
     (tmp_path / "temp").mkdir()
-    multiprocessing.util.get_temp_dir()  # multiprocessing keeps the one that it first made, to the end of this process
+    multiprocessing.util.get_temp_dir()  # multiprocessing keeps its first temporary folder until this process ends
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temp"))
     monkeypatch.setenv("PYTHONPATH", str(HERE))
     monkeypatch.syspath_prepend(str(HERE))
@@ -58,7 +58,7 @@ def log(run_dir: Path, rank: int) -> str:
     return (run_dir / "logs" / f"rank-{rank:05d}.log").read_text()
 
 
-# --- starting ---------------------------------------------------------------------------------------------------------
+# --- start ---
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])
@@ -76,11 +76,11 @@ def test_ranks_start_and_find_each_other(run_dir, world):
 
 
 def test_fork_server_preloads_only_needed_modules():
-    """The server passes over a name that does not import, and torch._dynamo would double its time."""
+    """Import each preloaded name, because the server skips failed imports; torch._dynamo would double its time."""
     code = (
         "import importlib, signal, sys; [importlib.import_module(name) for name in sys.argv[1:]]; print(*sys.modules)"
     )
-    code += "; signal.setitimer(signal.ITIMER_REAL, 0)"  # the server's alarm, which would meet an interpreter that ends
+    code += "; signal.setitimer(signal.ITIMER_REAL, 0)"  # the server's alarm, which could arrive at exit
     done = subprocess.run([sys.executable, "-c", code, *forkserver.PRELOAD], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     loaded = done.stdout.split()
@@ -90,7 +90,7 @@ def test_fork_server_preloads_only_needed_modules():
 
 
 def test_known_run_preloads_only_selected_parts():
-    """torch.distributed.checkpoint is a third of what there is to load, for whoever saves."""
+    """Load torch.distributed.checkpoint, a third of all preloaded code, only for a run that saves."""
     off, torch_dcp = "gangline_basics.checkpoint.off", "gangline_basics.checkpoint.torch_dcp"
     found = forkserver.list_modules(build_default_run(checkpoint="off"))
     assert off in found
@@ -104,9 +104,9 @@ def test_known_run_preloads_only_selected_parts():
 
 
 def test_fork_server_has_no_gpu_or_threads(run_dir):
-    """A fork after a parallel region hangs; so the server must have no second thread, and no OpenMP team."""
+    """Check that the server has one thread and thus no OpenMP team: a fork after a parallel region hangs."""
     forkserver.warm()
-    assert start(run_dir, 1, target="launched:reduce") == 0  # by now it has imported everything
+    assert start(run_dir, 1, target="launched:reduce") == 0  # after a start the server has imported everything
     pid = multiprocessing.forkserver._forkserver._forkserver_pid
     assert len(list(Path(f"/proc/{pid}/task").iterdir())) == 1
     handles = [os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir()]
@@ -115,7 +115,7 @@ def test_fork_server_has_no_gpu_or_threads(run_dir):
 
 @dataclass
 class Heavy(LocalLaunch):
-    """A part that needs a module in every rank."""
+    """Launcher configuration that requires a module in every rank."""
 
     def preload(self, run):
         return ["xmlrpc.client"]
@@ -134,7 +134,7 @@ def test_modules_of_run_are_loaded_in_server(run_dir):
     server = multiprocessing.forkserver._forkserver
     pid = server._forkserver_pid
     forkserver.warm()
-    assert server._forkserver_pid == pid  # it has all that is asked for, and more
+    assert server._forkserver_pid == pid  # the server has already loaded all requested modules
 
 
 def test_launch_modules_import_no_torch():
@@ -160,7 +160,7 @@ def test_log_holds_final_lines_without_control_characters():
 
 
 def test_log_excludes_progress_bar():
-    """rich's live display in a terminal: lines above a bar, which is drawn once more at the end, and wiped away."""
+    """Print lines above rich's live display in a terminal, which is drawn again at the end and then erased."""
     screen, kept = io.StringIO(), io.StringIO()
     terminal = Console(file=Copied(screen, kept), force_terminal=True, width=60, highlight=False)
     with Live(console=terminal, auto_refresh=False, transient=True) as live:
@@ -173,10 +173,10 @@ def test_log_excludes_progress_bar():
     assert "bar 2" in screen.getvalue()
 
 
-# --- failing ----------------------------------------------------------------------------------------------------------
+# --- failures ---
 
 
-@pytest.mark.parametrize("culprit", [0, 3])  # the first, which serves the store, and the last; at night each of eight
+@pytest.mark.parametrize("culprit", [0, 3])  # rank 0, which serves the store, and the last; nightly: each of eight
 def test_launcher_names_the_rank_that_raised(run_dir, capsys, culprit):
     assert start(run_dir, 4, target="launched:fail", args=(culprit, "raise")) == 1
     said = capsys.readouterr().err
@@ -232,17 +232,17 @@ def test_search_for_changed_data_ends_in_time(run_dir, monkeypatch):
 
 
 def test_peer_of_failed_rank_is_killed_without_waiting(run_dir, capsys):
-    """It is not asked to stop at its next step boundary, which never comes: torch would wait 30 seconds for it."""
+    """Kill the peer, which reaches no step boundary, at once: torch would wait 30 seconds for it."""
     assert start(run_dir, 2, LocalLaunch(max_restarts=0), "launched:leave_behind") == 1
     assert "rank 1 failed first: ValueError" in capsys.readouterr().err
     assert "forcefully" not in (run_dir / "logs" / "agent.log").read_text()
 
 
 def test_killed_fork_server_is_reported_without_traceback(run_dir, capsys):
-    """Before a rank was forked; the next start has a server of its own."""
+    """Kill the server before it forks a rank; the next start begins a new server."""
 
     forkserver.warm()
-    os.kill(multiprocessing.forkserver._forkserver._forkserver_pid, signal.SIGSTOP)  # it answers nobody
+    os.kill(multiprocessing.forkserver._forkserver._forkserver_pid, signal.SIGSTOP)  # the server answers no request
     killed = threading.Timer(3.0, os.kill, (multiprocessing.forkserver._forkserver._forkserver_pid, signal.SIGKILL))
     killed.start()
     assert start(run_dir, 1, target="launched:reduce") == 1
@@ -265,7 +265,7 @@ def test_user_error_of_rank_is_not_retried(run_dir, capsys):
         start(run_dir, 2, LocalLaunch(max_restarts=2), target="launched:refuse")
     assert str(caught.value) == "global batch 3 does not divide by 2.\n  batch.global_size=4"
     assert caught.value.exit_code == 2
-    assert capsys.readouterr().err == ""  # the message is shown once, by whoever catches it
+    assert capsys.readouterr().err == ""  # the caller prints the message, once
     assert {path.name for path in run_dir.glob("started-*")} <= {"started-0-0.json", "started-0-1.json"}
 
 
@@ -277,8 +277,8 @@ def test_user_error_of_one_rank_ends_others(run_dir):
 def test_run_returns_exit_code_of_ranks(run_dir, capsys):
     assert start(run_dir, 2, LocalLaunch(max_restarts=1), target="launched:ended") == 3
     said = "".join(path.read_text() for path in (run_dir / "logs").glob("rank-*.log"))
-    assert said.count("a verdict stopped the run") in (1, 2)  # the other rank may be ended before it says so
-    assert len(list((run_dir / "logs").glob("first-failure-*"))) == 1  # and was not started again
+    assert said.count("a verdict stopped the run") in (1, 2)  # the other rank may be killed before it logs the verdict
+    assert len(list((run_dir / "logs").glob("first-failure-*"))) == 1  # the ranks were not started again
     assert read_ending(run_dir).exit_code == 3
     assert "failed" not in capsys.readouterr().err
 
@@ -302,7 +302,7 @@ def test_ranks_restart_after_failure(run_dir, capsys):
 
 
 def test_ranks_end_with_fork_server(run_dir):
-    close_all()  # a pool of other tests may have its ranks from this server
+    close_all()  # the ranks of another test's pool may come from this server
     assert start(run_dir, 2, target="launched:serverless") == 1
     for rank in ranks(run_dir, "started", 2):
         wait_until(lambda rank=rank: not guard.is_alive(rank["pid"]))
@@ -337,7 +337,7 @@ def test_process_end_is_detected_without_pidfd(monkeypatch):
         assert guard.wait_for_end(child.pid, 60) is True
 
 
-# --- beside the ranks -------------------------------------------------------------------------------------------------
+# --- sidecars ---
 
 
 def test_sidecars_outlive_restarts_and_end_with_owner(run_dir):
@@ -345,7 +345,7 @@ def test_sidecars_outlive_restarts_and_end_with_owner(run_dir):
     asked = [Sidecar(name="memory", target="launched:tick", args=("ticked",))]
     owner = subprocess.Popen(["sleep", "100"])
     first = sidecars.start(asked, run_dir, owner.pid)
-    again = sidecars.start(asked, run_dir, owner.pid)  # as after a restart
+    again = sidecars.start(asked, run_dir, owner.pid)  # as after a restart of the ranks
     assert [one.pid for one in again] == [one.pid for one in first]
     wait_until(lambda: (run_dir / "ticked").exists())
     sidecars.stop(again)
@@ -354,12 +354,12 @@ def test_sidecars_outlive_restarts_and_end_with_owner(run_dir):
     assert anew[0].pid != first[0].pid
     owner.kill()
     owner.wait()
-    assert anew[0].process.wait(timeout=240) == -signal.SIGTERM  # nobody is left to end it, but it may clean up
+    assert anew[0].process.wait(timeout=240) == -signal.SIGTERM  # not SIGKILL: the sidecar may clean up
 
 
 @pytest.mark.parametrize("left", ["torn", "another process", "another owner", "another machine", "nonsense"])
 def test_stale_sidecar_record_kills_no_other_process(run_dir, left):
-    """Process ids come again: soon in a container, which gives the same ones at each start of a job."""
+    """Write a record that does not match: process ids are reused, in a container already by the next start of a job."""
     (run_dir / "logs").mkdir()
     asked = [Sidecar(name="memory", target="launched:tick", args=("ticked",))]
     owner, stranger = subprocess.Popen(["sleep", "100"]), subprocess.Popen(["sleep", "100"])
@@ -409,7 +409,7 @@ def wait_until(true, timeout: float = 60) -> None:
         time.sleep(0.02)
 
 
-# --- configuration ----------------------------------------------------------------------------------------------------
+# --- configuration ---
 
 
 def test_gpus_are_counted_without_a_driver(tmp_path):

@@ -21,7 +21,7 @@ from gangline_testkit.real_runs import SMALL, write_small_text
 
 @pytest.fixture
 def words(tmp_path, monkeypatch):
-    """The words of a small run with the launcher, in a directory of its own."""
+    """Yield the overrides of a small run with this launcher, in its own directory."""
     monkeypatch.chdir(tmp_path)
     with as_installed("gangline-elsewhere", "launch_elsewhere", path=Path(__file__).parent / "elsewhere"):
         yield ["launch=elsewhere", f"data.path={write_small_text(tmp_path / 'corpus')}", *SMALL]
@@ -44,7 +44,7 @@ def test_launcher_refusal_leaves_no_directory(words, tmp_path, capsys):
 
 
 def test_launcher_receives_all_sweep_runs_at_once(words, tmp_path, capsys):
-    assert train(["-m", *words, "run.dir=sweep", "run.seed=1,2,3"]) == 1  # the first that is not 0
+    assert train(["-m", *words, "run.dir=sweep", "run.seed=1,2,3"]) == 1  # the first exit code that is not 0
     printed = capsys.readouterr().out
     assert printed.startswith("given 00 01 02\n")
     assert "run.seed=3" in printed

@@ -18,14 +18,14 @@ OLD = "optimizer/old/head.weight"
 
 @pytest.fixture
 def run_dir(tmp_path):
-    """A run with a checkpoint of two steps and two averages."""
+    """Return the directory of a run with a checkpoint at step 2 that contains two weight averages."""
     assert train_session(tmp_path / "out", "callback=ema", "callback.ema.decays=[0.5,0.9]", "run.steps=2") == 0
     return tmp_path / "out"
 
 
 @pytest.fixture
 def with_old(run_dir, monkeypatch):
-    """The same run; its checkpoint says that it holds an array that no optimizer here knows."""
+    """Return the same run, whose checkpoint also lists an array that the optimizer does not have."""
     arrays, load = DcpCheckpointer.read_shapes, DcpCheckpointer.load
     monkeypatch.setattr(DcpCheckpointer, "read_shapes", lambda self, id: {**arrays(self, id), OLD: (4,)})
 

@@ -20,11 +20,11 @@ from gangline_testkit.processes import find_rank_processes
 from gangline_testkit.real_runs import SMALL, RealRuns
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-LISTENS = "0A"  # the state in /proc/net/tcp
+LISTENS = "0A"  # state of a listening socket in /proc/net/tcp
 
 
 def listening_sockets(pids: list[int]) -> dict[str, str]:
-    """Addresses at which processes listen, by the inode of the socket."""
+    """Return the addresses at which processes listen, by the inode of the socket."""
     held = set()
     for pid in pids:
         for entry in Path(f"/proc/{pid}/fd").glob("*"):
@@ -40,7 +40,7 @@ def listening_sockets(pids: list[int]) -> dict[str, str]:
 
 
 def address_of(digits: str) -> str:
-    """The kernel writes each 32-bit word of an address in the byte order of the machine."""
+    """Return the address in /proc/net/tcp, where the bytes of each 32-bit word are in reverse order."""
     words = [bytes.fromhex(digits[at : at + 8])[::-1] for at in range(0, len(digits), 8)]
     return str(ip_address(b"".join(words)))
 
@@ -59,7 +59,7 @@ def address_of(digits: str) -> str:
 )
 def test_run_on_one_machine_listens_only_on_loopback(tmp_path, words, expected):
     with RealRuns(tmp_path, SMALL) as runs:
-        before = {*warm.get_server().list_processes()}  # of an earlier test, if they still end
+        before = {*warm.get_server().list_processes()}  # processes of an earlier test may still end
         process = runs.fork("run.dir=out", "run.steps=100000", *words)
         runs.wait_for_step(process, "out", 2)
         started = [pid for pid in warm.get_server().list_processes() if pid not in before]
@@ -70,7 +70,7 @@ def test_run_on_one_machine_listens_only_on_loopback(tmp_path, words, expected):
 
 
 def store_of_rank_0(address: str, **more: str) -> dict[str, str]:
-    """Addresses at which the store of rank 0 listens, when it is told `address`."""
+    """Open the job store of rank 0 with MASTER_ADDR=`address`, and return the sockets at which this process listens."""
     environ = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": address, "MASTER_PORT": str(free_port()), **more}
     store = open_job_store(timedelta(seconds=20), waits=False, environ=environ)
     again = open_job_store(timedelta(seconds=20), waits=False, environ=environ)
@@ -109,11 +109,11 @@ def test_store_listens_at_configured_address():
     ("name", "stands_for", "route", "address"),
     [
         ("n1", ["10.0.0.1"], "", "10.0.0.1"),
-        ("n1", ["10.0.0.1", "10.1.0.1"], "10.1.0.1", "10.1.0.1"),  # several: the route decides
+        ("n1", ["10.0.0.1", "10.1.0.1"], "10.1.0.1", "10.1.0.1"),  # with several addresses the route decides
         ("n1", ["10.0.0.1", "10.1.0.1"], "", ""),
-        ("n1", ["127.0.1.1"], "10.0.0.1", "10.0.0.1"),  # Debian's own name for a machine
+        ("n1", ["127.0.1.1"], "10.0.0.1", "10.0.0.1"),  # Debian maps the machine's own name to this address
         ("n1", ["127.0.1.1"], "127.0.0.1", ""),
-        ("n1", ["192.0.2.7"], "", ""),  # an address of another machine, as behind a port that is forwarded
+        ("n1", ["192.0.2.7"], "", ""),  # an address of another machine, as with a forwarded port
         ("n1", [], "10.1.0.1", "10.1.0.1"),
         ("127.0.0.1", [], "10.1.0.1", "127.0.0.1"),
         ("::1", [], "", "::1"),

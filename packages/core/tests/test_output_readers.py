@@ -14,7 +14,7 @@ from gangline_basics.launch.rank_log import Copied
 
 @pytest.fixture
 def closed_pipe():
-    """A text stream to a pipe that has no reader."""
+    """Yield a text stream to a pipe without a reader."""
     reader, writer = os.pipe()
     os.close(reader)
     with open(writer, "w") as stream:

@@ -89,7 +89,7 @@ def test_view_offers_parts_of_viewed_group():
     assert from_dict(to_dict(run)) == run
     assert to_dict(run)["parts"]["parallel/inner"] == "ddp"
     assert "ddp" in installed().find_choices("parallel/inner")
-    assert "around" not in installed().find_choices("parallel/inner")  # it opens a group of its own
+    assert "around" not in installed().find_choices("parallel/inner")  # `around` itself opens this group
     with pytest.raises(UserError, match=r"parallel.inner.buckets_mb"):
         compose([*SMALL, "parallel=around", "parallel/inner=ddp", "parallel.inner.buckets_mb=0.5"])
     with pytest.raises(UserError, match="parallel/inner=dpd is not available"):

@@ -17,7 +17,7 @@ from gangline.train.peaks import find_peak_flops
 
 @contextmanager
 def busy() -> Iterator[None]:
-    """Each core has two other processes at work."""
+    """Run two other processes for each core during the block."""
     code = "import time\nend = time.monotonic() + 60\nprint(flush=True)\nwhile time.monotonic() < end: pass"
     command = [sys.executable, "-c", code]
     others = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(2 * len(os.sched_getaffinity(0)))]
@@ -32,7 +32,7 @@ def busy() -> Iterator[None]:
 
 
 def achieved(dtype: torch.dtype, size: int = 512) -> float:
-    """FLOP/s of the best of a few products by all threads."""
+    """Return the FLOP/s of the fastest of 20 matmuls on torch's threads."""
     a, best = torch.ones(size, size, dtype=dtype), float("inf")
     for _ in range(20):
         start = time.perf_counter()
@@ -43,7 +43,7 @@ def achieved(dtype: torch.dtype, size: int = 512) -> float:
 
 @pytest.fixture
 def two_threads():
-    """At once they hardly ever get two cores of a busy machine."""
+    """Set torch to two threads, which rarely run at the same time on a busy machine."""
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     yield
@@ -52,7 +52,7 @@ def two_threads():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_peak_measured_under_load_is_not_exceeded(dtype, two_threads):
-    for _ in range(5):  # what else the machine does may take its cores for as long as a measurement lasts
+    for _ in range(5):  # retry, because other processes may occupy the cores during a complete measurement
         with busy():
             peak, source = find_peak_flops(torch.device("cpu"), dtype)
         assert torch.get_num_threads() == 2

@@ -76,7 +76,7 @@ def checkpointer(name: str, module: str) -> str:
 
 
 def ask(strangers, *choices: str, plugins: str | None = None) -> dict:
-    """What a process with these distributions on its path finds."""
+    """Return the parts, failures and messages that a process with these distributions on its path finds."""
     environment = {key: value for key, value in os.environ.items() if key != "GANGLINE_PLUGINS"} | strangers.environment
     if plugins is not None:
         environment["GANGLINE_PLUGINS"] = plugins
@@ -198,7 +198,7 @@ def test_missing_part_names_package_that_supplies_part(strangers):
 
 
 def test_install_hints_name_available_packages():
-    """What is in this tree is installed from it; what is not there yet is not to be installed."""
+    """Check that each catalogued package is in this repository, and that its hint installs it from there."""
     tree = Path(__file__).parents[2]
     for distribution in sorted({entry.distribution for entry in catalogue.ENTRIES}):
         assert (tree / distribution.removeprefix("gangline-") / "pyproject.toml").is_file()
@@ -349,7 +349,7 @@ def test_contract_breach_is_reported_as_failure(strangers, breach):
     assert "breaks the plugin contract" in why
     assert message in why
     assert fix == "Try  pip install --upgrade gangline-breach"
-    assert found["said"]["checkpoint=deep"] == "gangline-deep 0.1.0"  # the others go on
+    assert found["said"]["checkpoint=deep"] == "gangline-deep 0.1.0"  # the other plugins are available
     assert "a" not in found["offers"]["checkpoint"]
 
 
@@ -377,7 +377,7 @@ def test_edit_group_is_recognized_by_class(strangers):
 
 
 def test_part_of_unread_group_is_plugin_error(strangers):
-    """A group of its own that no part reads, and one inside a group that no part opens."""
+    """Add a part to a group that no part reads, and parts to nested groups that no part opens."""
     source = PREAMBLE + textwrap.dedent("""
         @dataclass
         class Edit(EditConfig): pass
@@ -434,7 +434,7 @@ def test_field_declared_for_two_groups_is_refused(strangers):
     assert "Rename one of the fields" in said
 
 
-# --- what core brings itself -----------------------------------------------------------------------------------------
+# --- parts of core ---
 
 
 def test_core_has_a_default_for_every_group():

@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def ours():
-    """The readers' threads that this test has begun; of other tests in the process some may live on."""
+    """Return a function that lists the reader threads of this test; threads of other tests may still run."""
     before = set(threading.enumerate())
 
     def begun():
@@ -33,7 +33,7 @@ def ours():
 
 
 def soon(holds: Callable[[], bool]) -> bool:
-    """Whether something comes to hold, on a machine that has other things to do."""
+    """Return whether a condition becomes true within 60 s."""
     deadline = time.monotonic() + 60
     while not holds() and time.monotonic() < deadline:
         time.sleep(0.002)
@@ -105,7 +105,7 @@ def test_error_in_thread_setup_is_raised():
 
 
 def test_close_timeout_is_shared_by_threads(monkeypatch):
-    """By a clock that goes on where a thread is waited for, and nowhere else."""
+    """Use a clock that advances only while `close` joins a thread."""
     waited = [0.0]
     going = threading.Event()
     ahead = ReadAhead(lambda n, slot: going.wait(60), slots=40, threads=40)
@@ -133,7 +133,7 @@ def test_close_ends_threads_and_waiting_take(ours):
 
 
 class Slow(DataSource):
-    """A sample takes a while, as from a disk."""
+    """Data source that takes a while for each sample, as a disk does."""
 
     threads = 4
 
@@ -155,7 +155,7 @@ class Slow(DataSource):
 
 
 class Gated(Slow):
-    """Once the gate is shut, no sample is given any more."""
+    """Data source that refuses samples after `shut` is set."""
 
     def __init__(self):
         super().__init__(0.001)
@@ -170,7 +170,7 @@ class Gated(Slow):
 
 
 def test_next_batch_is_read_during_step():
-    """While a step computes the next one's batch is read, so that it needs no more of the source."""
+    """Refuse samples once the next batch has been read, so that the next step must use the prefetched batch."""
     source = Gated()
     batches = Batches(source, ReadPlace(0, 1, 4, 4, CPU))
     for step in range(3):
@@ -185,7 +185,7 @@ def test_next_batch_is_read_during_step():
 
 
 def test_cursor_jump_discards_prefetched_samples(ours):
-    """A rollback, or samples that are passed over: nothing that was read ahead for the old place is given."""
+    """Move the cursor as a rollback or skipped samples do: batches prefetched for the old cursor are dropped."""
     source = Slow(0.0)
     batches = Batches(source, ReadPlace(0, 1, 2, 1, CPU))
     seen = [
@@ -199,7 +199,7 @@ def test_cursor_jump_discards_prefetched_samples(ours):
 
 
 class Hanging(Slow):
-    """Samples below 100 come when they are told to."""
+    """Data source whose samples below 100 wait for an event."""
 
     def __init__(self):
         super().__init__(0.0)
@@ -213,7 +213,7 @@ class Hanging(Slow):
 
 
 def test_late_read_does_not_overwrite_new_samples(monkeypatch, ours):
-    """A thread that waits for its storage for longer than `begin` waits for the thread."""
+    """Use a thread that waits for its storage longer than `begin` waits for the thread."""
     monkeypatch.setattr(read_ahead, "PATIENCE", 0.01)
     source = Hanging()
     reader = source.open_reader(ReadPlace(0, 1, 2, 2, CPU))
@@ -255,7 +255,7 @@ def test_a_closed_reader_reads_nothing_more():
 
 
 class Shared(Slow):
-    """Documents, masks and pictures, in the width they are stored in."""
+    """Data source with documents and pixels, which one rank reads for its peers."""
 
     shared = True
 
@@ -265,7 +265,7 @@ class Shared(Slow):
 
 
 def read_by_one(broken: bool) -> list:
-    """On every rank: what it gets, and how many samples it asked the source for."""
+    """Return this rank's batches and whether it read samples, or the message of the error."""
     source = Shared(0.0)
     world = rank.make_comms(Mesh.of({"tp": rank.world})).world
     batches = Batches(source, ReadPlace(0, 1, 4, 2, CPU), world)
@@ -301,7 +301,7 @@ def test_error_of_reading_rank_reaches_peers():
 
 
 class NothingHeldOut(Shared):
-    """Whose reader raises as soon as held-out batches are asked for."""
+    """Data source whose reader raises an error when held-out batches are requested."""
 
     def open_reader(self, place):
         reader = super().open_reader(place)

@@ -162,7 +162,7 @@ def test_control_characters_are_escaped():
     assert escape_controls("a\x1b]0;x\x07\n\u202eb\té") == "a\\x1b]0;x\\x07\n\\u202eb\té"
 
 
-# --- the environment -------------------------------------------------------------------------------------------------
+# --- environment ---
 
 
 @pytest.mark.parametrize("name", ["${ oc.env:OWN}", "${\toc.env : OWN}", "${oc.env:OWN}"])

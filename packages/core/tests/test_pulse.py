@@ -88,7 +88,7 @@ def test_rank_without_shared_memory_continues(tmp_path, monkeypatch):
     assert list((tmp_path / "full").iterdir()) == []
 
 
-CLOCK = 1e-3  # of what is measured by two clocks, in seconds
+CLOCK = 1e-3  # tolerance between two clocks, in seconds
 
 
 def test_phase_seconds_add_up_to_elapsed_time():
@@ -129,7 +129,7 @@ def test_histogram_columns_are_ordered_and_bounded():
 
 
 def recorded():
-    """Every operation through a pulse, beside the same without."""
+    """Run every collective with and without a pulse, and return the collectives that the pulse recorded."""
     mine = Pulse()
     bare = rank.make_comms(Mesh.of({"dp_shard": rank.world}), False).get_comm("dp_shard")
     comm, n = Pulsed(bare, mine), bare.size
@@ -173,7 +173,7 @@ def test_pulse_phase_change_takes_under_20_microseconds():
 
 
 def _seconds(mine: Pulse) -> float:
-    began = time.thread_time()  # whatever else the machine does meanwhile
+    began = time.thread_time()  # CPU time of this thread, which other processes do not change
     for _ in range(500):
         mine.enter(6)
         mine.enter(7)

@@ -15,7 +15,7 @@ from gangline.run.attempts import Attempt, find_next_cursor
 from gangline_testkit import RealRuns
 
 RAMP = ("recipe=tiny", "run.sample=0", "batch.ramp={4:18,8:50}", "batch.global_size=16", "validate.every=null")
-FIRST = [0, 4, 8, 12, 16, 20, 28, 36, 44, 52, 68, 84]  # samples: of 4 until 18 are read, of 8 until 50, then of 16
+FIRST = [0, 4, 8, 12, 16, 20, 28, 36, 44, 52, 68, 84]  # batches of 4 until sample 18, of 8 until 50, then of 16
 
 
 def test_batch_ramp_matches_on_two_ranks_and_resume(runs: RealRuns) -> None:

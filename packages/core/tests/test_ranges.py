@@ -175,7 +175,7 @@ def test_misspelled_choice_gets_suggestion():
 
 @dataclass
 class Commented:
-    """A configuration with help of both kinds."""
+    """Configuration with help after an option and above an option."""
 
     short: int = 1  # one line
     # a help text
@@ -188,7 +188,7 @@ class Commented:
 
 @dataclass
 class Narrow(Commented):
-    """A configuration with another value."""
+    """Configuration with another default."""
 
     # measured: five is better
     own: int = 5

@@ -24,7 +24,7 @@ class Plain(nn.Module):
 
 
 class Block(Plain):
-    """Counts its calls, emits a loss and a metric, and drops features at random, the same in every layout."""
+    """Block that counts its calls, emits a loss and a metric, and drops features by a layout-invariant draw."""
 
     calls = 0
 
@@ -71,7 +71,7 @@ def test_every_second_block_is_recomputed():
 
 
 class Wrapped(nn.Module):
-    """A function at a seam, as a module there that has something to learn."""
+    """Module with a parameter that replaces the function at a seam."""
 
     def __init__(self, function):
         super().__init__()
@@ -134,7 +134,7 @@ class Penalised(nn.Module):
 
 @pytest.mark.nightly
 def test_compiled_block_uses_coefficient_of_backward():
-    """It is known only then: loss scale over the tokens of the whole step."""
+    """Set the coefficient after the forward pass, because the tokens of the complete step are known only then."""
     block, hidden = Penalised(), torch.randn(2, 3, 4, requires_grad=True)
     make_finish(Recompute.none, True)(block, "blocks.0")
     for coefficient in (0.5, 0.25):

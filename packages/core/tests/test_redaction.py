@@ -7,7 +7,7 @@ import pytest
 from gangline.errors import UserError
 from gangline.run.redaction import looks_secret, redact, refuse_secrets
 
-RANDOM = "a1B2c3D4e5F6g7H8i9J0"  # as keys look
+RANDOM = "a1B2c3D4e5F6g7H8i9J0"  # looks like an API key
 
 
 def test_secrets_on_the_command_line_are_hidden():

@@ -24,12 +24,12 @@ from gangline_testkit.pool import get_pool
 from gangline_testkit.processes import kill
 from gangline_testkit.sessions import open_session
 
-G = 8  # samples of a step
+G = 8  # samples per step
 
 
 @dataclass
 class Scripted(HealthCheck):
-    """Finds what it is told to find, at a step; and answers as it is told to."""
+    """Health check that returns scripted verdicts at given steps and a scripted response."""
 
     at: dict[int, Action]
     order: Response | None = None
@@ -63,7 +63,7 @@ class Asked(Scripted):
 
 
 def run(run_dir, check: HealthCheck | None, *settings: str) -> int | str:
-    """A start of a run to its end: the exit code, or "restart"."""
+    """Run one start of a run and return its exit code, or "restart"."""
     s = open_session(run_dir, "run.steps=8", *settings)
     if check is not None:
         s.health["scripted"] = check
@@ -74,7 +74,7 @@ def run(run_dir, check: HealthCheck | None, *settings: str) -> int | str:
 
 
 def started(run_dir, *settings: str) -> list[int]:
-    """The first sample of each step of a run, as its session reads them; it trains to the end without a check."""
+    """Train without a check to the end, and return the first sample of each step of this session."""
     s = open_session(run_dir, "run.steps=8", *settings)
     found, take = [], s.batches.take
     s.batches.take = lambda cursor, *rest: found.append(cursor) or take(cursor, *rest)
@@ -86,7 +86,7 @@ def orders(run_dir) -> list[Attempt]:
     return [line for line in attempts.read(run_dir) if line.order]
 
 
-# --- the loop --------------------------------------------------------------------------------------------------------
+# --- training loop ---
 
 
 def test_skipped_samples_stay_skipped_after_kill(tmp_path):
@@ -163,7 +163,7 @@ def test_reduced_learning_rate_survives_a_kill(tmp_path):
 
     class Dies(Scripted):
         def after_step(self, record, applied):
-            if record.step == 4:  # before the checkpoint of step 4: step 3 comes again
+            if record.step == 4:  # before the checkpoint of step 4, so that step 3 is repeated
                 raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -213,7 +213,7 @@ def test_rollback_without_checkpoint_stops_the_run(tmp_path):
 
 
 def test_rollback_falls_back_to_oldest_checkpoint(tmp_path):
-    """A return to a hundred steps before is no reason to stop a run that is younger than that."""
+    """Roll back to the oldest checkpoint if the run is too short to have one before `before_step`."""
     out = tmp_path / "out"
     back = Response(Action.ROLL_BACK, ("spike",), before_step=1, else_before=5, why="the first of three tries")
     assert run(out, Once({7: Action.STOP}, back)) == 0
@@ -232,7 +232,7 @@ def of_two_minds(run_dir) -> list:
 
 @pytest.mark.parametrize("world", [1, 2])
 def test_nonfinite_weights_are_not_saved(tmp_path, world):
-    """The run has no check to notice it, and ends with an error instead of a checkpoint of NaN."""
+    """Write a NaN into a run without health checks, which ends with an error instead of a checkpoint of NaN."""
     run_ranks = get_pool(world).run if world > 1 else lambda call, *words: [call(*words)]
     for said in run_ranks(one_weight_is_nan, tmp_path / "out", "parallel=ddp" if world > 1 else "parallel=single"):
         assert f"the weights are not finite (rank {world - 1}: model/" in said
@@ -290,7 +290,7 @@ def test_advice_after_a_stop_depends_on_the_verdict(tmp_path, capsys, kind, firs
 
 
 def one_weight_is_nan(run_dir, *settings: str) -> str:
-    """On the last rank, after the last update of the run; the message of the error that the run ends with."""
+    """Write a NaN on the last rank after the last update of the run, and return the error message."""
     s = open_session(run_dir, "run.steps=8", *settings)
     update = s.optimizer.step
 
@@ -312,7 +312,7 @@ def test_rank_0_decides_the_response(tmp_path):
 def rolled_back_on_ranks(run_dir) -> list:
     s = open_session(run_dir, "run.steps=6", "parallel=ddp")
     back = Response(Action.ROLL_BACK, ("spike",))
-    seen = ({5: Action.WARN}, {3: Action.SKIP}) if s.comms.rank == 1 else ({}, {})  # one rank sees it
+    seen = ({5: Action.WARN}, {3: Action.SKIP}) if s.comms.rank == 1 else ({}, {})  # only rank 1 returns verdicts
     s.health["asked"] = Asked(seen[0], back, before=seen[1])
     code = train(s)
     return [code, s.step, s.cursor, s.attempt, s.history]
@@ -327,14 +327,14 @@ def test_verdict_of_one_rank_applies_to_all(tmp_path):
 
 
 class Once(Scripted):
-    """Finds something in the first attempt only."""
+    """Scripted health check that returns verdicts only in the first attempt."""
 
     def observe(self, record) -> Iterable[Verdict]:
         return super().observe(record) if record.attempt == 1 else ()
 
 
 def test_order_counts_once_when_checkpoint_is_damaged(tmp_path):
-    """The newest turns out damaged only when it is loaded: the line of the second try stands for that of the first."""
+    """Load a damaged newest checkpoint: the attempts.jsonl line of the second try replaces that of the first."""
     out = tmp_path / "out"
     s = open_session(out, "run.steps=8")
     back = Response(Action.ROLL_BACK, ("spike",), skip=8, rate=0.5, rate_steps=100)
@@ -372,7 +372,7 @@ def test_unserializable_verdict_is_reported_as_check_failure(tmp_path):
 
 
 class Fails(Scripted):
-    """On rank 1 alone."""
+    """Health check that raises an error only on rank 1: in `attach` if it has a budget, otherwise in `observe`."""
 
     def attach(self, runtime, optimizer, comms, store, device) -> None:
         if self.budget and comms.rank == 1:
@@ -394,7 +394,7 @@ def failing_on_rank_1(run_dir, where: str) -> list:
 
 @pytest.mark.parametrize("where", ["attach", "observe"])
 def test_check_error_on_other_rank_is_reported(tmp_path, where):
-    """And a check that could not be attached on one rank has no part in the run on any."""
+    """Report an error of one rank once, and remove the check on all ranks if one rank could not attach it."""
     one, other = get_pool(2).run(failing_on_rank_1, tmp_path / "out", where)
     assert one == other == [0, [] if where == "attach" else ["scripted"]]
     found = [line for line in events.read_events(tmp_path / "out") if line["event"] == "verdict"]
@@ -409,7 +409,7 @@ def member_in_pulse(run_dir) -> str:
 
 
 class Looks(Scripted):
-    """Reads in the pulse of its own rank who has been called, as who watches from outside does."""
+    """Health check that reads the active member from the pulse of its rank, as an outside observer does."""
 
     def observe(self, record):
         self.seen = member_in_pulse(self.run_dir)
@@ -441,7 +441,7 @@ def test_full_disk_for_events_does_not_end_run(tmp_path):
     assert "cannot write a line to events.jsonl: No space left on device" in " ".join(told)
 
 
-# --- the decision ----------------------------------------------------------------------------------------------------
+# --- decisions ---
 
 
 def found(kind: str, suggestion: Action, *overrides: str) -> Verdict:
@@ -492,7 +492,7 @@ def test_invalid_order_is_refused(wrong):
         Response(Action.ROLL_BACK, ("a",), **wrong)
 
 
-# --- the command -----------------------------------------------------------------------------------------------------
+# --- train command ---
 
 GOES_BACK = """
 from dataclasses import dataclass
@@ -604,7 +604,7 @@ def gangline_health_checks():
 
 
 def test_check_failing_in_collective_is_disabled(runs, strangers):
-    """No rank can go on alone without it, so that start ends; the job goes on."""
+    """Restart the job without the check, because no rank can continue alone after an error in a collective."""
     strangers.add("gangline-raises", RAISES, module="raises")
     runs.environment |= strangers.environment
     runs.train("run.dir=out", "health=[raises]", "run.steps=4", "launch.processes=1", "launch.max_restarts=2")
@@ -631,7 +631,7 @@ ALONE = "; the check could not disable only second: health=raises failed: "
     ],
 )
 def test_only_failing_part_of_check_is_disabled(runs, strangers, asked, said, why):
-    """All ranks do the same: where one cannot do without the part alone, all do without the whole check."""
+    """Remove the complete check on all ranks if one rank cannot leave out the failing part alone."""
     strangers.add("gangline-raises", RAISES, module="raises")
     runs.environment |= strangers.environment
     check = ("health=[raises]", "health.raises.parts=true", f"health.raises.asked={asked}")
@@ -648,7 +648,7 @@ def test_only_failing_part_of_check_is_disabled(runs, strangers, asked, said, wh
 
 
 def test_failed_check_stays_disabled_until_code_changes(runs, strangers):
-    """A queue starts the job again, and each such start would fail as the one before it."""
+    """Resume as a queue would: each start would fail again. Other options or changed code run the check again."""
     strangers.add("gangline-raises", RAISES, module="raises")
     runs.environment |= strangers.environment
     runs.train("run.dir=out", "health=[raises]", "run.steps=4", "launch.processes=1", code=1)

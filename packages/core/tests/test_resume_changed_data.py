@@ -17,7 +17,7 @@ def settings(path, steps: int) -> tuple[str, ...]:
 
 
 def test_a_resume_refuses_damaged_attempts(tmp_path):
-    """A number that was edited, also in a line without a checksum, starts the run at step 0 no more."""
+    """Refuse an edited attempt number, also in a line without a checksum, instead of starting at step 0."""
     run_dir = tmp_path / "out"
     train_session(run_dir, "run.steps=2")
     path = run_dir / "attempts.jsonl"
@@ -64,7 +64,7 @@ def test_resume_accepts_changed_data_if_source_allows(tmp_path, monkeypatch):
     ],
 )
 def test_resume_refuses_edited_settings(tmp_path, edited, stored):
-    """A resume that took config.yaml as it is would train on with another learning rate, without a word."""
+    """Refuse the resume, because it would silently train with other settings, such as another learning rate."""
     run_dir = tmp_path / "out"
     train_session(run_dir, "run.steps=2")
     with pytest.raises(UserError) as caught:

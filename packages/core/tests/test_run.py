@@ -17,7 +17,7 @@ from gangline_testkit.processes import find_living, find_rank_processes, kill, w
 
 
 def state(directory, run_dir, id=None):
-    """Every stored array of a run's newest checkpoint, by name."""
+    """Return the arrays of a checkpoint by name, and its document; the default is the newest checkpoint."""
     import torch
 
     from gangline.mesh import Mesh
@@ -107,7 +107,7 @@ def test_same_seed_repeats_the_run(runs):
 NIGHTLY = pytest.mark.nightly
 
 
-@pytest.mark.parametrize(  # fp16 has most to restore: its loss scale too
+@pytest.mark.parametrize(  # fp16 restores the most state, because it includes a loss scale
     "precision", ["fp16", pytest.param("fp32", marks=NIGHTLY), pytest.param("bf16", marks=NIGHTLY)]
 )
 def test_killed_run_resumes_with_identical_curve(runs, precision):
@@ -163,7 +163,7 @@ def test_from_option_starts_new_run_with_same_settings(runs):
 
 @pytest.mark.parametrize(("name", "code", "reason"), [("SIGTERM", 75, "preempted"), ("SIGINT", 130, "signal")])
 def test_signal_saves_checkpoint_and_ends_processes(runs, name, code, reason):
-    start = runs.start if name == "SIGINT" else runs.fork  # Ctrl-C reaches all of a group, and a fork is in another
+    start = runs.start if name == "SIGINT" else runs.fork  # Ctrl-C signals a process group; a fork has its own
     process = start("run.dir=out", "run.steps=100000", "parallel=ddp", "launch.processes=2", "track=[console,jsonl]")
     runs.wait_for_step(process, "out", 3)
     ranks = find_rank_processes(runs.directory / "out").values()
@@ -191,7 +191,7 @@ def test_nohup_keeps_the_run_alive_on_sighup(runs):
     runs.wait_for_step(process, "out", 3)
     before = find_rank_processes(runs.directory / "out")
     assert list(before) == [0]
-    for pid in find_living(process.pid):  # the terminal is closed
+    for pid in find_living(process.pid):  # as when the terminal is closed
         os.kill(pid, signal.SIGHUP)
     runs.wait_for_step(process, "out", runs.read_records("out")[-1]["step"] + 20)
     assert find_rank_processes(runs.directory / "out") == before, "the rank was started again"
@@ -201,7 +201,7 @@ def test_nohup_keeps_the_run_alive_on_sighup(runs):
 
 
 def test_sigterm_to_a_rank_restarts_the_run_once(runs):
-    """A rank that a memory daemon ends counts as a restart; without one left the run is saved and ends."""
+    """Send SIGTERM to a rank, as a memory daemon does: it uses a restart; without one left the run saves and ends."""
     words = ("run.steps=100000", "parallel=ddp", "launch.processes=2", "launch.max_restarts=1")
     process = runs.fork("run.dir=out", *words)
     out = runs.directory / "out"

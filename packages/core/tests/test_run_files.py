@@ -34,7 +34,7 @@ def run_dir(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def shared_run_dir() -> Iterator[Path]:
-    """A run directory that other users can reach: pytest keeps its own folders from them."""
+    """Yield a run directory that other users can reach, unlike pytest's own folders."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
         yield made_in(Path(folder))
@@ -60,7 +60,7 @@ def test_links_out_of_the_run_directory_are_refused(run_dir):
 
 
 def test_user_links_in_run_directory_are_allowed(run_dir):
-    """Checkpoints on another disk, a tracker's link to its newest run, data beside the run."""
+    """Link checkpoints and data to other folders, and a tracker's newest run to a folder of the run directory."""
     shutil.rmtree(run_dir / "checkpoints")
     for name in ("checkpoints", "data"):
         (run_dir.parent / f"of-{name}").mkdir()
@@ -73,7 +73,7 @@ def test_user_links_in_run_directory_are_allowed(run_dir):
 
 
 def test_symbolic_links_created_during_run_are_not_followed(run_dir):
-    """By somebody who can write there while the run goes on."""
+    """Create the links after the directory was checked, as another user with write access could."""
     for name, write in WRITERS.items():
         (run_dir / name).symlink_to(run_dir.parent / "thesis.txt")
         with pytest.raises(OSError, match="Too many levels of symbolic links"):
@@ -128,7 +128,7 @@ def test_readers_refuse_a_pipe_and_a_device(run_dir, name):
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_writers_refuse_a_pipe(run_dir, name):
-    """One that appears when the directory was looked at."""
+    """Create a pipe without a check of the directory, as if the pipe had appeared after that check."""
     os.mkfifo(run_dir / name)
     with pytest.raises(UserError, match=f"{run_dir / name} is a named pipe, not a regular file"):
         WRITERS[name](run_dir)
@@ -151,7 +151,7 @@ def test_lock_refuses_run_directory_with_named_pipe(run_dir, name):
 
 
 def refused(user: int, run_dir: Path) -> str:
-    """Return what this user is told of the directory; "" where it may be used."""
+    """Return the error that this user gets for the directory, or "" if the user may use it."""
     os.seteuid(user)
     try:
         refuse_planted(run_dir)

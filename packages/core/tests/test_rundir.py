@@ -153,7 +153,7 @@ def test_unwritable_directory_is_refused():
         "import os, sys\n"
         "from gangline.run.directory import RunDirectory\nfrom gangline.config.defaults import build_default_run\n"
         "run = build_default_run(run={'dir': sys.argv[1]})\n"
-        "if os.geteuid() == 0: os.setegid(65534); os.seteuid(65534)\n"  # nothing is read-only to root
+        "if os.geteuid() == 0: os.setegid(65534); os.seteuid(65534)\n"  # root ignores read-only permissions
         "RunDirectory.create(run)"
     )
     with tempfile.TemporaryDirectory() as name:
@@ -192,7 +192,7 @@ def test_locked_directory_refuses_second_process(directory):
         holder.send_signal(signal.SIGKILL)
         holder.wait()
         again = RunDirectory.open(directory.path)
-        again.lock()  # a killed holder leaves no lock behind
+        again.lock()  # the lock of a killed process is free
         again.unlock()
     finally:
         holder.kill()
@@ -284,7 +284,7 @@ def test_changed_part_versions_are_reported(directory):
     assert said == f"optimizer=adamw: {basics} 0.0.1 when the run began, {basics} {version} now"
 
 
-# --- provenance ------------------------------------------------------------------------------------------------------
+# --- provenance ---
 
 
 def git(folder, *words):
@@ -319,7 +319,7 @@ def test_a_run_that_was_refused_leaves_no_directory(tmp_path):
     assert not (tmp_path / "runs").exists()
     (tmp_path / "mine").mkdir()
     kept = RunDirectory.create(build_default_run(run={"dir": str(tmp_path / "mine")}))
-    kept.discard()  # the directory is the user's
+    kept.discard()  # the user has created the directory
     assert kept.config.exists()
     begun = RunDirectory.create(run)
     begun.add_provenance("data", {})

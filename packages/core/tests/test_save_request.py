@@ -31,9 +31,9 @@ def test_checkpointer_request_is_passed_to_save() -> None:
     ("launch", "watched", "seconds"),
     [
         (LocalLaunch(grace_seconds=20), True, 20),
-        (LocalLaunch(grace_seconds=20), False, None),  # torchrun, Slurm: they have a patience of their own
+        (LocalLaunch(grace_seconds=20), False, None),  # torchrun and Slurm have their own grace period
         (LaunchConfig(), True, None),
-        (LocalLaunch(signal_seconds=30), False, 30),  # unless the user says which
+        (LocalLaunch(signal_seconds=30), False, 30),  # unless the user sets one
         (LocalLaunch(grace_seconds=20, signal_seconds=30), True, 20),
         (LocalLaunch(grace_seconds=60, signal_seconds=30), True, 30),
     ],

@@ -79,7 +79,7 @@ def test_run_document_is_complete():
     assert set(content["track"]) == {"jsonl"}
     assert set(SECTIONS) < set(content)
     assert content["parts"]["health"] == []
-    assert content["run"]["dir"] is None  # what was left open stays open
+    assert content["run"]["dir"] is None  # an unset option stays unset
 
 
 def test_all_mistakes_are_reported_at_once():
@@ -141,7 +141,7 @@ def test_unset_environment_variable_is_named(monkeypatch):
         from_dict(content)
 
 
-# --- a run in plain Python -------------------------------------------------------------------------------------------
+# --- runs in plain Python ---
 
 
 def test_python_run_accepts_names_configurations_and_dicts():
@@ -164,7 +164,7 @@ def test_off_for_group_of_missing_plugin_is_accepted():
     assert build_default_run(moe="off") == build_default_run() == build_default_run(moe=False)
 
 
-# --- values ----------------------------------------------------------------------------------------------------------
+# --- values ---
 
 
 class Shade(enum.Enum):
@@ -264,7 +264,7 @@ class _Outer:
 
 
 def test_partial_section_keeps_other_field_defaults():
-    """A field may have another default than its class."""
+    """Use a field whose default differs from the defaults of its class."""
     problems: list = []
     assert fill(_Outer, {"inner": {"count": 5}}, "outer", problems) == _Outer(_Inner(["b", "c"], 5))
     assert fill(_Outer, {}, "outer", problems) == _Outer(_Inner(["b", "c"], 2))

@@ -16,13 +16,13 @@ meshes = st.fixed_dictionaries({axis: st.integers(1, 3) for axis in AXES}).map(M
 
 
 def bounds_of(draw, length, parts):
-    """Any boundaries, parts of length 0 among them."""
+    """Draw arbitrary boundaries, which may include parts of length 0."""
     inner = sorted(draw(st.lists(st.integers(0, length), min_size=parts - 1, max_size=parts - 1)))
     return (0, *inner, length)
 
 
 def digits(draw, size):
-    """(every, parts) of divisions that read a number below `size`: none, one, or two of its digits."""
+    """Draw (every, parts) of divisions that use zero, one or two digits of a number below `size`."""
     found, base = [], 1
     for _ in range(draw(st.integers(0, 2))):
         every = base * draw(st.sampled_from([n for n in range(1, size // base + 1) if size // base % n == 0]))
@@ -34,7 +34,7 @@ def digits(draw, size):
 
 @st.composite
 def layouts(draw, mesh, shape=None):
-    """Perhaps on one stage; cut along some dims by digits of some axes, then perhaps over rows."""
+    """Draw a layout: perhaps on one stage, sharded along some dims by digits of some axes, and perhaps over rows."""
     shape = tuple(draw(st.lists(st.integers(1, 6), min_size=0, max_size=4))) if shape is None else shape
     axes = draw(st.permutations(AXES))
     at = ()
@@ -162,7 +162,7 @@ def test_axis_is_sharded_by_fold_and_across_folds():
 
 
 def test_row_range_of_stack_is_split_into_boxes():
-    """A stack of 3 matrices of 4 rows, rows 2 to 9 of 12: the end of one, a whole one, the start of one."""
+    """Split rows [2, 9) of 3 matrices of 4 rows: the end of the first, the complete second, the start of the third."""
     layout = Layout((3, 4, 5), divisions=(Division(("dp_shard",), ((0, 2, 9, 12),), rows=True),))
     assert layout.list_boxes([1]) == [
         Box((0, 2, 0), (1, 2, 5)),
@@ -172,7 +172,7 @@ def test_row_range_of_stack_is_split_into_boxes():
 
 
 def test_padded_rows_are_not_in_boxes():
-    """Ranges that go on past the last row, as a padded bucket has them."""
+    """Use ranges that extend beyond the last row, as in a padded bucket."""
     for shape in ((10, 3), (2, 5, 3), (2, 5, 1, 3)):
         layout = Layout(shape, divisions=(Division(("dp_shard",), ((0, 4, 8, 12, 16),), rows=True),))
         rows = [sum(prod(box.shape[:-1]) for box in layout.list_boxes([part])) for part in range(4)]
@@ -196,7 +196,7 @@ def test_unheld_box_raises_lookup_error():
 
 
 def test_a_registry_of_16384_ranks_answers_at_once():
-    """It grows with arrays and boundaries: 1,000 arrays, cut over 8 and over 128 ranks."""
+    """Use 1,000 arrays sharded over 8 and 128 ranks: the cost grows with arrays and boundaries, not with ranks."""
     mesh = Mesh.of({"pp": 16, "dp_shard": 128, "tp": 8})
     columns = Division(("tp",), (tuple(range(0, 16_385, 2048)),), dim=0)
     rows = Division(("dp_shard",), (tuple(range(0, 2049, 16)),), rows=True)

@@ -19,7 +19,7 @@ from gangline_testkit.sessions import open_session, read_lines, train_on_ranks, 
 
 @pytest.fixture(scope="module")
 def parent(tmp_path_factory):
-    """A run of four steps, with checkpoints at 2 and 4."""
+    """Return the directory of a run of four steps, with checkpoints at steps 2 and 4."""
     run_dir = tmp_path_factory.mktemp("parent") / "run"
     train_session(run_dir, "run.steps=4")
     return run_dir
@@ -27,7 +27,7 @@ def parent(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def resumed(tmp_path_factory):
-    """Losses and gradient norms of steps 5 and 6 of the same run, resumed."""
+    """Return the curve of steps 5 and 6 of the same run, which was resumed after step 4."""
     run_dir = tmp_path_factory.mktemp("resumed") / "run"
     train_session(run_dir, "run.steps=4")
     train_session(run_dir, "run.steps=6")
@@ -83,7 +83,7 @@ def test_weights_option_accepts_a_checkpoint_path(parent, tmp_path):
 
 
 def test_resume_before_first_save_reuses_initial_checkpoint(parent, tmp_path):
-    """Whatever the other run has saved meanwhile."""
+    """Open the run again when its parent's newest checkpoint is a later one: the run still starts from step 2."""
     words = (f"run.weights={parent}/step-00000002", "run.steps=4", "checkpoint=off")
     train_session(tmp_path / "out", *words)
     again = open_session(tmp_path / "out", f"run.weights={parent}", *words[1:])

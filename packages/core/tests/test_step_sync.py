@@ -46,7 +46,7 @@ def test_sync_without_events_returns_empty() -> None:
 
 
 def test_rank_mfu_excludes_wait_for_other_ranks() -> None:
-    """A step of 2 s on two ranks, of which one works all the time and the other waits for it half of it."""
+    """Use a step of 2 s on two ranks: rank 0 works for the complete step, and rank 1 waits for half of the step."""
     phases = {name: [0.0, 0.0] for name in ROWS} | {"forward": [0.5, 0.25], "backward": [1.5, 0.75]}
     phases |= {"collective": [0.0, 1.0], "checkpoint": [3.0, 3.0], "other": [9.0, 0.5]}
     assert set(WORK) <= set(ROWS)
@@ -60,7 +60,7 @@ def test_rank_mfu_excludes_wait_for_other_ranks() -> None:
 
 
 class Opened(DataSource):
-    """What a rank opened of a corpus that is being extended."""
+    """Data source that reports the shards that a rank found in a growing corpus."""
 
     def __init__(self, shards: int) -> None:
         self.shards = shards

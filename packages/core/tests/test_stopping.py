@@ -31,12 +31,12 @@ from gangline_testkit import warm, warm_client
 from gangline_testkit.processes import find_living, kill, wait_until_none_lives
 
 HERE = Path(__file__).parent
-SAVING = 300.0  # seconds that nobody wants to wait for
+SAVING = 300.0  # seconds of a save, longer than the test may take
 LATE = SAME_REQUEST_SECONDS + 0.5
 
 
 class Started:
-    """`launched.py` in a session of its own, forked from a process that has torch loaded."""
+    """Process of `launched.py` in its own session, forked from a process that has loaded torch."""
 
     def __init__(self, run_dir: Path, world: int, target: str, args=(), **config) -> None:
         self.run_dir, self.world = run_dir, world
@@ -59,7 +59,7 @@ class Started:
 
     @property
     def pid(self) -> int:
-        """The process that stands for `train`; `self.process` passes on how it ends."""
+        """Process id of the forked `train`, whose exit code `self.process` returns."""
         return json.loads((self.run_dir / "train.json").read_text())["pid"]
 
     def wait_for(self, name: str, timeout: float = 240) -> None:
@@ -70,15 +70,15 @@ class Started:
             time.sleep(0.01)
 
     def end(self, timeout: float = 120) -> tuple[int, str]:
-        """Exit code and output, once no process of the session is left."""
+        """Wait until no process of the session is left, and return the exit code and the output."""
         printed, _ = self.process.communicate(timeout=timeout)
-        wait_until_none_lives(self.pid)  # a signal waits for the library that is being loaded
+        wait_until_none_lives(self.pid)  # a process that loads a library handles signals only afterwards
         return self.process.returncode, printed
 
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory):
-    """All that the tests below send signals to, started at once: that they meet takes most of their time."""
+    """Yield all processes that the tests signal, started together because their rendezvous takes most of the time."""
     asked = {
         "ctrl-c": ("steps", (LATE + 1.0,), {}),
         "sigterm": ("steps", (0.2,), {}),
@@ -97,7 +97,7 @@ def running(tmp_path_factory):
 
 
 def stop_all(one: Started, signum: signal.Signals) -> None:
-    """Signal every process; on a busy machine the agent, which hands it on, comes to it late."""
+    """Send a signal to every process, and delay the agent, which may forward the signal late on a busy machine."""
     os.kill(one.pid, signal.SIGSTOP)
     os.killpg(one.pid, signum)
     time.sleep(LATE)
@@ -105,7 +105,7 @@ def stop_all(one: Started, signum: signal.Signals) -> None:
 
 
 def saved(run_dir: Path) -> tuple[str, int]:
-    """By which signal and with how many different last steps the ranks ended."""
+    """Return the signal that ended the ranks, and the number of different last steps."""
     found = [json.loads((run_dir / f"saved-{rank}.json").read_text()) for rank in range(2)]
     return found[0]["signal"], len({rank["step"] for rank in found})
 
@@ -209,7 +209,7 @@ def test_ranks_end_with_killed_train(running):
 
 
 def test_sigstopped_rank_ends_with_killed_train(running):
-    """It cannot end by itself, and would hold its memory, a GPU's too."""
+    """Stop a rank by SIGSTOP: the rank cannot end by itself and would keep its memory, also on a GPU."""
     one = running["stopped"]
     one.wait_for("step")
     rank = json.loads((one.run_dir / "step-1.json").read_text())["pid"]
@@ -221,9 +221,9 @@ def test_sigstopped_rank_ends_with_killed_train(running):
 
 
 def wait_for_the_server(parent: int) -> None:
-    """Return once the server looks after its parent: its alarm is the first thing that it sets, before it loads torch.
+    """Return once the fork server watches its parent: the server sets this alarm before it loads torch.
 
-    Before that it is a Python that starts, and says of Ctrl-C what any Python says then.
+    Before that the server is a starting Python, which prints the usual traceback on Ctrl-C.
     """
     deadline = time.monotonic() + 60
     while not any(catches(pid, signal.SIGALRM) for pid in find_living(parent) if pid != parent):
@@ -242,7 +242,7 @@ def catches(pid: int, signum: signal.Signals) -> bool:
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGKILL"])
 def test_loading_fork_server_ends_with_parent(name):
-    code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # in the background it is ignored
+    code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # background jobs ignore SIGINT
     code += "; from gangline_basics.launch import forkserver; forkserver.warm(); print('warm', flush=True); input()"
     parent = subprocess.Popen(
         [sys.executable, "-c", code],

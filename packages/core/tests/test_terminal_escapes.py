@@ -27,7 +27,7 @@ class Terminal(io.StringIO):
 
 
 def terminal(monkeypatch):
-    """Called in the test: pytest puts its own streams in place before that."""
+    """Replace stdout and stderr by a terminal; called in the test, because pytest sets its own streams before it."""
     stream = Terminal()
     monkeypatch.setattr(sys, "stdout", stream)
     monkeypatch.setattr(sys, "stderr", stream)

@@ -14,7 +14,7 @@ from gangline_testkit.sessions import open_session
 
 
 class Kept(Tracker):
-    """Sends at the end alone, as one that gathers records does."""
+    """Tracker that sends all records at the end, as a batching tracker does."""
 
     def __init__(self, fails: BaseException | None = None) -> None:
         self.held: list[int] = []
@@ -33,7 +33,7 @@ class Kept(Tracker):
 
 
 def failing(place: Path, tracker: Tracker, where: str = "optimizer", at: int = 3):
-    """A session of a run whose optimizer, or last save, raises."""
+    """Open a session whose optimizer raises an error after step `at`, or whose checkpointer raises one in `close`."""
     s = open_session(place / "out", "run.steps=6", "callback=[]")
     s.reporter.trackers["kept"] = tracker
     if where == "save":

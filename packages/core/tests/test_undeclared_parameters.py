@@ -19,7 +19,7 @@ from gangline.model.tree import Node
 
 @dataclass(frozen=True, kw_only=True)
 class Stranger(Node):
-    """shapes: what it says."""
+    """Node that declares the parameter shapes `said`."""
 
     module: ClassVar[str] = f"{__name__}:Gate"
     said: tuple[tuple[str, tuple[int, ...]], ...] = ()
@@ -64,7 +64,7 @@ class Renames(nn.Module):
 
 
 def built(module: type[nn.Module], **said: tuple[int, ...]) -> nn.Module:
-    """The model of a run with a stranger in the place of each feed-forward."""
+    """Build the model of a run in which a node for `module` replaces each feed-forward."""
     kind = type("Mine", (Stranger,), {"module": f"{__name__}:{module.__name__}"})
     inner = LinearNode(in_features=4, out_features=4)
     node = kind(said=tuple((name.replace("_", "."), shape) for name, shape in said.items()), inner=inner)

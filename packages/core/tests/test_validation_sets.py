@@ -19,7 +19,7 @@ from gangline_testkit.runs import build_small_run
 
 @pytest.fixture
 def corpora(tmp_path, monkeypatch):
-    """a/ and b/, each a file of other text."""
+    """Write the corpora a/ and b/, each one file with different text, and return their folder."""
     for name, text in (("a", "the quick brown fox. "), ("b", "lorem ipsum dolor sit amet, ")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "text.txt").write_text(text * 200)
@@ -70,7 +70,7 @@ def test_invalid_validation_set_is_refused(setting, message, corpora):
 
 
 def test_run_validates_on_each_validation_set(runs, corpora):
-    """Sets of the run's own options have its loss; a run that goes on may have others; a mistake writes nothing."""
+    """Use a set with the run's own options, whose losses agree; change sets on resume; refuse an unknown option."""
     words = (
         "run.dir=out",
         f"data.path={corpora}/a",
@@ -95,7 +95,7 @@ def test_run_validates_on_each_validation_set(runs, corpora):
 
 
 def test_validation_set_with_another_tokenizer_is_refused(runs, corpora):
-    """Its tokens would mean other things, and its loss nothing."""
+    """Refuse the set, because its tokens have other meanings, so that its loss cannot be compared."""
     words = ("run.dir=other", f"data.path={corpora}/a", "validate.every=3", "data.separator=z")
     printed = runs.train(*words, "validate.sets={b: {separator: x}}", code=2)
     assert "validate.sets.b has another tokenizer than the training data" in printed

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 OWN = Path(__file__).parent / "own"
-# The package of the default parts is not there: neither as a distribution nor as modules.
+# Hide all packages but core and `own_parts`, both as distributions and as modules.
 ALONE = """
 import importlib.metadata as metadata
 import sys
@@ -32,7 +32,7 @@ for name in ("basics", "testkit", "models", "moe", "finetune", "health", "launch
 
 @pytest.fixture
 def site(tmp_path):
-    """A folder for PYTHONPATH in which the set is the one plugin."""
+    """Return a folder for PYTHONPATH in which `own_parts` is the only plugin."""
     folder = tmp_path / "site"
     info = folder / "own_parts-0.1.0.dist-info"
     info.mkdir(parents=True)

@@ -28,7 +28,7 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def planted(tmp_path, monkeypatch):
-    """The working directory, with modules of Python's own names that leave a file when they are imported."""
+    """Fill the working directory with modules that shadow imported ones and write a file when they are imported."""
     for name in ("socket", "signal", "pluggy", "threading", "json"):
         (tmp_path / f"{name}.py").write_text(
             f"open({str(tmp_path / 'IMPORTED')!r}, 'a').write({name!r})\nraise SystemExit\n"
@@ -39,7 +39,7 @@ def planted(tmp_path, monkeypatch):
 
 def test_fork_server_imports_no_module_of_working_directory(planted):
     (planted / "bin").mkdir()
-    (planted / "bin" / "train").write_text(WARM)  # as the command is installed: Python adds its folder to the path
+    (planted / "bin" / "train").write_text(WARM)  # like the installed command, whose folder Python adds to the path
     done = subprocess.run([sys.executable, "bin/train"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert not (planted / "IMPORTED").exists()
@@ -65,7 +65,7 @@ def test_commands_of_git_configuration_are_not_run(tmp_path):
     git("-c", "user.name=a", "-c", "user.email=a@b", "commit", "-m", "one")
     for name in ("core.fsmonitor", "filter.planted.clean", "filter.planted.process"):
         git("config", name, f"touch '{tmp_path}/RAN'; cat")
-    os.utime(tmp_path / "code", (1, 1))  # git has to read it
+    os.utime(tmp_path / "code", (1, 1))  # a new time makes git read the file
     assert provenance.read_git(tmp_path)["dirty"] is False
     (tmp_path / "code").write_text("y\n")
     assert provenance.read_git(tmp_path)["dirty"] is True

@@ -34,7 +34,7 @@ class BesideNode(WrapNode):
 
 
 class Beside(Wrapper):
-    """y = by · what is inside gives + beside(x)"""
+    """Wrapper with y = by · inner(x) + beside(x)."""
 
     def wrap(self, node):
         self.beside, self.by = construct(node.beside), node.by
@@ -71,7 +71,7 @@ class Double(EditConfig):
 
 @dataclass
 class Narrow(EditConfig):
-    """Replaces what the others wrap; its group comes behind theirs by name."""
+    """Edit that replaces the node that the other edits wrap; its group sorts after theirs by name."""
 
 
 def adapt(tree, plan, options):
@@ -101,7 +101,7 @@ EDITS = {Adapt: "adapt", Again: "adapt", Double: "double", Narrow: "narrow"}
 
 @pytest.fixture
 def composed(monkeypatch):
-    """The model of a run with these edits, as if plugins offered them."""
+    """Return a function that composes a model with these edits, as if plugins offered them."""
     known = registry.installed()
     parts = {cls: Part(name="on", config=cls, build=f"{__name__}:{name}", summary="-") for cls, name in EDITS.items()}
 
@@ -171,7 +171,7 @@ def test_model_without_trained_parameters_is_refused(composed, monkeypatch):
 
 
 class Moves(torch.nn.Module):
-    """A module with state that moves by itself."""
+    """Module whose buffer changes after each step."""
 
     def __init__(self):
         super().__init__()

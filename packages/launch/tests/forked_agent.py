@@ -14,7 +14,7 @@ from gangline_basics.launch.local import start
 
 
 def write(run_dir: str, name: str, **content: object) -> None:
-    """A file of this rank, whole as soon as it is there."""
+    """Write a JSON file of this rank under a temporary name, and rename it when it is complete."""
     final = Path(run_dir, f"{name}-{os.environ['RANK']}.json")
     final.with_suffix(".part").write_text(json.dumps({"pid": os.getpid(), **content}))
     final.with_suffix(".part").rename(final)

@@ -2,8 +2,8 @@
 
 python packages/launch/tests/reduce_schema.py CRD.yaml VERSION SOURCE
 
-Every object that a manifest in `golden/` has keeps the names of all its fields, and so an unknown field is found; of
-fields that no manifest has the type alone stays. Rules in CEL, defaults and descriptions are left out.
+Every object of a manifest in `golden/` keeps the names of all its fields, so that an unknown field is found. Fields
+that are in no manifest keep only their type. CEL rules, defaults and descriptions are left out.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LICENSE = "Apache-2.0, The Kubernetes Authors. Reduced by reduce_schema.py."
 
 
 def reduce(schema: dict[str, Any], values: Sequence[Any]) -> dict[str, Any]:
-    """Return the part of `schema` that checks `values`, and refuses fields that it does not know."""
+    """Return the part of `schema` that checks `values` and refuses unknown fields."""
     found = {key: schema[key] for key in KEPT if key in schema}
     if schema.get("x-kubernetes-int-or-string"):
         found["type"] = ["integer", "string"]

@@ -22,7 +22,7 @@ from gangline_launch.forked import fork_agent
 RANKS = """
 forkserver.PRELOAD = forkserver.PRELOAD[:4]
 """
-# An agent that starts no rank needs no torch: what the server loads takes its time, and no processor's.
+# An agent without ranks needs no torch: the module `slow_to_load` takes loading time, but no CPU time.
 NO_RANKS = """
 import gangline_launch.forked as forked
 forked.OF_AN_AGENT, forkserver.list_modules = (), lambda run: set()
@@ -68,7 +68,7 @@ def test_agent_and_ranks_fork_from_one_server(tmp_path):
     ranks = [json.loads((tmp_path / f"reduce-{rank}.json").read_text()) for rank in range(2)]
     assert [rank["sum"] for rank in ranks] == [3, 3]
     assert {rank["server"] for rank in ranks} == {agent["server"]}
-    assert agent["group"] == agent["pid"] != process.pid  # what is sent to the group of the command is not sent to it
+    assert agent["group"] == agent["pid"] != process.pid  # signals to the command's group do not reach the agent
 
 
 def test_agent_exit_code_is_returned(tmp_path):
@@ -80,16 +80,16 @@ def test_agent_exit_code_is_returned(tmp_path):
 
 def test_early_sigusr1_does_not_end_agent(tmp_path):
     process = started(tmp_path, "waits")
-    for _ in range(20):  # while the server loads, and when the agent has begun
+    for _ in range(20):  # while the server loads, and after the agent has begun
         if (tmp_path / "wait-0.json").exists():
             break
         time.sleep(0.1)
-        if Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text():  # it takes signals by now
+        if Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text():  # its signal handlers are set
             os.killpg(process.pid, signal.SIGUSR1)
     wait_for(tmp_path / "wait-0.json", process)
     os.kill(process.pid, signal.SIGTERM)
     printed, _ = process.communicate(timeout=120)
-    assert process.returncode == 15, printed  # the agent's own word
+    assert process.returncode == 15, printed  # exit code of the agent's own handler
 
 
 EARLY = """
@@ -112,7 +112,7 @@ context.ForkServerProcess.start = stopped
 
 @pytest.mark.parametrize("before", [EARLY, INSIDE], ids=["before it is ready", "as it is started"])
 def test_sigterm_during_agent_start_ends_agent(tmp_path, before):
-    """Nobody waits for the whole job."""
+    """Send SIGTERM while the agent starts: the command ends, and does not wait for the complete job."""
     process = started(tmp_path, "waits", before)
     printed, _ = process.communicate(timeout=120)
     assert process.returncode in (15, 128 + signal.SIGTERM), printed
@@ -136,7 +136,7 @@ def test_agent_ends_after_command_is_killed(tmp_path, early):
     process = started(tmp_path, "waits")
     if early:
         os.kill(process.pid, signal.SIGKILL)
-        process.communicate(timeout=120)  # the server had the other end of the pipe
+        process.communicate(timeout=120)  # returns when the server, which holds the other end of the pipe, has ended
     else:
         pid = wait_for(tmp_path / "wait-0.json", process)["pid"]
         os.kill(process.pid, signal.SIGKILL)

@@ -66,7 +66,7 @@ def test_manifests_match_golden_files(name):
 
 
 def problems(manifest: dict) -> list[str]:
-    """Return what the published definition of this kind and version refuses; see reduce_schema.py."""
+    """Return the violations of the published definition of this kind and version; see reduce_schema.py."""
     name = f"{manifest['kind']}-{manifest['apiVersion'].rpartition('/')[2]}".lower()
     schema = json.loads((Path(__file__).parent / "schemas" / f"{name}.json").read_text())
     errors = jsonschema.Draft202012Validator(schema).iter_errors(manifest)
@@ -190,7 +190,7 @@ def test_only_dry_run_works_without_kubectl(tmp_path, monkeypatch, capsys):
     "words", [("link", "link/one"), ("link", "real/one"), ("real", "link/one"), ("real", "real/../link/one")]
 )
 def test_linked_run_dir_is_mapped_to_pod_mount(words, tmp_path, capsys):
-    """A login node often mounts the volume elsewhere, with a link at the path that users type."""
+    """Use a link at the path that users type, because a login node often mounts the volume elsewhere."""
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
     (tmp_path / "real" / "away").symlink_to(tmp_path)
@@ -228,7 +228,7 @@ def test_job_set_names_are_unique_and_valid():
 
 
 def test_pod_script_logs_output_and_sets_network_environment(tmp_path):
-    """bash itself reads the script: with a directory that has to be quoted, and python in its place."""
+    """Run the script in bash, with a stand-in for python and a directory name that needs quotes."""
     run_dir = tmp_path / "it's mine"
     (run_dir / "launch").mkdir(parents=True)
     (run_dir / "launch" / "node-1.out").write_text("before\n")
@@ -241,7 +241,7 @@ def test_pod_script_logs_output_and_sets_network_environment(tmp_path):
     text = manifests.render_script(config, build_default_run(parallel="ddp", launch=config), run_dir)
     variables = {"PATH": f"{python.parent}:{os.environ['PATH']}", "JOB_COMPLETION_INDEX": "1"}
     variables["NCCL_LIB_DIR"] = str(tmp_path)
-    with (tmp_path / "logs").open("wb") as logs:  # no pipe: tail ends once bash has been waited for
+    with (tmp_path / "logs").open("wb") as logs:  # no pipe, because tail ends only after the wait for bash
         done = subprocess.run(["bash", "-c", text], env=variables, stdout=logs, timeout=60)
     said = (
         f"[-P][-m][gangline_launch.agent][{run_dir}][--nodes][2:2][--per-node][8][--processes][16][{tmp_path}][set]\n"
@@ -250,7 +250,7 @@ def test_pod_script_logs_output_and_sets_network_environment(tmp_path):
     deadline = time.monotonic() + 60
     while (tmp_path / "logs").read_text() != said and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert (tmp_path / "logs").read_text() == said  # for `kubectl logs`
+    assert (tmp_path / "logs").read_text() == said  # output for `kubectl logs`
     assert done.returncode == 3
     (tmp_path / "nccl-env-profile.sh").unlink()
     assert subprocess.run(["bash", "-c", text], env=variables, timeout=60).returncode == 2

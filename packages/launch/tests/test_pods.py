@@ -34,7 +34,7 @@ WORDS = (
 
 
 class Pods:
-    """A run, and its pods: each is an agent with the variables that the manifest sets."""
+    """Run and its pods, each of which is an agent with the environment variables of the manifest."""
 
     def __init__(self, runs: RealRuns) -> None:
         self.runs, self.path = runs, runs.directory / "out"
@@ -85,7 +85,7 @@ def wait_for(what: Callable[[], object]) -> None:
 
 
 def test_second_pod_on_node_joins_without_lost_steps(pods):
-    """A node of the cluster may hold two pods of a run: the second one is not the successor of the first."""
+    """Start two pods of a run on one node, which the cluster allows: the second pod does not replace the first."""
     pods.submit("launch.nodes=2", "launch.spares=1", "launch.gather_seconds=1")
     members = [pods.start("a", 0, "2:3"), pods.start("b", 1, "2:3")]
     pods.runs.wait_for_step(members[0], "out", 5)
@@ -99,7 +99,7 @@ def test_second_pod_on_node_joins_without_lost_steps(pods):
 
 
 def test_too_few_pods_fail_job_after_futile_starts(pods):
-    """One of two pods never starts: the other one ends with 75, and at last with 2, which fails the JobSet."""
+    """Start one of two pods: it ends with exit code 75, and finally with 2, which fails the JobSet."""
     pods.submit("launch.nodes=2", "launch.join_seconds=1", "launch.futile_requeues=2")
     for code in (75, 2):
         pod = pods.start("a", 0, "2:2")

@@ -74,7 +74,7 @@ def test_bash_parses_every_golden_script():
 
 @pytest.fixture
 def words(tmp_path, monkeypatch):
-    """A small run, in an empty directory, on a machine without Slurm."""
+    """Return the overrides of a small run, in an empty directory and without Slurm commands."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", "/nowhere")
     commands.find_gpus_per_node.cache_clear()
@@ -178,7 +178,7 @@ def test_setup_entry_must_be_a_complete_command(entries, said):
 
 
 def test_failed_setup_entry_ends_job_as_mistake(tmp_path):
-    """bash runs the lines; an entry that fails has a comment, and the one before fails without harm."""
+    """Run the lines in bash: the failing entry has a comment, and the failed command before it is handled by `||`."""
     lines = setup.check_exit_codes(
         ["false || true", "export A=1", "no_such_command '1'  # a comment", "touch after"], sys.executable, '"$run_dir"'
     )
@@ -217,8 +217,6 @@ def test_storage_error_is_not_reported_as_concurrent_submit(tmp_path, monkeypatc
 
 
 def test_full_disk_at_submit_is_reported(words, tmp_path, capsys, monkeypatch):
-    """A full disk, or one that this user may not write."""
-
     def full(path, text):
         raise OSError(28, "No space left on device")
 

@@ -33,7 +33,10 @@ RUNS = "echo JobId=7 JobState=RUNNING Reason=None"
 
 @pytest.fixture
 def fake(tmp_path, monkeypatch):
-    """fake("sbatch", "echo 7"): the command, each call of which is a line of words in calls()."""
+    """Return a function that installs a stand-in for a Slurm command, as in fake("sbatch", "echo 7").
+
+    Each call of the stand-in becomes a line of `calls`.
+    """
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
@@ -57,7 +60,7 @@ def fake(tmp_path, monkeypatch):
 
 
 def once(tmp_path: Path, first: str, then: str) -> str:
-    """A body that does `first` in its first call alone."""
+    """Return a script that runs `first` only in its first call."""
     return f"if [ ! -e {tmp_path}/was ]; then touch {tmp_path}/was; {first}; fi\n{then}"
 
 
@@ -78,11 +81,11 @@ WORDS = [
 
 @pytest.fixture
 def out(tmp_path, monkeypatch, fake):
-    """A run that was submitted as job 7, and the job's environment."""
+    """Submit a run as job 7, set the environment of that job, and return the run directory."""
     monkeypatch.chdir(tmp_path)
     fake("sbatch", "echo 7")
     fake("scontrol", "echo JobId=7 JobState=COMPLETED Reason=None ExitCode=0:0")
-    assert train([*WORDS, "run.dir=out"]) == 1  # no rank has trained
+    assert train([*WORDS, "run.dir=out"]) == 1  # 1, because no rank has trained
     (tmp_path / "calls").unlink()
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     return tmp_path / "out"
@@ -91,11 +94,11 @@ def out(tmp_path, monkeypatch, fake):
 PREEMPTED = RunEnding(generation=1, reason="preempted", exit_code=75, requeue=True)
 
 
-# --- the end of the script ------------------------------------------------------------------------------------------
+# --- end of the script ---
 
 
 def test_last_array_task_requeues_only_itself(out, fake, tmp_path, monkeypatch):
-    """Its SLURM_JOB_ID is the array's number, which scontrol takes for all tasks."""
+    """End the last task of an array, whose SLURM_JOB_ID is the array's id: scontrol applies that id to all tasks."""
     for name, value in (("SLURM_ARRAY_JOB_ID", "7"), ("SLURM_ARRAY_TASK_ID", "2"), ("SLURM_JOB_ID", "7")):
         monkeypatch.setenv(name, value)
     fake("scontrol", RUNS)
@@ -143,7 +146,7 @@ def test_new_submit_resets_futile_starts(out, fake, tmp_path):
     for _ in range(3):
         write_ending(out, PREEMPTED)
         after.main(str(out), "75")
-    assert requeues.read(out)[-1].then == "end"  # launch.futile_requeues=3 starts without a step
+    assert requeues.read(out)[-1].then == "end"  # after launch.futile_requeues=3 starts without a step
     fake("scontrol", "echo JobId=7 JobState=COMPLETED Reason=None ExitCode=0:0")
     assert train([f"resume={out}"]) == 1
     assert [line.then for line in requeues.read(out)] == [requeues.BEGIN]
@@ -161,7 +164,7 @@ def test_health_node_exclusions_are_added_to_user_exclusions(out, fake, tmp_path
     assert "--exclude=n9,n4,n5" in calls(tmp_path, "sbatch")[-1]
 
 
-# --- the submit -------------------------------------------------------------------------------------------------------
+# --- submit ---
 
 
 def test_unanswered_submit_finds_job_by_comment(out, fake, tmp_path, capsys):
@@ -173,7 +176,7 @@ def test_unanswered_submit_finds_job_by_comment(out, fake, tmp_path, capsys):
 
 
 def test_sbatch_variables_do_not_override_script_options(out, fake, tmp_path, monkeypatch, capsys):
-    """sbatch takes its environment before the script; without launch.account the variable is the site's default."""
+    """Remove variables that sbatch prefers to the script's options; without launch.account keep the site's default."""
     left_out = ("ARRAY_INX", "NO_REQUEUE", "PARTITION", "RESERVATION", "SIGNAL", "TIMELIMIT", "WAIT")
     for name in (*left_out, "ACCOUNT", "MEM_PER_NODE"):
         monkeypatch.setenv(f"SBATCH_{name}", "5")
@@ -246,11 +249,11 @@ def test_sweep_with_different_job_sizes_is_refused(fake, tmp_path, monkeypatch, 
     assert not list(tmp_path.glob("out/*"))
 
 
-# --- who follows ------------------------------------------------------------------------------------------------------
+# --- following jobs ---
 
 
 class Forgetful:
-    """A scheduler that has no answer at first."""
+    """Scheduler that gives the scripted answers in order, and repeats the last one."""
 
     def __init__(self, *said: JobState | SchedulerError) -> None:
         self.said, self.cancelled = list(said), False
@@ -317,7 +320,7 @@ def test_unknown_gpu_count_refuses_submit(fake, tmp_path, monkeypatch, capsys):
     commands.find_gpus_per_node.cache_clear()
 
 
-# --- mistakes on a node -----------------------------------------------------------------------------------------------
+# --- user errors on a node ---
 
 
 def test_node_user_error_sets_ending_unless_training_started(out):

@@ -102,7 +102,7 @@ def test_gpus_are_counted_from_gres(gres, count):
     assert parse_gpu_count(gres) == count
 
 
-# --- storage ----------------------------------------------------------------------------------------------------------
+# --- storage ---
 
 MOUNTS = """\
 /dev/vda / ext4 rw 0 0
@@ -132,15 +132,15 @@ def test_needed_paths_include_run_dir_data_and_code(tmp_path):
     assert "data.path" in names
     assert names[-1] == "the Python environment"
     (last, where) = list(storage.list_needed_paths(run, tmp_path, code=False))[-1]
-    assert "outside the image" in last  # the script's last line is the login node's Python
+    assert "outside the image" in last  # the last line of the script uses the login node's Python
     assert where == sys.prefix
 
 
-# --- the network ------------------------------------------------------------------------------------------------------
+# --- network ---
 
 
 def test_ranks_are_sorted_by_topology_place():
-    """As torch sorts the members of a rendezvous: by address, then by process."""
+    """Sort as torch sorts the members of a rendezvous: by address, then by process."""
     places = [f"spine.rack{rack}.n{node}" for rack in (0, 1, 9, 10) for node in (1, 2, 10, 100)]
     nodes = [(PlacedAddress("10.0.0.1", place), number, 0) for number, place in enumerate(places)]
     shuffled = random.Random(0).sample(nodes, len(nodes))
@@ -176,7 +176,7 @@ def test_pods_are_sorted_by_node_labels(tmp_path, capsys):
     inside = [PlacedAddress(node.address, node.place) for node in given]
     assert [address.place for address in sorted(inside)] == list(places.values())
     unknown = find_own_node(tmp_path, {**of_pod, "GANGLINE_KUBERNETES_NODE": "new.internal"})
-    placed = PlacedAddress(unknown.address, unknown.place)  # joined after the submit
+    placed = PlacedAddress(unknown.address, unknown.place)  # a node that joined after the submit
     assert max([*inside, placed]) is placed
     assert "node new.internal is newer than the submit" in capsys.readouterr().err
 
@@ -189,7 +189,7 @@ def test_node_clocks_that_differ_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("time.time", lambda: real() + 60.0)
     with pytest.raises(UserError, match="clocks of n3 and n1 differ by 60 s"):
         clocks.compare(tmp_path, "n3", 4.0)
-    for name in ("n1", "n2"):  # of a job of yesterday
+    for name in ("n1", "n2"):  # clock files of yesterday's job
         os.utime(tmp_path / "launch" / "clocks" / name, (real() - 86400, real() - 86400))
     clocks.compare(tmp_path, "n3", 4.0)
 
@@ -207,7 +207,7 @@ def test_clocks_of_an_earlier_job_are_forgotten(tmp_path, monkeypatch):
 
 
 def test_clock_rewritten_during_read_is_consistent(tmp_path, monkeypatch):
-    """The text is of one write and the file's time of the next, where both are not of one open file."""
+    """Rewrite the clock file during the read: text and time must come from one open file."""
     clocks.compare(tmp_path, "n1", 4.0)
     path = tmp_path / "launch" / "clocks" / "n1"
     fstat = os.fstat
@@ -237,7 +237,7 @@ def test_clock_difference_is_confirmed_by_second_check(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("folder", ["t" * 100, "missing"])
 def test_temporary_folder_without_socket_support_is_refused(tmp_path, folder):
-    """No word of the run directory, which is not to blame."""
+    """Use a folder whose path is too long for a Unix socket, and a folder that does not exist."""
     agent.refuse_temporary_folder()
     code = "import tempfile, sys; tempfile.tempdir = sys.argv[1]; from gangline_launch import agent\n"
     code += "try: agent.refuse_temporary_folder()\nexcept Exception as error: print(type(error).__name__, error)"
@@ -265,7 +265,7 @@ EXPLAINED = """\
   dp_shard 4: ranks communicate over the rack"""
 
 
-UNEVEN = EXPLAINED.replace("rack0.n2", "rack1.n2").replace("the rack", "the cluster")  # so no rack is promised
+UNEVEN = EXPLAINED.replace("rack0.n2", "rack1.n2").replace("the rack", "the cluster")  # dp_shard spans both racks
 SPARE = "  spine.rack1.n5: spare, without ranks\n  dp_replicate"
 
 
@@ -290,7 +290,7 @@ def test_explain_shows_network_tier_of_each_axis(tmp_path, where, expected):
 
 @dataclass
 class Halves(ParallelConfig):
-    """Shards inside four ranks."""
+    """Parallel strategy that shards within groups of four ranks."""
 
     def size_axes(self, world):
         return {"dp_replicate": world // 4, "dp_shard": 4}
@@ -305,7 +305,7 @@ def test_fabric_lines_have_source_and_reason(name):
     assert run.launch.get_environment(run) == fabric.get_variables(name)
 
 
-# --- again, or not ----------------------------------------------------------------------------------------------------
+# --- requeue decisions ---
 
 
 def ending(reason: str, code: int, requeue: bool) -> RunEnding:
@@ -338,7 +338,7 @@ def test_futile_starts_end_the_job():
         before.append(JobRequeue(0.0, "7", step, 1, why, then))
     assert thens == ["requeue"] * 4 + ["end"]
     assert why == "3 starts without progress past step 9 (launch.futile_requeues)"
-    assert decide(bug, 1, 1, [], 0, ())[0] == "requeue"  # that start did a step
+    assert decide(bug, 1, 1, [], 0, ())[0] == "requeue"  # the start has made a step, so it is not futile
 
 
 def test_fresh_run_ends_after_futile_starts():
@@ -357,6 +357,6 @@ def test_final_exit_code_without_ending_json_ends_job(code, why):
 
 
 def test_final_jobset_exit_codes_are_never_requeued():
-    """Kubernetes sees the exit code alone, Slurm's script ending.json, too."""
+    """Compare with the exit codes, because Kubernetes sees only those; Slurm's script also reads ending.json."""
     assert not any(decide_ending(0, exit_code=code).requeue for code in FINAL_CODES)
     assert all(decide_ending(0, exit_code=code).requeue for code in (1, *SAVED_CODES))

@@ -55,7 +55,7 @@ if answer == "late":
 
 
 class Cluster:
-    """What our kubectl knows. `says`: its next answers to a verb; nothing left: as one would expect."""
+    """State of the stand-in for kubectl; `says` sets its next answers to a verb, and otherwise kubectl succeeds."""
 
     def __init__(self, here: Path) -> None:
         self.here = here
@@ -158,7 +158,7 @@ def test_resubmit_creates_new_job_without_old_ending(cluster, words, tmp_path):
     train([*words, f"run.dir={run_dir}"])
     write_ending(run_dir, RunEnding(generation=1, reason="done", exit_code=0))
     cluster.says("get", "Completed", "Completed")
-    assert train([f"resume={run_dir}", "run.steps=99"]) == 1  # nothing ran, so there is no new ending
+    assert train([f"resume={run_dir}", "run.steps=99"]) == 1  # no rank has run, so there is no new ending
     first, second = cluster.names()
     assert first != second
     assert jobs.require_job(run_dir).id == f"default/{second}"
@@ -186,7 +186,7 @@ def test_cancel_deletes_only_job_of_run(cluster, words, tmp_path):
     second = cluster.names()[1]
     assert commands.main(["cancel", str(tmp_path / "a" / "00")]) == 0
     assert cluster.names() == [second]
-    other = jobs.require_job(tmp_path / "b" / "00")  # one of another submit that has the name
+    other = jobs.require_job(tmp_path / "b" / "00")  # a job of another submit with the same name
     jobs.write_job(tmp_path / "b" / "00", jobs.SubmittedJob.create("kubernetes", other.id, mark="another"))
     assert scheduler.KubernetesScheduler().get_state(jobs.require_job(tmp_path / "b" / "00")).phase == "gone"
     scheduler.KubernetesScheduler().cancel(jobs.require_job(tmp_path / "b" / "00"))
@@ -197,7 +197,7 @@ def test_cancel_deletes_only_job_of_run(cluster, words, tmp_path):
     ("scheduler", "id"), [("slurm", "--user=alice"), ("slurm", "7_1"), ("slurm", "٧"), ("kubernetes", "default/--all")]
 )
 def test_malformed_job_id_is_refused(tmp_path, scheduler, id):
-    """The file of a run of somebody else must not choose options of scancel or kubectl."""
+    """Refuse an id from another user's file, which could otherwise set options of scancel or kubectl."""
     (tmp_path / "launch").mkdir()
     content = {"scheduler": scheduler, "id": id, "submitted": 0.0, "mark": "m"}
     (tmp_path / "launch" / "job.json").write_text(json.dumps(content))

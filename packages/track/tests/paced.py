@@ -14,11 +14,11 @@ from gangline.config import CallbackConfig
 
 @dataclass
 class Paced(CallbackConfig):
-    """It has no options."""
+    """Configuration of `paced`, without options."""
 
 
 class PacedCallback(Callback):
-    """A twentieth of a second before each step."""
+    """Callback that waits 0.05 s before each step."""
 
     def __init__(self, config: Paced, run: Any) -> None:
         pass

@@ -15,12 +15,12 @@ from gangline_track.wandb_file import read_history, read_messages
 
 
 def known(directory: Path, service: str) -> str:
-    """The run at the service."""
+    """Return the id of the run at the service."""
     return json.loads((directory / "track" / f"{service}.json").read_text())["id"]
 
 
 def wandb_history(directory: Path) -> list[tuple[int, dict[str, Any]]]:
-    """(step, values) of all starts, in order."""
+    """Return (step, values) of all starts, in order."""
     name = known(directory, "wandb")
     found = []
     for file in sorted((directory / "wandb").glob(f"offline-run-*-{name}/run-{name}.wandb")):
@@ -32,7 +32,7 @@ def wandb_history(directory: Path) -> list[tuple[int, dict[str, Any]]]:
 
 
 def wandb_ended(directory: Path) -> bool:
-    """Whether the files of all starts are whole: wandb's own process may write on after `finish`."""
+    """Return whether the files of all starts are complete: wandb's own process may still write after `finish`."""
     protocol = import_module("wandb.proto.wandb_internal_pb2")
     ended = []
     for file in (directory / "wandb").glob("offline-run-*/run-*.wandb"):
@@ -44,7 +44,7 @@ def wandb_ended(directory: Path) -> bool:
 
 
 def mlflow_history(directory: Path) -> list[tuple[int, float]]:
-    """(step, loss), in the order in which they were sent."""
+    """Return (step, loss), sorted by step."""
     from mlflow import MlflowClient
 
     client = MlflowClient(tracking_uri=make_local_uri(directory))
@@ -54,7 +54,7 @@ def mlflow_history(directory: Path) -> list[tuple[int, float]]:
 
 
 def trackio_history(directory: Path, folder: Path | None = None) -> list[tuple[int, float]]:
-    """(step, loss), in the order in which they were sent; folder: TRACKIO_DIR, where it is not this process's own."""
+    """Return (step, loss) in the order of the sends; folder: TRACKIO_DIR if it is not that of this process."""
     file = Path(folder or os.environ["TRACKIO_DIR"]) / "gangline.db"
     with closing(sqlite3.connect(file)) as base:
         asked = "SELECT step, metrics FROM metrics WHERE run_name = ? ORDER BY id"

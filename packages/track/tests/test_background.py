@@ -18,7 +18,7 @@ from gangline_track.config import Service
 
 
 class Kept(Connection):
-    """A service in memory that several starts share."""
+    """Service in memory that several starts share."""
 
     def __init__(self, store: list[tuple[int, float]], gate: threading.Event | None = None, error: str = "") -> None:
         self.store, self.gate, self.error, self.closed = store, gate, error, False
@@ -53,7 +53,7 @@ def test_hanging_service_does_not_delay_run(tmp_path: Path, capsys) -> None:
     tracker = begun(tmp_path, Kept([], gate), queue=5, deadline_seconds=0.2)
     for record in make_healthy(100):
         tracker.record(record)
-    tracker.end({"why": "done"})  # it would hang for good
+    tracker.end({"why": "done"})  # would wait forever without the deadline
     said = capsys.readouterr().err
     gate.set()
     assert said.count("slower than the run") == 1
@@ -61,7 +61,7 @@ def test_hanging_service_does_not_delay_run(tmp_path: Path, capsys) -> None:
 
 
 def test_start_end_closes_service_without_waiting(tmp_path: Path) -> None:
-    """Also where its queue was full when the end began: nobody calls it before those have taken their deadline."""
+    """Begin the end while the queue is full: the service closes before `end` waits for its deadline."""
     gate = threading.Event()
 
     class Slow(Kept):
@@ -96,7 +96,7 @@ def test_service_error_is_raised_by_next_record(tmp_path: Path) -> None:
 
 
 def test_resume_after_kill_sends_each_step_once(tmp_path: Path) -> None:
-    """Eight steps, of which the service got six; the run goes on from step seven."""
+    """Resume after step 7 of eight recorded steps, of which the service received six."""
     records = make_healthy(12)
     store = [(record.step, record.loss) for record in records[:6]]
     jsonl(tmp_path, records[:8])
@@ -160,7 +160,7 @@ def test_next_start_closes_tracker_left_by_error(tmp_path: Path) -> None:
 
 
 def test_deadlines_of_hanging_trackers_run_concurrently(tmp_path: Path, monkeypatch) -> None:
-    """When the first is waited for, the second's deadline has begun, and it is not put off after that."""
+    """Begin the deadlines of both trackers before the wait for the first one, and do not extend them."""
     gate, seen = threading.Event(), []
     trackers = {name: begun(tmp_path / name, Kept([], gate), queue=50, deadline_seconds=0.2) for name in ("a", "b")}
 
@@ -182,7 +182,7 @@ def test_deadlines_of_hanging_trackers_run_concurrently(tmp_path: Path, monkeypa
 
 
 def test_list_in_a_record_keeps_its_finite_numbers():
-    """metrics.jsonl has a number that is not finite as a string."""
+    """Mix numbers and strings, because metrics.jsonl stores a number that is not finite as a string."""
     (record,) = make_healthy(1)
     record.metrics["load"] = [1.0, float("nan"), "inf", 2.0]
     record.metrics["norms"] = [float("-inf")]

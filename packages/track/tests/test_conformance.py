@@ -17,7 +17,7 @@ from gangline_track.to_mlflow import make_local_uri
 
 @pytest.fixture(scope="module", autouse=True)
 def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What the libraries keep for a user is kept apart from this one's."""
+    """Keep the files of the tracking libraries apart from the user's own files."""
     with pytest.MonkeyPatch.context() as patch:
         home = tmp_path_factory.mktemp("home")
         for name in ("HOME", "WANDB_CONFIG_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR", "TRACKIO_DIR"):
@@ -40,7 +40,7 @@ class TestWandb(TrackerSuite):
 
 @pytest.fixture(scope="class")
 def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run directory with the tables that MLflow makes, and nothing in them. It makes them in a hundred migrations."""
+    """Return a run directory with MLflow's empty tables, which MLflow creates in a hundred migrations."""
     from mlflow import MlflowClient
 
     directory, elsewhere = tmp_path_factory.mktemp("tables"), tmp_path_factory.mktemp("elsewhere")
@@ -62,7 +62,7 @@ class TestMlflow(TrackerSuite):
 
     def build_tracker(self, directory: Path) -> Tracker:
         directory.mkdir(exist_ok=True)
-        if not (directory / "mlflow.db").exists():  # that it makes them itself real runs show
+        if not (directory / "mlflow.db").exists():  # saves time; real runs test that MLflow creates its tables
             shutil.copytree(self.tables, directory, dirs_exist_ok=True)
         return super().build_tracker(directory)
 

@@ -17,14 +17,14 @@ from gangline.record import read_records
 from gangline_testkit import RealRuns, as_installed
 from gangline_testkit.processes import kill
 
-# What each run imports on its trackers' threads, for seconds of a core.
+# Modules that each run imports on its trackers' threads, which takes seconds of CPU time.
 LIBRARIES = ("gangline_track.to_wandb", "gangline_track.to_mlflow", "gangline_track.to_trackio")
 PATIENT = [f"track.{name}.deadline_seconds=300" for name in ("wandb", "mlflow", "trackio")]
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealRuns]:
-    """Those of a user who has no account."""
+    """Yield runs of a user who has no account at a tracking service."""
     home = tmp_path_factory.mktemp("home")
     with pytest.MonkeyPatch.context() as patch, RealRuns(home, seconds=900.0, loaded=LIBRARIES) as found:
         for name in [name for name in os.environ if name.startswith(("WANDB", "MLFLOW", "TRACKIO"))]:
@@ -35,14 +35,14 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealRuns]:
 
 
 def picture(path: Path) -> None:
-    """A PNG, as a verb that draws leaves one."""
+    """Write a PNG, as a command that plots does."""
     Image.new("RGB", (50, 50), "#2166ac").save(path)
 
 
 def test_killed_run_resumes_in_all_three_services(runs: RealRuns) -> None:
     out = runs.directory / "out"
     track = ("track=[jsonl,wandb,mlflow,trackio]", "track.wandb.mode=offline", "callback=[paced]")
-    rate = ("schedule=constant", "schedule.warmup_steps=0")  # the same whatever the number of steps
+    rate = ("schedule=constant", "schedule.warmup_steps=0")  # does not depend on the number of steps
     process = runs.fork("run.dir=out", "run.steps=100000", "checkpoint.every=3", *track, *rate)
     kept = out / "track"
     runs.wait_for_step(process, "out", 21)
@@ -69,7 +69,7 @@ def test_killed_run_resumes_in_all_three_services(runs: RealRuns) -> None:
 
 @pytest.fixture
 def refusing() -> Iterator[str]:
-    """A service that answers every question with 401, as wandb does to an expired key."""
+    """Yield the URL of a service that answers every request with 401, as wandb does for an expired key."""
 
     class Refuse(BaseHTTPRequestHandler):
         def refuse(self) -> None:
@@ -90,7 +90,7 @@ def refusing() -> Iterator[str]:
 
 
 def goes_on_offline(runs: RealRuns, name: str, **more: str) -> str:
-    """A run that wants to be online: what it said."""
+    """Train a run that tracks online, check that it continues offline, and return its output."""
     words = ("track=[console,jsonl,wandb]", "track.wandb.connect_seconds=5", "run.steps=4")
     printed = runs.train(f"run.dir={name}", *words, "track.wandb.deadline_seconds=300", **more)
     assert printed.count("track=wandb continues offline") == 1, printed

@@ -19,9 +19,9 @@ class Elsewhere(LaunchConfig):
     here: ClassVar[bool] = False
     at_once: ClassVar[bool] = True
 
-    gpus: int = 8  # that there are
+    gpus: int = 8  # GPUs of the other machines
     refuse: bool = False
-    lose: bool = False  # sight of the job, after it was submitted
+    lose: bool = False  # raise an error after the submit, as if the queue did not answer
 
     def count_ranks(self, run: Run) -> int:
         return self.processes or run.parallel.count_ranks(self.gpus)
@@ -37,7 +37,7 @@ class ElsewhereLauncher(Launcher):
         directory.hand_over()
         if self.config.lose:
             raise UserError("no answer from the queue.")
-        RunDirectory(directory.path).lock()  # who comes there can hold it
+        RunDirectory(directory.path).lock()  # after `hand_over` another process can hold the lock
         print(f"given {directory.path.name}")
         return 7
 

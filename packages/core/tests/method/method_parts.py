@@ -80,7 +80,7 @@ def gangline_callbacks():
 
 
 def build_around(config, job):
-    """The strategy that was chosen inside."""
+    """Build the nested strategy that the user has chosen."""
     from gangline.plugin.registry import build
 
     return build(config.inner, job)

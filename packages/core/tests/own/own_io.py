@@ -32,7 +32,7 @@ class StepsSource(DataSource):
 
 
 class QuietTracker(Tracker):
-    """A line of JSON for each step."""
+    """Tracker that writes a line of JSON for each step."""
 
     def __init__(self, config, run):
         self.path = Path(run.job.dir, "losses.jsonl")
@@ -43,7 +43,7 @@ class QuietTracker(Tracker):
 
 
 class HereLauncher(Launcher):
-    """One rank, a process of its own."""
+    """Launcher that runs the single rank in its own process."""
 
     def __init__(self, config, run):
         pass

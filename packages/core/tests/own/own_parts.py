@@ -27,7 +27,7 @@ from gangline.plan import Init, Plan
 
 @dataclass(frozen=True, kw_only=True)
 class TableNode(Node):
-    """Logits of the next token, a row for each token."""
+    """Table with a row for each token: the logits of the next token."""
 
     module: ClassVar[str] = "own_runtime:Table"
     vocab_size: int
@@ -36,7 +36,7 @@ class TableNode(Node):
         return {"weight": (self.vocab_size, self.vocab_size)}
 
     def count_flops(self, sequence_length):
-        return 0  # a row is looked up
+        return 0  # the lookup of a row needs no matmul
 
 
 @dataclass
@@ -90,7 +90,7 @@ class Arrays(CheckpointConfig):
 
 @dataclass
 class Steps(DataConfig):
-    """Each token is the one before it plus one or two."""
+    """Corpus in which each token is the previous token plus one or two, modulo the vocabulary size."""
 
 
 @dataclass

@@ -1,6 +1,6 @@
 """Model, strategy, precision and optimizer of `own_parts`.
 
-B sequences, T tokens, V tokens that there are
+B sequences, T tokens, V vocabulary
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gangline.shard import Layout, Registry, Shard
 
 
 class Table(nn.Module):
-    """batch -> the loss summed over valid targets."""
+    """Module that maps a batch to the loss summed over its valid targets."""
 
     def __init__(self, node):
         super().__init__()
@@ -33,7 +33,7 @@ class Table(nn.Module):
 
 
 class AloneRuntime(Runtime):
-    """One process with the whole model."""
+    """Runtime of one process that holds the complete model."""
 
     rank, data_coordinate = 0, (0, 1)
 
@@ -94,7 +94,7 @@ def exact(config, run):
 
 
 class DescentOptimizer(Optimizer):
-    """Plain gradient descent, which keeps nothing."""
+    """Plain gradient descent without optimizer state."""
 
     def __init__(self, config, run, runtime):
         self.runtime, self.registry = runtime, Registry(runtime.registry.mesh)
