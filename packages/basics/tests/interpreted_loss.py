@@ -14,7 +14,7 @@ from gangline_basics.model.kernels import takes_kernels
 
 @pytest.fixture
 def kernels(monkeypatch):
-    """The kernels, which Triton interprets."""
+    """Kernels of the loss, run by the Triton interpreter."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     from gangline_basics.model import loss_triton
 
@@ -22,7 +22,7 @@ def kernels(monkeypatch):
 
 
 def made(rows: int, vocabulary: int) -> tuple[torch.Tensor, ...]:
-    """Logits, targets, which of them are here, each row's factor, and its factor of the z-term."""
+    """Return logits, targets, a mask of targets in this vocabulary shard, and per-row gradients of loss and z-loss."""
     torch.manual_seed(rows)
     here = torch.rand(rows) < 0.6
     return (
@@ -38,7 +38,7 @@ def made(rows: int, vocabulary: int) -> tuple[torch.Tensor, ...]:
 @pytest.mark.parametrize("rows", [1, 5])
 def test_kernels_match_plain_operators(kernels, monkeypatch, rows, vocabulary):
     logits, targets, here, each, z = made(rows, vocabulary)
-    wider = torch.cat((logits, logits), dim=1)[:, :vocabulary]  # rows that do not lie side by side
+    wider = torch.cat((logits, logits), dim=1)[:, :vocabulary]  # a view whose rows are not adjacent in memory
     assert takes_kernels(logits)
     lse = loss.log_sum_exp(wider)
     cases = [(h, each, lse, y) for h in (None, here) for y in (None, z)]
@@ -81,7 +81,7 @@ def test_float64_uses_plain_operators(kernels):
 
 
 def test_infinite_logits_match_plain_log_sum_exp(kernels, monkeypatch):
-    """Also where a whole block of a row, or all of it, is minus infinity."""
+    """Check rows with one complete block, or the complete row, at minus infinity."""
     logits = torch.randn(5, 9001)
     logits[0, :8192] = logits[1, 8192:] = logits[2] = -float("inf")
     logits[3, 7] = float("inf")

@@ -21,7 +21,7 @@ EMA = ("callback=ema", "callback.ema.decays=[0.5,0.9]", "run.deterministic=true"
 
 
 def held(s, prefix="callback/ema/") -> dict[str, torch.Tensor]:
-    """The arrays of one process, by name."""
+    """Return copies of the local arrays whose name starts with `prefix`, by name."""
     return {shard.name: shard.local.detach().clone() for shard in s.shards() if shard.name.startswith(prefix)}
 
 
@@ -32,7 +32,7 @@ def same_bits(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> Non
 
 
 def test_ema_is_bias_corrected_and_ignores_skipped_steps(tmp_path):
-    """Bias-corrected: the weights that the run began with have no part; a step that was left out changes no bit."""
+    """Check that the initial weights do not contribute (bias correction), and that a skipped step changes no bit."""
     s = open_session(tmp_path / "out", *EMA)
     seen: list[dict[str, torch.Tensor]] = []
     for number in range(4):
@@ -54,7 +54,7 @@ def test_ema_is_bias_corrected_and_ignores_skipped_steps(tmp_path):
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory):
-    """A run of one process, which adds as two data ranks would."""
+    """Directory of a run of one process, which sums gradients in the order of two data ranks."""
     out = tmp_path_factory.mktemp("straight") / "out"
     train_session(out, *EMA, "run.steps=6", "validate.every=1", "parallel.groups=2")
     return out
@@ -66,7 +66,7 @@ def test_average_is_bit_identical_under_ddp(straight, tmp_path):
 
 
 def test_resume_may_add_ema_with_another_decay(tmp_path):
-    """Each average counts its own updates; a new one begins with the weights as they are."""
+    """Check that each average counts its own updates, and that a new average starts from the current weights."""
     train_session(tmp_path / "out", "run.steps=2")
     train_session(tmp_path / "out", "callback=ema", "callback.ema.decays=[0.5]", "run.steps=4")
     late = open_session(tmp_path / "out", "callback=ema", "callback.ema.decays=[0.5,0.9]", "run.steps=6")

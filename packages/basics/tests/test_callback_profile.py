@@ -21,7 +21,7 @@ PHASES = {"data", "forward_backward", "optimizer"}
 
 
 def ranges(path: Path) -> dict[str, list[dict[str, Any]]]:
-    """The complete events of a trace, by name."""
+    """Return the complete events (`ph` is X) of a trace, by name."""
     found: dict[str, list[dict[str, Any]]] = {}
     for event in json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]:
         if event["ph"] == "X":
@@ -52,14 +52,14 @@ def test_selected_steps_and_ranks_are_traced_with_phases(tmp_path):
 
 
 def test_open_trace_is_written_on_rollback_or_error(tmp_path):
-    """And a preparation that came to nothing leaves neither a file nor a profiler that runs."""
+    """Check also a profiler that was prepared but recorded no step: it stops, and leaves no file."""
     s = open_session(tmp_path / "out", "callback=profile", "callback.profile.steps=[2,3,4,9]")
     mine = s.callbacks["profile"]
     profile = tmp_path / "out" / "profile"
     for _ in range(3):
         call_each(s, "before_step", s.step + 1)
         call_each(s, "after_step", step(s, Clock())[0], True)
-    mine.before_step(1)  # back at the beginning
+    mine.before_step(1)  # rollback to the first step
     assert [path.name[:25] for path in profile.iterdir()] == ["steps-00000002-00000003.r"], "what was taken"
     assert {"ProfilerStep#2", "ProfilerStep#3"} == {key for key in ranges(next(profile.iterdir())) if "Step#" in key}
     mine.before_step(8)

@@ -25,7 +25,7 @@ CHATS = {
     "spaces": [USER, {"role": "assistant", "content": "  3\n\n"}, USER, {"role": "assistant", "content": "\n"}],
     "the end in the words": [USER, {"role": "assistant", "content": "<|end|> is an end"}, USER],
 }
-# (what stands before an answer, what ends it, what follows)
+# name -> (text before an answer, end of the answer, text after the answer)
 SHAPES = {
     "an end token and a line's end": ("<|turn|>assistant\n", "<|end|>", "\n"),
     "an end token": ("<|turn|>assistant\n", "<|end|>", ""),
@@ -49,7 +49,7 @@ def of(shape: str, marks: bool) -> str:
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory) -> Path:
-    """A byte-level BPE that merges words, spaces and line ends."""
+    """Path of a byte-level BPE tokenizer that merges words, spaces and line ends."""
     folder = tmp_path_factory.mktemp("tokenizer")
     made = Tokenizer(models.BPE())
     made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
@@ -65,7 +65,7 @@ def tokenizer(tmp_path_factory) -> Path:
 @pytest.mark.parametrize("chat", CHATS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_loss_mask_matches_transformers_assistant_mask(tokenizer, shape, chat):
-    """What ours finds in a template without marks is what transformers finds in the same one with them."""
+    """Compare a template with and without generation tags with the mask of transformers, which needs the tags."""
     transformers = pytest.importorskip("transformers")
     theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tokenizer), chat_template=of(shape, True))
     asked = {"return_dict": True, "return_assistant_tokens_mask": True}
@@ -106,7 +106,7 @@ def test_codec_ignores_saved_truncation_and_padding(tokenizer, tmp_path):
     saved.enable_padding(length=99, pad_token="<s>", pad_id=saved.token_to_id("<s>"))
     saved.save(str(tmp_path / "tokenizer.json"))
     codec = TokenizerCodec(str(tmp_path / "tokenizer.json"), None, "replace")
-    text = "There are many dogs.\n" * 40_000  # of several pieces
+    text = "There are many dogs.\n" * 40_000  # long enough to be tokenized in several pieces
     assert codec.encode("a word") == plain.encode("a word")
     assert np.array_equal(codec.encode_file(text.encode(), "one"), plain.encode_file(text.encode(), "one"))
     template = ChatTemplate(of("an end token", False), {}, "mine")
@@ -119,14 +119,14 @@ def test_codec_ignores_saved_truncation_and_padding(tokenizer, tmp_path):
 
 
 def test_answer_in_first_message_is_trained_on(tokenizer):
-    """As those of Llama 3 and Qwen do, which take no empty conversation."""
+    """Check a template that reads `messages[0]`, as those of Llama 3 and Qwen, and so rejects an empty conversation."""
     source = "{% if messages[0]['role'] == 'system' %}S{% else %}<s>{% endif %}" + of("an end token", False)
     codec, template = TokenizerCodec(str(tokenizer), None, "replace"), ChatTemplate(source, {}, "mine")
     chat = [{"role": "assistant", "content": "Hi!"}, *CHATS["one turn"]]
     (found,) = ChatEncoder(codec, template)([render_chat(template, chat)])
     learnt = codec.decode_special(found.tokens[found.learnt].tolist())
     assert learnt == "Hi!<|end|>There are 3 of them, é.<|end|>"
-    deaf = ChatTemplate("{{ messages[0]['role'] }}", {}, "mine")  # it writes no answer, so none has a place
+    deaf = ChatTemplate("{{ messages[0]['role'] }}", {}, "mine")  # renders no answer, so no answer can be located
     with pytest.raises(TemplateRefusal, match="no element 0"):
         render_chat(deaf, chat)
 
@@ -136,7 +136,7 @@ TURN = "{% for m in messages %}{{ '<|turn|>' + m.role + '\n' }}ANSWER{% endfor %
 PROMPT = "{% if add_generation_prompt %}{{ '<|turn|>assistant\n' }}{% endif %}"
 FIRST = "(m.tool_calls or [''])[0]"
 CALLED = "{% if m.tool_calls %}THEN{% else %}{{ m.content }}{% endif %}"
-# what stands in the place of ANSWER -> what is learnt of CALL and of a plain answer behind it
+# name -> (template text in place of ANSWER, text trained on in CALL followed by a plain answer)
 ENDS = {
     "a filter changes the words": (f"{{{{ (m.content ~ {FIRST}) | upper }}}}<|end|>{{{{ '\n' }}}}",
         "XF(1)<|end|>DONE<|end|>"),
@@ -161,7 +161,7 @@ def test_tool_call_answer_ends_like_plain_answer(tokenizer, shape):
 
 @pytest.mark.parametrize("marks", [False, True])
 def test_template_that_drops_tool_calls_is_refused(marks):
-    """An empty answer would be learnt in the place of the call."""
+    """Check templates that would train on an empty answer in place of the tool call."""
     answer = "{% generation %}{{ m.content }}<|end|>{% endgeneration %}" if marks else "{{ m.content }}<|end|>"
     silent = {"role": "assistant", "content": "", "tool_calls": ["f(1)"]}
     chat = [USER, silent, {"role": "tool", "content": "2"}, {"role": "assistant", "content": "done"}]
@@ -179,7 +179,7 @@ def test_template_that_drops_tool_calls_is_refused(marks):
 
 @pytest.mark.parametrize("field", ["reasoning_content", "reasoning", "thinking"])
 def test_template_that_drops_final_reasoning_is_refused(field):
-    """Of earlier turns a template may leave it out: it does so on purpose."""
+    """Check also that a template may omit the reasoning of earlier turns, as templates do on purpose."""
     thought = {"role": "assistant", "content": "4", field: "2 and 2 are 4"}
     leaves_out = ChatTemplate(TURN.replace("ANSWER", "{{ m.content }}<|end|>") + PROMPT, {}, "mine")
     with pytest.raises(TemplateRefusal, match=f"omits the field {field}"):
@@ -191,7 +191,7 @@ def test_template_that_drops_final_reasoning_is_refused(field):
 
 
 def test_reasoning_within_answer_text_counts_as_rendered():
-    """Data sets hold it in a field and in the answer: a template that knows no such field writes it all the same."""
+    """Check reasoning stored in a field and in the answer: a template without the field renders it in the answer."""
     thought = "2 and 2 are 4"
     answer = {"role": "assistant", "content": f"<think>{thought}</think>4", "reasoning_content": f"{thought}\n"}
     template = ChatTemplate(TURN.replace("ANSWER", "{{ m.content }}<|end|>") + PROMPT, {}, "mine")
@@ -206,7 +206,6 @@ PLAIN = TURN.replace("ANSWER", "{{ m.content }}<|end|>") + PROMPT
 
 
 def test_reasoning_of_untrained_answer_may_be_dropped():
-    """It is not trained on."""
     thought = {"role": "assistant", "content": "4", "reasoning": "2 and 2 are 4"}
     template = ChatTemplate(PLAIN, {}, "mine")
     chat = [USER, {"role": "assistant", "content": "5"}, {**thought, "weight": 0}]
@@ -233,7 +232,7 @@ def test_reasoning_in_parts_is_rendered_or_refused():
 
 
 def test_reasoning_with_tool_call_is_rendered_or_refused():
-    """Of the turn since the user's last message; earlier ones may leave it out."""
+    """Check the turn after the last user message; a template may omit the reasoning of earlier turns."""
     calls = "{{ m.content }}{{ (m.tool_calls or [''])[0] }}<|end|>"
     thought = [USER, {**CALL[1], "reasoning_content": "a sum"}, CALL[2]]
     answer = {"role": "assistant", "content": "done"}
@@ -247,7 +246,7 @@ def test_reasoning_with_tool_call_is_rendered_or_refused():
 
 
 def test_template_that_requires_reasoning_renders_reasoning():
-    """Without it the template refuses the conversation, or fails: so it does not leave the reasoning out."""
+    """Check templates that raise an error without reasoning: such an error must not count as omitted reasoning."""
     refuses = "{% if not m.thinking %}{{ raise_exception('no thought') }}{% endif %}{{ m.thinking }}"
     for thought in (refuses, "{{ '' + m.thinking }}"):
         writes = f"{{% if m.role == 'assistant' %}}{thought}{{% endif %}}{{{{ m.content }}}}<|end|>"

@@ -35,7 +35,7 @@ from gangline_basics.checkpoint.torch_dcp import DcpCheckpointer
 from gangline_testkit import rank
 from gangline_testkit.pool import PoolBroken, get_pool
 
-# --- arrays of every kind, and ways to cut them ----------------------------------------------------------------------
+# --- arrays of every dtype, and layouts -------------------------------------------------------------------------------
 
 SHAPES = {
     "model/matrix": (13, 10),
@@ -59,7 +59,7 @@ DTYPES = {
 
 
 def value(name: str, step: int) -> torch.Tensor:
-    """What the array `name` holds after `step`, whole."""
+    """Return the complete array `name` after `step`."""
     generator = torch.Generator().manual_seed(hash((len(name), name.encode()[-1], step)) % 2**31)
     drawn = torch.randint(-100, 100, SHAPES[name], generator=generator)
     return drawn.to(DTYPES.get(name, torch.float32))
@@ -73,7 +73,7 @@ def columns(axis: str, *bounds: int) -> Division:
     return Division((axis,), (bounds,), 1)
 
 
-# name -> mesh, and the divisions of the arrays that are cut
+# name -> (sizes of the mesh, divisions of the sharded arrays)
 LAYOUTS: dict[str, tuple[dict[str, int], dict[str, tuple[Division, ...]]]] = {
     "one": ({}, {}),
     "two, rows": (
@@ -81,7 +81,7 @@ LAYOUTS: dict[str, tuple[dict[str, int], dict[str, tuple[Division, ...]]]] = {
         {
             "model/matrix": (rows("dp_shard", 0, 4, 13),),
             "model/stack": (rows("dp_shard", 0, 7, 15, by_row=True),),
-            "model/half": (rows("dp_shard", 0, 6, 6),),  # the second rank has none of it
+            "model/half": (rows("dp_shard", 0, 6, 6),),  # empty on the second rank
             "optimizer/count": (rows("dp_shard", 0, 1, 11),),
         },
     ),
@@ -108,7 +108,7 @@ def registry_of(layout: str) -> Registry:
 
 
 def shards_of(registry: Registry, of_rank: int, step: int | None) -> list[Shard]:
-    """The rank's shards, holding the arrays of `step`, or what no array holds."""
+    """Return the shards of rank `of_rank`, filled from the arrays of `step`, or with ones if `step` is None."""
     found = []
     for name, shape in SHAPES.items():
         whole = value(name, step) if step is not None else torch.full_like(value(name, 0), 1)
@@ -118,7 +118,7 @@ def shards_of(registry: Registry, of_rank: int, step: int | None) -> list[Shard]
 
 
 def wrong(shards: list[Shard], step: int) -> list[str]:
-    """The shards that do not hold what the arrays of `step` are."""
+    """Return the names of the shards whose values differ from the arrays of `step`."""
     return [s.name for s in shards if not torch.equal(s.local, value(s.name, step)[s.box.slices])]
 
 
@@ -148,7 +148,7 @@ def world(layout: str) -> int:
 
 @pytest.fixture
 def saved(tmp_path) -> tuple[DcpCheckpointer, Path]:
-    """A checkpointer with one checkpoint of step 1, and where that lies."""
+    """Checkpointer with one checkpoint, of step 1, and the directory of this checkpoint."""
     save(str(tmp_path), "one", 1)
     return DcpCheckpointer(str(tmp_path)), tmp_path / "checkpoints" / "step-00000001"
 
@@ -160,7 +160,7 @@ def load_here(kept: DcpCheckpointer, step: int) -> list[str]:
     return wrong(shards, step)
 
 
-# --- any layout to any layout ----------------------------------------------------------------------------------------
+# --- resharding -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("writer", LAYOUTS)
@@ -181,7 +181,7 @@ def test_each_box_is_written_once_by_its_primary(tmp_path):
 
 
 def test_views_of_larger_tensors_are_saved_and_filled(tmp_path):
-    """A shard is a view, perhaps of columns or of a transposed tensor: neither more nor less of it is kept."""
+    """Check shards that are views of columns or of a transposed tensor: only the view is written and filled."""
     registry = Registry.of(Mesh.of({}), {"model/a": Layout((30, 20)), "model/b": Layout((4, 6))})
     base, turned = torch.randn(60, 50), torch.randn(6, 4)
     shards = [
@@ -209,7 +209,7 @@ def test_views_of_larger_tensors_are_saved_and_filled(tmp_path):
 def test_part_of_array_loads_into_any_boxes(saved):
     kept, _ = saved
     whole = value("model/matrix", 1)
-    views = [torch.zeros(5, 4), torch.zeros(13, 1)]  # two boxes of one name, one across the other
+    views = [torch.zeros(5, 4), torch.zeros(13, 1)]  # two boxes of one array
     shards = [
         Shard("model/matrix", (13, 10), torch.float32, (2, 3), views[0]),
         Shard("model/matrix", (13, 10), torch.float32, (0, 9), views[1]),
@@ -236,7 +236,7 @@ def test_checkpoint_is_readable_by_pytorch_tools(saved, tmp_path):
     assert torch.equal(whole["model/matrix"], value("model/matrix", 1))
 
 
-# --- what the checkpointer says --------------------------------------------------------------------------------------
+# --- lists, documents and refusals ------------------------------------------------------------------------------------
 
 
 def test_checkpointer_lists_checkpoints_documents_and_shapes(tmp_path):
@@ -306,7 +306,7 @@ def test_automatic_interval_is_refused():
     assert TorchCheckpoint(every=10, keep_last=2).check(None) == []
 
 
-# --- keeping the newest ----------------------------------------------------------------------------------------------
+# --- keep_last --------------------------------------------------------------------------------------------------------
 
 
 def keep(run_dir: Path, keep_last: int | None, *saves: tuple[int, int]) -> list[str]:
@@ -324,7 +324,7 @@ def test_keep_last_deletes_older_checkpoints(tmp_path):
 def test_keep_last_counts_current_branch_only(tmp_path):
     assert len(keep(tmp_path, None, (10, 1), (20, 1), (30, 1))) == 3
     attempts.append(tmp_path, Attempt(2, "step-00000020", why="loss spike"))
-    assert keep(tmp_path, 2, (25, 2)) == ["step-00000020", "step-00000025.2"]  # 30 is of the branch left behind
+    assert keep(tmp_path, 2, (25, 2)) == ["step-00000020", "step-00000025.2"]  # step 30 belongs to the abandoned branch
     assert keep(tmp_path, 1, (26, 2)) == ["step-00000026.2"]
 
 
@@ -346,7 +346,7 @@ def test_failed_save_deletes_no_checkpoint(tmp_path):
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A directory with room for two checkpoints, and the size a file may have there (None: the disk sets the limit)."""
+    """Directory with room for two checkpoints, and the maximum file size there (None: the disk sets the limit)."""
     disk = tmp_path / "disk"
     disk.mkdir()
     if (
@@ -360,7 +360,7 @@ def small_disk(tmp_path):
 
 
 def save_too_much(run_dir: str, layout: str, limit: int | None) -> tuple[str, str, list[str]]:
-    """Save until it fails; the failure's type and message, and what is left."""
+    """Save until a save fails; return the type and message of the error, and the checkpoints that remain."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     registry, kept = registry_of(layout), DcpCheckpointer(run_dir)
     kept.save(SaveRequest(1), shards_of(registry, rank.index, 1), registry, document(1))
@@ -435,7 +435,7 @@ def test_a_read_only_directory_can_be_read(small_disk):
 
 
 def save_for_ever(run_dir: str, layout: str, first: int) -> None:
-    """Save step after step, noting each that is done."""
+    """Save step after step, and append each completed step to the file `done`."""
     registry, kept = registry_of(layout), DcpCheckpointer(run_dir)
     with open(Path(run_dir) / "done", "a", buffering=1) as done:
         for step in range(first, first + 100_000):
@@ -445,9 +445,9 @@ def save_for_ever(run_dir: str, layout: str, first: int) -> None:
 
 
 def kill_while_saving(run_dir: Path, layout: str, seed: int) -> tuple[list[int], list[int]]:
-    """Let the ranks save, then kill -9 one or all of them; steps noted as done, steps visible.
+    """Kill one rank or all ranks by SIGKILL during a save; return (steps noted as done, steps listed).
 
-    At a random moment, or (every second seed) at one where all ranks stand still and a save is half-written.
+    The kill comes at a random moment or, for even seeds, while all ranks are stopped and a save is half-written.
     """
     chance = random.Random(seed)
     kept = DcpCheckpointer(str(run_dir))
@@ -458,7 +458,7 @@ def kill_while_saving(run_dir: Path, layout: str, seed: int) -> tuple[list[int],
     done.unlink(missing_ok=True)
 
     def kill() -> None:
-        while not (done.exists() and done.stat().st_size):  # the first save is not what loads all the code
+        while not (done.exists() and done.stat().st_size):  # wait for the first save, which includes loading code
             time.sleep(0.001)
         time.sleep(chance.uniform(0, 0.15))
         while seed % 2 == 0 and not half_written(run_dir, stop=ranks.pids):
@@ -470,7 +470,7 @@ def kill_while_saving(run_dir: Path, layout: str, seed: int) -> tuple[list[int],
 
     killer = threading.Thread(target=kill)
     killer.start()
-    # A rank whose peer died says so, where it is quicker than its own end.
+    # A rank may report the death of its peer (RuntimeError) before the pool breaks.
     with pytest.raises((PoolBroken, RuntimeError)):
         ranks.run(save_for_ever, str(run_dir), layout, first)
     killer.join()
@@ -478,7 +478,7 @@ def kill_while_saving(run_dir: Path, layout: str, seed: int) -> tuple[list[int],
 
 
 def half_written(run_dir: Path, stop: list[int]) -> bool:
-    """Stop the processes, and look whether a save is under way; where none is, they go on."""
+    """Stop the processes and return whether a save is under way; if not, continue the processes."""
     for pid in stop:
         os.kill(pid, signal.SIGSTOP)
     if any(path.name.startswith(".tmp-") for path in (run_dir / "checkpoints").iterdir()):
@@ -517,7 +517,7 @@ def test_hundreds_of_kills_leave_complete_checkpoints(tmp_path, layout):
     check_after_kills(tmp_path, layout, kills=40)
 
 
-# --- damage ----------------------------------------------------------------------------------------------------------
+# --- damaged files ----------------------------------------------------------------------------------------------------
 
 
 def flip(path: Path, at: int, bit: int = 0) -> None:
@@ -527,7 +527,7 @@ def flip(path: Path, at: int, bit: int = 0) -> None:
 
 
 def where(path: Path, name: str) -> tuple[int, int]:
-    """Offset and length of the record of an array in `__0_0.distcp`."""
+    """Return offset and length of the record of an array in `__0_0.distcp`."""
     metadata = dcp.FileSystemReader(path).read_metadata()
     ((_, place),) = [(index, place) for index, place in metadata.storage_data.items() if index.fqn == name]
     return place.offset, place.length
@@ -546,7 +546,7 @@ def test_load_reports_array_with_flipped_bit(saved):
 
 
 def test_load_verifies_requested_arrays_only(saved):
-    """Sampling takes the weights alone: damage in the optimizer's arrays does not stop it."""
+    """Check that damaged optimizer arrays do not prevent sampling, which loads only the weights."""
     kept, path = saved
     offset, length = where(path, "optimizer/count")
     flip(path / "__0_0.distcp", offset + length // 2)
@@ -558,7 +558,7 @@ def test_load_verifies_requested_arrays_only(saved):
 
 
 class Trap:
-    """Touches a file when it is unpickled."""
+    """Object that creates a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -568,7 +568,7 @@ class Trap:
 
 
 def replace_table(path: Path, content: bytes) -> None:
-    """Put another table of chunks into a checkpoint, with its checksum."""
+    """Replace DCP's table of chunks in a checkpoint, and update the checksum of the table."""
     (path / METADATA).write_bytes(content)
     checksums = json.loads((path / CHECKSUMS).read_text())
     checksums["files"][METADATA] = zlib.crc32(content)
@@ -592,7 +592,7 @@ NAMES = "ctorch.distributed.checkpoint.metadata\n"
     ids=["class", "member of an enumeration", "function"],
 )
 def test_metadata_pickle_that_sets_state_is_refused(saved, target):
-    """State of a pickle may be set on whatever it names, and would stay for every checkpoint that is read later."""
+    """Check pickles that would set state on classes and functions, and so change every later load of the process."""
     kept, path = saved
     table = (path / METADATA).read_bytes()
     replace_table(path, f"{target}(N(S'__hash__'\nNdtb.".encode())
@@ -650,7 +650,7 @@ def test_incomplete_file_is_reported(saved, name, how):
 
 
 def test_random_bit_flip_never_gives_wrong_values(saved):
-    """Wherever the bit: a load either finds it or gives the right values, and the same for the document."""
+    """Check that a load, and reading the document, either detects the flipped bit or returns the right values."""
     kept, path = saved
     chance = random.Random(0)
     files = {file: file.read_bytes() for file in path.iterdir()}

@@ -20,7 +20,7 @@ from gangline_testkit import (
     TrackerSuite,
 )
 
-FEW = ("batch.global_size=4",)  # samples: one for each of four ranks, and four microbatches where there is one
+FEW = ("batch.global_size=4",)  # one sample for each of four ranks, or four microbatches on a single rank
 
 
 class TestSingle(StrategySuite):
@@ -47,7 +47,7 @@ class TestBf16Gradients(GradientsSuite):
 class TestOneBitGradients(GradientsSuite):
     choice = "gradients=onebit"
     settings = ("gradients.start_step=0",)
-    tolerance = 0.45  # 0.24 to 0.37 are measured, 0.65 to 0.81 without error feedback
+    tolerance = 0.45  # measured: 0.24 to 0.37; without error feedback: 0.65 to 0.81
 
 
 class TestFp32(PrecisionSuite):

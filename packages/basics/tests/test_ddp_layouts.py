@@ -45,7 +45,7 @@ class Case:
     micro: int = 2
     steps: int = 3
     deterministic: bool = True
-    broken_rank: int | None = None  # whose weights are not numbers
+    broken_rank: int | None = None  # rank with a NaN in its weights
     tied: bool = True
 
 
@@ -76,7 +76,7 @@ def run_of(case: Case) -> Run:
 
 
 def batch_of(samples: range, step: int) -> Batch:
-    """Sample i of the run; every sample has another number of valid targets, some few, none of them none."""
+    """Return the batch of these samples. Samples differ in their number of valid targets, which is at least one."""
     rows, masks = [], []
     for i in samples:
         number = step * GLOBAL + i
@@ -95,7 +95,7 @@ def batch_of(samples: range, step: int) -> Batch:
 
 
 def runtime_of(case: Case, run: Run):
-    """On this rank, with its weights."""
+    """Return the runtime of this rank, with initialized weights."""
     mesh = Mesh.of(case.parallel.size_axes(rank.world))
     tree, plan = plan_decoder(run.model)
     build = build_single if isinstance(case.parallel, Single) else build_ddp
@@ -109,7 +109,7 @@ def runtime_of(case: Case, run: Run):
 
 
 def train(case: Case) -> Outcome:
-    """What one rank sees of the run."""
+    """Train and return the results of this rank."""
     run = run_of(case)
     runtime = runtime_of(case, run)
     optimizer = build_adamw(run.optimizer, run, runtime)
@@ -152,7 +152,7 @@ def same_bits(one: Outcome, other: Outcome) -> None:
     assert one.evaluation[0] == pytest.approx(other.evaluation[0], rel=1e-12)
 
 
-# Every two of the three options meet; the other half runs at night.
+# Each value of one option occurs with each value of every other option; the remaining combinations are nightly.
 MEET = [(2, Fp32, 1), (4, Fp32, 2), (2, Fp64, 2), (4, Fp64, 1), (2, Bf16, 1), (4, Bf16, 2)]
 REST = [(world, precision, 3 - micro) for world, precision, micro in MEET]
 
@@ -161,7 +161,7 @@ REST = [(world, precision, 3 - micro) for world, precision, micro in MEET]
     ("world", "precision", "micro"), [*MEET, *(pytest.param(*one, marks=pytest.mark.nightly) for one in REST)]
 )
 def test_ddp_matches_grouped_single_process_bit_for_bit(world, precision, micro):
-    """Weights after some steps, every gradient and norm on the way; two ranks accumulate, or four do."""
+    """Compare the final weights, and the gradients and norm of every step, on two and four ranks."""
     reference = single(Case(Single(groups=world), precision, micro, steps=4))
     outcomes = get_pool(world).run(train, Case(Ddp(bucket_mb=0.01), precision, micro, steps=4))
     for outcome in outcomes:
@@ -177,7 +177,7 @@ def test_bucket_size_does_not_change_results():
 @pytest.mark.parametrize(("precision", "bound"), [(Fp64, 1e-12), (Fp32, 1e-5)], ids=["float64", "float32"])
 @pytest.mark.parametrize("deterministic", [False, True], ids=["plain", "ordered"])
 def test_ddp_matches_one_process_within_rounding(world, precision, bound, deterministic):
-    """Step 1, against a process that adds microbatches one by one."""
+    """Compare step 1 with one process that adds microbatches one by one."""
     case = Case(Single(), precision, steps=1, deterministic=deterministic)
     reference = single(case)
     for outcome in get_pool(world).run(train, replace(case, parallel=Ddp())):
@@ -205,7 +205,7 @@ def test_ranks_stay_identical_without_ordered_sums():
 
 @pytest.mark.parametrize("deterministic", [False, True], ids=["plain", "ordered"])
 def test_nan_on_one_rank_skips_step_everywhere(deterministic):
-    """One rank's weights hold a nan: the others must not step, though their own loss is finite."""
+    """Check that ranks with a finite loss skip the step too if the weights of one rank contain NaN."""
     broken = get_pool(2).run(train, Case(Ddp(), steps=1, deterministic=deterministic, broken_rank=1))
     untouched = get_pool(2).run(train, Case(Ddp(), steps=0, deterministic=deterministic))
     for outcome in broken:

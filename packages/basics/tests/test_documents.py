@@ -32,7 +32,7 @@ def model():
 
 
 def alone(batch: Batch) -> list[Batch]:
-    """Each document of the batch as a sequence of its own."""
+    """Return each document of the batch as a separate sequence."""
     found = []
     for row in range(batch.tokens.shape[0]):
         for number in batch.document[row].unique():
@@ -105,7 +105,7 @@ def assert_as_masked(found, arguments, document, call):
 @settings(deadline=None, max_examples=25)
 @given(st.data())
 def test_attention_per_document_span_matches_masked_attention(data):
-    """Documents of one token, rows divided alike, rows that are one document; queries that share keys."""
+    """Draw random documents, such as single tokens and complete rows, with grouped-query attention."""
     B, T, K = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 9)), data.draw(st.integers(1, 2))
     rows = data.draw(st.lists(st.lists(st.integers(0, 2), min_size=T, max_size=T), min_size=B, max_size=B))
     document = torch.tensor(rows).cumsum(1)
@@ -120,7 +120,7 @@ def test_attention_per_document_span_matches_masked_attention(data):
 
 
 def test_attention_accepts_any_memory_format():
-    """The kernel reads on from a head's first number: of another layout that would be the numbers of other heads."""
+    """Check channels_last: a kernel that assumes adjacent values of a head would read values of other heads."""
     document = torch.tensor([[0, 0, 1, 1, 1], [0, 0, 0, 0, 2]])
     arguments = [x.detach().to(memory_format=torch.channels_last).requires_grad_() for x in heads(2, 4, 2, 5)]
     assert all(x.stride(-1) > 1 for x in arguments)
@@ -128,14 +128,14 @@ def test_attention_accepts_any_memory_format():
 
 
 def test_documents_stay_separate_with_head_dim_2(random_batch):
-    """Rotary positions leave them in memory as channels_last."""
+    """Check a head size at which rotary embedding returns channels_last tensors."""
     narrow = make_whole_model(*plan_decoder(replace(CONFIG, head_dim=2)), seed=0, dtype=torch.float64)
     batch = random_batch(2, 24, 61, documents=3)
     torch.testing.assert_close(narrow(batch), sum(narrow(part) for part in alone(batch)), rtol=1e-12, atol=0)
 
 
 def test_varlen_kernel_matches_masked_attention():
-    """The kernel of a GPU, played by the CPU: rows one after another, bounds where documents end."""
+    """Replace the GPU kernel by a CPU function, which receives concatenated rows and the bounds of the documents."""
     document = torch.tensor([[0, 0, 1, 1, 1, 2], [0, 0, 0, 0, 0, 0]])
     call, arguments = AttentionCall(scale=0.4), heads(2, 4, 2, 6)
 
@@ -156,7 +156,6 @@ def of_torch_2_10(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, is_causal
 
 
 def test_unsupported_varlen_kernel_falls_back_to_mask(monkeypatch):
-    """The mask takes its place."""
     documents._find_kernel.cache_clear()
     assert documents._find_kernel() is varlen.varlen_attn
     documents._find_kernel.cache_clear()
@@ -176,12 +175,12 @@ def test_recurring_document_id_is_one_document():
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.nightly)])
 def test_compiled_block_separates_documents(model, random_batch, monkeypatch, backend):
-    """The graph of it and of its gradients by default; what inductor makes of that takes half a minute."""
+    """Trace the forward and backward graphs by default; inductor, which takes half a minute, is nightly."""
     batch = random_batch(2, 24, 61, documents=3)
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
     torch.compiler.reset()
     compiled = make_whole_model(*plan_decoder(CONFIG), seed=0, dtype=torch.float64)
-    make_finish(Recompute.none, compile=True)(compiled.blocks[0], "blocks.0")  # each block takes seconds
+    make_finish(Recompute.none, compile=True)(compiled.blocks[0], "blocks.0")  # one block: each takes seconds
     torch.testing.assert_close(compiled.compute_logits(batch), model.compute_logits(batch), rtol=1e-10, atol=1e-12)
     weights = [*compiled.parameters()], [*model.parameters()]
     for one, other in zip(
@@ -191,7 +190,7 @@ def test_compiled_block_separates_documents(model, random_batch, monkeypatch, ba
 
 
 def test_attention_mask_is_causal_within_document():
-    document = torch.tensor([[4, 4, 9, 9, 4]])  # a number that comes back is still the same document
+    document = torch.tensor([[4, 4, 9, 9, 4]])  # a recurring id is the same document
     assert make_mask(AttentionCall(), document, document)[0, 0].int().tolist() == [
         [1, 0, 0, 0, 0],
         [1, 1, 0, 0, 0],

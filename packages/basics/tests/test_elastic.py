@@ -33,7 +33,7 @@ from gangline_testkit.runs import build_small_run
 
 WORDS = (*SMALL, "parallel=ddp", "precision=fp64", "run.deterministic=on", "schedule=constant")
 ELASTIC = ("launch=elastic", "launch.processes=2", "checkpoint.every=5", "callback=[paced]")
-FEW_WARM = ("run.steps=100000", "schedule.warmup_steps=5")  # the curve shows what is wrong from the first steps
+FEW_WARM = ("run.steps=100000", "schedule.warmup_steps=5")  # a short warmup, so that errors show in the first steps
 SECONDS = 240.0
 
 
@@ -67,7 +67,7 @@ def gangline_callbacks():
 
 @pytest.fixture
 def runs(tmp_path, strangers):
-    """With a callback that gives a test time to act between steps, and the machine to whoever is waited for."""
+    """Runs with a callback that sleeps in each step, so that tests can act between steps and other processes run."""
     strangers.add("gangline-paced", PACED, module="paced")
     with RealRuns(tmp_path, WORDS) as found:
         found.environment |= strangers.environment
@@ -75,7 +75,7 @@ def runs(tmp_path, strangers):
 
 
 def wait_for(what, seconds=SECONDS):
-    """What `what` gives, as soon as it is true."""
+    """Call `what` until its result is true, and return the result."""
     deadline = time.monotonic() + seconds
     while not (found := what()):
         assert time.monotonic() < deadline, "waited in vain"
@@ -84,7 +84,7 @@ def wait_for(what, seconds=SECONDS):
 
 
 def agents(run_dir: Path) -> dict[str, int]:
-    """The process of each node that a command plays, by the node's number."""
+    """Return the process id of each node agent of the run, by number of the node."""
     found = {}
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
@@ -112,9 +112,9 @@ def same(curve, other) -> None:
 
 
 def test_rank_loss_and_node_rejoin_keep_loss_curve(runs):
-    """World 2 -> 2 -> 1 -> 2: the curve of one process."""
+    """Compare the loss curve of 2, 2, 1 and 2 ranks in turn with that of one process."""
     out = runs.directory / "out"
-    patient = "launch.lost_seconds=10"  # a node that is only slow is not to be taken for a lost one
+    patient = "launch.lost_seconds=10"  # so that a slow node does not count as lost
     process = runs.fork("run.dir=out", *FEW_WARM, *ELASTIC, "launch.nodes=1:2", patient)
     runs.wait_for_step(process, "out", 7)
     before = len(launches(out))
@@ -124,7 +124,7 @@ def test_rank_loss_and_node_rejoin_keep_loss_curve(runs):
     before = len(launches(out))
     agent = agents(out)["0"]
     launcher = parent(agent)
-    os.kill(launcher, signal.SIGSTOP)  # it would start the agent again before the other one goes on
+    os.kill(launcher, signal.SIGSTOP)  # the launcher would restart the agent too early
     os.kill(agent, signal.SIGKILL)
     wait_for(lambda: len(launches(out)) > before)
     os.kill(launcher, signal.SIGCONT)
@@ -144,13 +144,13 @@ def test_rank_loss_and_node_rejoin_keep_loss_curve(runs):
 
 @pytest.mark.nightly
 def test_disconnected_node_stops_writing(runs):
-    """Its agent is stopped, and its rank trains on: the node that waited takes the run over."""
+    """Stop the agent of a node while its rank continues to train: the waiting node takes over the run."""
     out = runs.directory / "out"
     words = ("run.dir=out", "run.steps=100000", *ELASTIC, "launch.processes=1", "launch.nodes=1", "launch.agents=1")
     nodes = [runs.start(*words, GANGLINE_NODE="127.0.0.1") for _ in range(2)]
     runs.wait_for_step(nodes[0], "out", 5)
     rank = find_rank_processes(out)[0]
-    agent = parent(parent(rank))  # its parent is the fork server
+    agent = parent(parent(rank))  # the parent of the rank is the fork server
     (other,) = {process.pid for process in nodes} - {agent}
     wait_for(lambda: len(list((out / ".meeting").glob("state-*"))) == 1 and joined(out, other))
     os.kill(agent, signal.SIGSTOP)
@@ -175,7 +175,7 @@ def test_too_few_nodes_exit_with_requeue(runs):
 
 @pytest.mark.nightly
 def test_terminated_node_leaves_other_nodes_running(runs):
-    """All save at the step's end, and those that stay go on from there."""
+    """Check that all ranks save at the end of the step, and that the remaining ranks continue from this save."""
     out = runs.directory / "out"
     words = (
         "run.dir=out",
@@ -200,12 +200,12 @@ def test_terminated_node_leaves_other_nodes_running(runs):
 
 
 def generations_of(run_dir: Path) -> list[int]:
-    """Of each line of metrics.jsonl."""
+    """Return the generation of each line of metrics.jsonl."""
     return [json.loads(line)["generation"] for line in (run_dir / "metrics.jsonl").read_text().split("\n")[:-1]]
 
 
 def joined(run_dir: Path, pid: int) -> bool:
-    """Whether an agent is heard of at the meeting."""
+    """Return whether the rendezvous has a heartbeat of the agent with process id `pid`."""
     (path,) = (run_dir / ".meeting").glob("state-*")
     state = FileBackend(path).read()
     return state is not None and pid in {node.pid for node in state.last_heartbeats}
@@ -243,13 +243,13 @@ meeting.handler.next_rendezvous()
 
 
 def test_node_lost_after_joining_triggers_new_rendezvous(monkeypatch, tmp_path):
-    """The other one waits for an address in vain, and meets again, alone."""
+    """Check that the remaining node waits for an address until a timeout, and then enters a new rendezvous alone."""
     meets = {"nodes": "1:2", "gather_seconds": 60.0, "lost_seconds": 4.0, "join_seconds": 120.0}
     monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     first = subprocess.Popen([sys.executable, "-c", JOINS_AND_DIES, str(tmp_path), repr(meets)])
     monkeypatch.setattr(meeting, "STORE_SECONDS", 1.0)
     config = ElasticLaunch(**meets)
-    there = meeting.meet_in(tmp_path, "job", "127.0.0.2", config)  # nodes are sorted by their addresses
+    there = meeting.meet_in(tmp_path, "job", "127.0.0.2", config)  # this node is second: nodes are sorted by address
     node = elastic.AgentNode("n1", 1, there.handler, count=lambda: 1, alone=False, meets_seconds=120.0)
     files = elastic.RankFiles(tmp_path, node)
     spec = WorkerSpec("train", 1, rdzv_handler=there.handler, entrypoint=print, max_restarts=0, monitor_interval=1.0)
@@ -262,7 +262,7 @@ def test_node_lost_after_joining_triggers_new_rendezvous(monkeypatch, tmp_path):
         return {}
 
     monkeypatch.setattr(agent, "_start_workers", now)
-    alone = threading.Thread(target=lambda: first.wait() and there.patience.has_met())  # one node is then enough
+    alone = threading.Thread(target=lambda: first.wait() and there.patience.has_met())  # a later start needs one node
     alone.start()
     agent._initialize_workers(agent._worker_group)
     alone.join()
@@ -279,7 +279,7 @@ def test_node_lost_after_joining_triggers_new_rendezvous(monkeypatch, tmp_path):
     ],
 )
 def test_loopback_address_requires_all_agents_local(monkeypatch, tmp_path, agents, address):
-    """Two of four nodes on this machine: the ranks of the others must reach the first rank, which may be here."""
+    """Check also two of four nodes on this machine: ranks of other machines must reach rank 0, which may be here."""
     words = ("parallel=ddp", "launch=elastic", "launch.nodes=4", f"launch.agents={agents}", "launch.processes=4")
     directory = RunDirectory.create(build_small_run(*words, f"run.dir={tmp_path / 'out'}"))
     found = []
@@ -328,12 +328,12 @@ def gangline_health_checks():
     [
         pytest.param("1:2", "rank 1", 1, marks=pytest.mark.nightly),
         pytest.param("2", "rank 1", 2, marks=pytest.mark.nightly),
-        ("1:2", "rank 0+rank 1", 1),  # both have counted the other one
+        ("1:2", "rank 0+rank 1", 1),  # each node counts the other as live
     ],
 )
 def test_node_is_excluded_if_enough_others_remain(runs, strangers, nodes, found, ranks):
     strangers.add("gangline-excludes", EXCLUDES, module="excludes")
-    patient = "launch.lost_seconds=60"  # on a busy machine a node that is only slow is not to be taken for a lost one
+    patient = "launch.lost_seconds=60"  # so that a slow node on a busy machine does not count as lost
     words = (*ELASTIC, f"launch.nodes={nodes}", patient, "health=[excludes]", f"health.excludes.ranks={found}")
     printed = runs.train("run.dir=out", "run.steps=20", *words)
     out = runs.directory / "out"

@@ -33,7 +33,7 @@ from gangline_testkit import list_readable, list_tips, list_words
 
 @use_style()
 def drawn(title="A run, steps 1 to 20"):
-    """Two plots of all that the module offers."""
+    """Return a figure with two plots that use every element of the module."""
     figure, (above, below) = make_subplots(title, "what it shows\nand how", heights=[2.5, 1])
     for number in range(9):
         above.plot([1, 2, 3], [1, 2, 3 + number], label=f"run {number}")
@@ -138,7 +138,7 @@ def test_missing_matplotlib_is_reported(monkeypatch):
 
 @pytest.mark.parametrize("home", ["/dev/null", "{}"])
 def test_figure_needs_no_home_directory_or_display(tmp_path, home):
-    """A home that cannot be written is no matter, and nothing is said of it."""
+    """Check that an unwritable home directory and a missing display cause no message."""
     code = (
         "import sys; from gangline_basics.figure import *; figure, (axes,) = make_subplots('Title')\n"
         "axes.plot([1, 2])\n"

@@ -16,7 +16,7 @@ from gangline_basics.launch import forkserver
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch):
-    """A function (what a shell does) -> the process, which stands for the server."""
+    """Function that starts a shell command in place of the fork server, and returns its process."""
     started: list[subprocess.Popen] = []
 
     def start(does: str) -> subprocess.Popen:

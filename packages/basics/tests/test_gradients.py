@@ -36,7 +36,7 @@ CODECS = {"bf16": Bfloat16, "onebit": Signs}
 
 
 class Counting(Wrapped):
-    """Adds up the bytes that this rank sends by the collectives of compressed sums."""
+    """Comm that counts the bytes this rank sends in the collectives of compressed sums."""
 
     def __init__(self, inner: Comm, into: Counter[str]) -> None:
         super().__init__(inner)
@@ -52,7 +52,7 @@ class Counting(Wrapped):
 
 
 class OneBucket:
-    """Sums buckets of one layout again and again. scatters: to this rank's range of the sum, else to all of it."""
+    """Sums buckets of one layout repeatedly. scatters: whether to reduce-scatter the buckets, else all-reduce."""
 
     def __init__(self, reduction: GradientReduction, comm: Comm, size: int, scatters: bool) -> None:
         self.reduction, self.comm, self.layout = reduction, comm, BucketLayout(size, (), comm.size, scatters)
@@ -74,7 +74,7 @@ def one_sum(reduction: str, parts: list[list[float]], scatters: bool) -> Tensor:
 
 
 def repeated_sum(reduction: str, times: int, scatters: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """(all sums together, errors that explain what they lack, the true sum), of this rank's range or complete."""
+    """Return (total of `times` sums, kept errors, exact sum), of this rank's range if `scatters`, else complete."""
     comm = group()
     mine = torch.randn(1000, generator=torch.Generator().manual_seed(rank.index))
     bucket = OneBucket(CodedSum(CODECS[reduction]()), comm, mine.numel(), scatters)
@@ -113,7 +113,7 @@ def test_bfloat16_code_equals_bfloat16_rounding():
 
 @pytest.mark.parametrize("scatters", [True, False])
 def test_bfloat16_gradients_are_summed_in_float32(scatters):
-    """Added in bfloat16 1 + 3 · 2⁻⁹ would stay 1."""
+    """Check 1 + 3 · 2⁻⁹, which would stay 1 if it was summed in bfloat16."""
     parts = [[1.0, 2.0**-9, 2.0**-9, 2.0**-9], [2.0**-9] * 4, [2.0**-9] * 4, [2.0**-9] * 4]
     ranks = get_pool(4).run(one_sum, "bf16", parts, scatters)
     total = torch.tensor(parts).sum(0)
@@ -124,7 +124,7 @@ def test_bfloat16_gradients_are_summed_in_float32(scatters):
 
 @pytest.mark.parametrize("scatters", [True, False])
 def test_error_feedback_preserves_gradient_sum(scatters):
-    """All sums of a constant gradient differ from the true ones by no more than the errors still kept."""
+    """Check that the total of many sums of a constant gradient differs from the exact total only by the kept errors."""
     sums, errors, true = zip(*get_pool(2).run(repeated_sum, "onebit", 40, scatters), strict=True)
     for total, lost, expected in zip(sums, errors, true, strict=True):
         assert torch.allclose(total + lost, 40 * expected, atol=1e-3)
@@ -136,7 +136,7 @@ def test_error_feedback_preserves_gradient_sum(scatters):
 def test_compressed_sum_sends_expected_bytes(reduction, bits, scatters):
     size, n = 64 * CHUNK, 4
     for found in get_pool(n).run(counted_sum, reduction, size, scatters):
-        each = int(bits * size / n / 8)  # of a range
+        each = int(bits * size / n / 8)  # bytes of one rank's range
         assert found == Counter(all_to_all=n * each, **({} if scatters else {"all_gather": each}))
 
 
@@ -150,7 +150,7 @@ def test_compression_without_data_parallel_peers_gives_notice(processes, notices
 
 
 def local_arrays(gradients: str) -> tuple[list[tuple[str, tuple[int, ...]]], list[int], bool]:
-    """(all kept arrays with their shapes, the rows that this rank has, whether a step fills them) under ddp."""
+    """Return (kept arrays with shapes, first rows of local shards, whether a step fills worker arrays) under ddp."""
     run = build_small_run(
         "parallel=ddp", f"gradients={gradients}", "gradients.start_step=0", "parallel.bucket_mb=0.01", "precision=fp32"
     )
@@ -177,7 +177,7 @@ def test_ddp_saves_error_feedback_arrays_of_each_rank():
 
 
 def test_loss_scale_with_error_feedback_is_refused():
-    """A step that overflows would leave inf in what error feedback keeps."""
+    """Check onebit with fp16: a step that overflows would leave inf in the error feedback arrays."""
     (problem,) = find_problems(build_default_run(parallel="ddp", gradients="onebit", precision="fp16"))
     assert problem.what == "gradients=onebit does not work with precision=fp16."
     assert not find_problems(build_default_run(parallel="ddp", gradients="bf16", precision="fp16"))
@@ -199,7 +199,7 @@ def test_explain_counts_bytes_of_ddp_reductions():
 
 
 def name_kept_arrays(bucket_mb: float, name: str = "") -> set[str]:
-    """The names of the kept arrays of onebit under ddp; name: of the part."""
+    """Return the names of the kept arrays of onebit under ddp. name: name of the gradients part."""
     run = build_small_run("parallel=ddp", "gradients=onebit", f"parallel.bucket_mb={bucket_mb}", "precision=fp32")
     composed, mesh = Composed.of(run), Mesh.of({"dp_replicate": rank.world})
     job = Job(
@@ -210,7 +210,7 @@ def name_kept_arrays(bucket_mb: float, name: str = "") -> set[str]:
 
 
 def test_error_feedback_array_names_identify_part_and_buckets():
-    """In other buckets, or of another package's part, they would be those of other parameters."""
+    """Check that names change with buckets and part, because the arrays then belong to other parameters."""
     names, again, other_buckets, other_part = (
         get_pool(2).run(name_kept_arrays, *settings)[0]
         for settings in ((0.01,), (0.01,), (0.02,), (0.01, "theirs/onebit"))
@@ -222,7 +222,7 @@ def test_error_feedback_array_names_identify_part_and_buckets():
 
 
 def test_error_feedback_array_cannot_be_replaced():
-    """What is not changed in place would not be saved."""
+    """Check that a reduction can change a kept array only in place, because a replaced array would not be saved."""
     layout = BucketLayout(512, (), 2)
     kept = KeptArrays(CodedSum(Signs()), [layout], layout, torch.empty(0))
     with pytest.raises(TypeError):

@@ -19,7 +19,7 @@ def test_loss_kernels_pass_interpreted_tests():
 
 
 class NoCompiler:
-    """Triton's driver on a machine without a C compiler."""
+    """Triton driver on a machine without a C compiler."""
 
     @property
     def active(self):
@@ -28,7 +28,7 @@ class NoCompiler:
 
 @pytest.fixture
 def driver(monkeypatch):
-    """Triton's driver, which launches; what is known of it is forgotten before and after."""
+    """Function that replaces Triton's driver, which at first launches; caches are cleared before and after the test."""
     runtime = pytest.importorskip("triton.runtime")
     monkeypatch.setattr(runtime, "driver", SimpleNamespace(active=SimpleNamespace(utils=object())))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
@@ -54,7 +54,7 @@ def test_kernels_without_compiler_fall_back_with_warning(driver):
 
 
 def test_interpreted_tests_are_skipped_only_outside_linux(monkeypatch):
-    """Triton is a dependency of the tests on Linux: there they fail without it."""
+    """Check that a failure on Linux, where the tests depend on Triton, is not turned into a skip."""
     with pytest.raises(AssertionError):
         run_interpreted(Path("none.py"))
     monkeypatch.setattr(sys, "platform", "darwin")

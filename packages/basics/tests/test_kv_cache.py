@@ -44,10 +44,10 @@ OPTIONS = [
     {"window": 30, "soft_cap": 1.5},
     {"soft_cap": 0.7, "sinks": True},
 ]
-APART = (1, 13, 4)  # prompts of other lengths: one token, and longer than a window
+APART = (1, 13, 4)  # different prompt lengths: one token, and more tokens than a window
 
 
-# By default each option with prompts of other lengths, and none with one prompt and with prompts that are alike.
+# By default, options run only with prompts of different lengths; one prompt and equal lengths run without options.
 @pytest.mark.parametrize(
     ("options", "lengths"),
     [

@@ -75,16 +75,16 @@ def split(pattern: str):
 
 
 def normal_end(made: Tokenizer) -> Tokenizer:
-    """With a token that is found in normalized text."""
+    """Add a token that is matched in normalized text, and return the tokenizer."""
     made.add_tokens([AddedToken("b<", normalized=True)])
     return made
 
 
 def pieces_of_words(pre_tokenizer, normalizer=None) -> Tokenizer:
-    """As SentencePiece makes them: the sign begins words alone."""
+    """Return a BPE tokenizer like those of SentencePiece, in which ▁ occurs only at the start of a word."""
     trainer = trainers.BpeTrainer(vocab_size=400, show_progress=False, special_tokens=["<unk>"])
     made = trained(models.BPE(unk_token="<unk>", fuse_unk=True), trainer, pre.Metaspace(), None)
-    made.pre_tokenizer = pre_tokenizer  # None: all of a text is one word
+    made.pre_tokenizer = pre_tokenizer  # None: the complete text is one word
     if normalizer is not None:
         made.normalizer = normalizer
     return made
@@ -99,7 +99,7 @@ def unigram() -> Tokenizer:
     return trained(models.Unigram(), trainer, pre.Metaspace(prepend_scheme="always"), None, decoders.Metaspace())
 
 
-TOKENIZERS = {  # how, and whether prose may be split at all
+TOKENIZERS = {  # name -> (constructor, whether prose can be split into pieces)
     "gpt2": (lambda: bpe(pre.ByteLevel(add_prefix_space=False)), True),
     "gpt2 with a prefix": (lambda: bpe(pre.ByteLevel(add_prefix_space=True)), False),
     "cl100k": (lambda: bpe(split(CL100K)), True),

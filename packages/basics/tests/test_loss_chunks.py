@@ -20,7 +20,7 @@ B, T, D, V = 2, 9, 6, 37
 
 
 class Largest(TorchDispatchMode):
-    """How many numbers the largest tensor has that is made within."""
+    """Dispatch mode that records the element count of the largest tensor created while it is active."""
 
     numbers = 0
 
@@ -33,7 +33,7 @@ class Largest(TorchDispatchMode):
 
 
 def computed(call: LossCall, chunk: int | None, dtype: torch.dtype = torch.float64):
-    """(loss, gradient of hidden, gradient of the weight, numbers of the largest tensor)."""
+    """Return (loss, gradient of hidden, gradient of the weight, element count of the largest tensor)."""
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(B, T, D, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
     weight = torch.randn(V, D, generator=generator, dtype=torch.float64).requires_grad_()
@@ -84,5 +84,5 @@ def test_loss_chunk_option_bounds_logits_size():
         logits.append(run.parallel.explain(run, Mesh.of({})).ranks[0].bytes["logits"])
     for one, other in zip(*losses, strict=True):
         assert (one - other).abs().max() <= 1e-12 * one.abs().max()
-    # Logits and their gradient, and a piece of them in float32 and its exponentials: 4 times 4 bytes a logit.
+    # Logits, gradient of the logits, a float32 copy of a chunk, and its exponentials: 4 tensors of 4 bytes a logit.
     assert logits[0] - logits[1] == 4 * 4 * (32 - 7) * 256

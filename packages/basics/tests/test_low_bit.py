@@ -20,7 +20,7 @@ MODEL = DecoderConfig(vocab_size=64, dim=64, layers=3, heads=2, ffn_dim=128)
 
 
 def unlike(hidden: int):
-    """(tree, plan): all is frozen, and the feed-forward of block 1 has another width."""
+    """Return (tree, plan) with all weights frozen, and with width `hidden` of the feed-forward of block 1."""
     tree, plan = compose_model(build_default_run(model=MODEL))
     path = "blocks.1.feed_forward"
     node = map_paths(tree)[path]
@@ -32,7 +32,7 @@ def unlike(hidden: int):
 
 @pytest.mark.parametrize(("hidden", "block"), [(48, 16), (24, 0)])
 def test_quantization_block_size_is_chosen_per_matrix(hidden, block):
-    """The outputs of 24 features no block divides: that matrix is kept in bfloat16."""
+    """Check also a matrix with 24 columns, which no block size divides, so the matrix is kept in bfloat16."""
     tree, plan = unlike(hidden)
     wanted = dict(make_whole_model(tree, plan, seed=1).named_parameters())
     tree, plan, paths = keep_in_8_bits(tree, plan)
@@ -54,7 +54,7 @@ def test_quantization_block_size_is_chosen_per_matrix(hidden, block):
 
 
 def test_trained_weights_keep_full_precision():
-    """A rule for all blocks would round what the optimizer steps."""
+    """Check that a plan rule for all blocks does not round weights that the optimizer updates."""
     tree, plan = compose_model(build_default_run(model=MODEL))
     plan = plan.extend(frozen=("*",), trained=("blocks.1.feed_forward",))
     for kept in (keep_in_bf16(tree, plan), keep_in_8_bits(tree, plan)[1]):

@@ -69,7 +69,7 @@ def test_tied_head_shares_embedding_parameter(tied, random_batch):
     assert {name: tuple(p.shape) for name, p in model.named_parameters()} == get_parameter_shapes(tree)
     model(random_batch(2, 5, 61)).backward()
     unseen = [t for t in range(61) if t not in random_batch(2, 5, 61).tokens]
-    assert bool(model.embed.weight.grad[unseen].any()) == tied  # through the head alone
+    assert bool(model.embed.weight.grad[unseen].any()) == tied  # the gradient comes only through the head
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
@@ -93,7 +93,7 @@ def test_rms_norm_computes_in_float32():
     x = torch.randn(3, 32)
     exact = x.double() / (x.double().square().mean(-1, keepdim=True) + 1e-5).sqrt() * norm.weight.double()
     torch.testing.assert_close(norm(x).double(), exact, rtol=1e-5, atol=1e-6)
-    big = torch.full((1, 32), 300.0, dtype=torch.float16)  # its square is beyond float16
+    big = torch.full((1, 32), 300.0, dtype=torch.float16)  # the square exceeds the range of float16
     torch.testing.assert_close(norm(big), norm.weight.half()[None], rtol=2e-3, atol=0)
     assert norm(x.bfloat16()).dtype == torch.bfloat16
 
@@ -175,7 +175,7 @@ def test_strategy_can_replace_seams_and_matmuls(random_batch):
 
 
 def test_modules_adapt_to_sharded_weights(random_batch):
-    """Half of the heads and half of the feed-forward on each of two ranks: the halves add up to the whole."""
+    """Check half of the heads and of the feed-forward on each of two ranks: outputs sum to the unsharded output."""
     batch = random_batch(2, 6, 61)
     whole = built(replace(SMALL, layers=1)).blocks[0]
     x = torch.randn(2, 6, 24).double()

@@ -40,7 +40,7 @@ CALLS = {
 
 
 def inputs(documents: bool, width: int = 8):
-    """q, k, v, sinks, document and position: two sequences of three documents, whose positions begin anew in each."""
+    """Return q, k, v, sinks, document and position of two sequences. documents: whether each has three documents."""
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(2, heads, 9, width, dtype=torch.float64, generator=generator) for heads in (4, 2, 2))
     sinks = torch.randn(4, dtype=torch.float64, generator=generator)
@@ -83,7 +83,7 @@ def test_plain_attention_matches_reference_for_every_call(name, documents):
 @pytest.mark.parametrize("documents", [False, True], ids=["plain", "documents"])
 @pytest.mark.parametrize("name", [name for name in CALLS if name != "plain"])
 def test_flex_attention_matches_reference(name, documents):
-    """The masks and the scores that FlexAttention is given, by its own forward pass as it is on a CPU."""
+    """Check the masks and score modifications with the forward pass of FlexAttention on the CPU."""
     call = AttentionCall(**CALLS[name])
     q, k, v, sinks, document, position = inputs(documents, width=16)
     mask = make_block_mask(call, document, position, compiled=False)
@@ -121,7 +121,7 @@ def test_invalid_attention_call_is_refused(wrong):
         AttentionCall(**wrong)
 
 
-# --- the model's own --------------------------------------------------------------------------------------------------
+# --- options of the model ---------------------------------------------------------------------------------------------
 
 
 def test_model_options_set_attention_and_loss_calls():
@@ -145,12 +145,12 @@ def test_invalid_model_options_are_refused():
     assert "model.full_every" in problem.what
 
 
-# --- who says nothing -------------------------------------------------------------------------------------------------
+# --- third-party nodes ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class Silent(AttentionNode):
-    """A stranger's, which puts a function of its own into the seam."""
+    """Third-party node with its own attention function, which declares no attention call."""
 
     module: ClassVar[str] = "stranger:Windowed"
 

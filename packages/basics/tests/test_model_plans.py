@@ -23,7 +23,7 @@ from gangline_basics.model.config import DecoderConfig
 from gangline_basics.model.decoder_nodes import FeedForwardNode
 from gangline_basics.model.plan import plan_decoder
 
-# What the models' own pages and config.json files come to, in parameters.
+# Parameter counts according to the model cards and config.json files.
 PUBLISHED = {
     "gpt2-124m": 123_551_232,  # GPT-2 small has 124,439,808, with learned positions and biases
     "llama3-1b": 1_235_814_400,
@@ -193,7 +193,7 @@ class TestRules:
 
 @dataclass
 class Widen(EditConfig):
-    """Makes the feed-forward of the chosen blocks wider."""
+    """Edit that sets the feed-forward width of the chosen blocks."""
 
     at: tuple[str, ...] = ()
     hidden: int = 8
@@ -201,7 +201,7 @@ class Widen(EditConfig):
 
 @dataclass
 class Other(Widen):
-    """Another edit, of another group."""
+    """Edit of another option group."""
 
 
 def widen(tree, plan, options):
@@ -214,7 +214,7 @@ def widen(tree, plan, options):
 class TestEdits:
     @pytest.fixture
     def run(self, monkeypatch):
-        """A run whose two edits are offered as if plugins did."""
+        """Run with two edits registered as if plugins offered them."""
         from gangline.config.defaults import build_default_run
 
         parts = {cls: Part(name="on", config=cls, build=f"{__name__}:widen", summary="wider") for cls in (Widen, Other)}
@@ -235,7 +235,7 @@ class TestEdits:
         }
         tree, plan = compose_model(run)
         assert [block.feed_forward.ffn_dim for block in tree.blocks][:3] == [8, 9, run.model.ffn_dim]
-        assert plan.master_dtype == ("Widen", "Other")  # `other` came first: in order of the groups' names
+        assert plan.master_dtype == ("Widen", "Other")  # `other` was first: edits run in order of group names
 
     def test_one_edit_may_change_nested_nodes(self, run):
         run.edits = {"wide": Widen(at=("blocks.0.feed_forward", "blocks.0"))}

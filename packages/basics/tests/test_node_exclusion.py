@@ -24,12 +24,12 @@ NOW = datetime(2030, 1, 10, tzinfo=UTC)
     ("there", "out", "fewest", "away"),
     [
         ("abc", "a", 2, "a"),
-        ("ab", "a", 2, ""),  # too few without it
-        ("ab", "ab", 1, "b"),  # the first one stays: both have counted the other one
+        ("ab", "a", 2, ""),  # too few nodes without a
+        ("ab", "ab", 1, "b"),  # each counts the other; the first excluded takes part
         ("ab", "ba", 1, "a"),
         ("abc", "abc", 2, "c"),
         ("abcd", "ab", 3, "b"),
-        ("abc", "dab", 2, "b"),  # d is not there
+        ("abc", "dab", 2, "b"),  # d is not live
         ("ab", "", 1, ""),
     ],
 )
@@ -45,7 +45,7 @@ def exclude(run_dir, *names: str, days: int = 0) -> None:
 def test_exclusion_expires(tmp_path):
     exclude(tmp_path, "a", "b", days=3)
     exclude(tmp_path, "c", days=1)
-    exclude(tmp_path, "a", days=0)  # found again since it came back
+    exclude(tmp_path, "a", days=0)  # excluded again after its return
     assert list_excluded(tmp_path, None, NOW) == ["a", "b", "c"]
     assert list_excluded(tmp_path, 48, NOW) == ["a", "c"]
     assert list_excluded(tmp_path, 1, NOW) == ["a"]
@@ -54,7 +54,7 @@ def test_exclusion_expires(tmp_path):
 
 @pytest.fixture
 def meet(tmp_path):
-    """Nodes that have met for a start of their job; each is an agent of its own, with a thread for its heartbeats."""
+    """Function that lets nodes join a rendezvous; each node is an agent with a thread for its heartbeats."""
     meetings: dict[str, JobMeeting] = {}
 
     def meeting_of(name: str, nodes: str) -> JobMeeting:
@@ -91,7 +91,7 @@ def test_rendezvous_lists_other_nodes_by_name(meet):
 
 
 def test_lost_node_is_detected_when_same_name_rejoins(meet, tmp_path):
-    """Its ranks are gone: those of the others come to no step boundary any more, and are not waited for."""
+    """Check that members notice a lost node: without its ranks, the other ranks never reach a step boundary."""
     meetings = meet("abc")
     for meeting in meetings.values():
         meeting.record_members()
@@ -146,7 +146,7 @@ def test_second_excluded_node_waits_until_needed(meet, tmp_path):
 
 
 class Heard:
-    """A meeting that hears of these nodes."""
+    """Rendezvous at which the nodes `others` are live."""
 
     def __init__(self, *others: str) -> None:
         self.others_ = others
@@ -160,14 +160,14 @@ class Heard:
 
 @pytest.mark.parametrize(("machines", "out"), [(True, ["b/5", "b/2", "a/0"]), (False, ["b/2", "a/7"])])
 def test_exclusion_by_machine_covers_all_machine_nodes(tmp_path, machines, out):
-    """A pod that is made again has another number, or the same one on another machine."""
+    """Check node names of a recreated pod, which has another number, or the same number on another machine."""
     exclude(tmp_path, "b/2", "a/7")
     exclusion = Exclusion("b/5", tmp_path, Heard("a/0", "b/2", "c/3"), 2, None, 0.0, print, machines)
     assert exclusion._list_excluded() == out
 
 
 def test_node_between_rendezvous_rounds_counts_as_present(meet, tmp_path):
-    """A member leaves one start before it joins the next: what is out must not come back in that moment."""
+    """Check that an excluded node does not return while members have left one start and not yet joined the next."""
     meetings = meet("abc")
     exclude(tmp_path, "b")
     said: list[str] = []
@@ -180,13 +180,13 @@ def test_node_between_rendezvous_rounds_counts_as_present(meet, tmp_path):
     waits.join(2)
     assert waits.is_alive(), said
     for name in "ac":
-        meetings[name].record_members()  # and they are lost
+        meetings[name].record_members()  # deletes the announcements of a and c, so both are lost
     waits.join(60)
     assert not waits.is_alive()
 
 
 def test_earliest_excluded_node_returns_first(meet, tmp_path):
-    """Nodes that wait have left the meeting, and still count one another."""
+    """Check that waiting nodes, which have left the rendezvous, still count each other as live."""
     meetings = meet("abvw", nodes="2:4")
     exclude(tmp_path, "w", "v")
     said: list[str] = []

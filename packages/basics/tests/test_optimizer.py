@@ -28,7 +28,7 @@ def values(seed):
 
 
 def rows_cut(shape):
-    """Boxes of two ranks: over rows, unevenly; a vector is one row and stays whole."""
+    """Return a layout that shards `shape` by rows over two ranks, unevenly; a vector is one row and is replicated."""
     rows = torch.Size(shape[:-1]).numel()
     layout = Layout(tuple(shape), divisions=(Division(("dp_shard",), ((0, rows // 3 + 1, rows),), rows=True),))
     if len(shape) == 1:
@@ -37,7 +37,7 @@ def rows_cut(shape):
 
 
 class Pieces:
-    """A runtime's weights, cut over rows as the first rank of two would hold them with the other's pieces beside."""
+    """Weights of a runtime, complete or sharded by rows over two ranks, with both ranks in this process."""
 
     def __init__(self, weights, cut):
         layouts = {f"model/{name}": rows_cut(x.shape) if cut else Layout(tuple(x.shape)) for name, x in weights.items()}
@@ -138,7 +138,7 @@ def lion_of(pieces, **settings):
 
 @pytest.mark.parametrize("settings", [{}, {"betas": (0.5, 0.8), "decay_vectors": True}])
 def test_lion_matches_paper_algorithm(settings):
-    """Algorithm 2 of the paper, line by line."""
+    """Compare with Algorithm 2 of the paper, written out line by line."""
     config = Lion(**settings)
     found = trained(lion_of(pieces := Pieces(values(0), cut=False), **settings), pieces)
     for name, weight in values(0).items():
@@ -166,7 +166,7 @@ def test_lion_applies_lr_and_decay_by_name():
 @pytest.mark.parametrize("kind", ["adamw", "adamw8bit", "lion", "muon", "soap"])
 @pytest.mark.parametrize("cut", [False, True], ids=["whole", "cut"])
 def test_saved_state_resumes_identically(kind, cut):
-    """Through the shards and `state()` alone, into an optimizer that has never stepped."""
+    """Restore only the shards and `state()`, into an optimizer that has not taken a step."""
     optimizer_of = OPTIMIZERS[kind]
     straight = Pieces(values(0), cut)
     first = optimizer_of(straight)
@@ -227,7 +227,7 @@ STATES = {
 
 @pytest.mark.parametrize("nesterov", [True, False])
 def test_muon_matches_torch_within_bfloat16_rounding(nesterov):
-    """torch's iterates in bfloat16; the whole update is compared, weight decay and size included."""
+    """Compare the update, including weight decay and update size, with that of torch, which iterates in bfloat16."""
     pieces = Pieces(values(0), cut=False)
     before = pieces.whole()["a.weight"]
     found = trained(muon_of(pieces, nesterov=nesterov), pieces, steps=3)["a.weight"]
@@ -295,7 +295,7 @@ def test_options_by_name_do_not_depend_on_sharding(of):
 
 
 def test_muon_lr_multipliers_scale_learning_rate():
-    """All names at half the rate: what half the learning rate does."""
+    """Compare multipliers of 0.5 for all names with half the learning rate."""
     half = trained(
         muon_of(pieces := Pieces(values(0), cut=False), lr_multipliers=dict.fromkeys(["a", "b", "stack", "gain"], 0.5)),
         pieces,
@@ -357,13 +357,13 @@ def test_weight_decay_applies_to_matrices_and_stacks(name, shape, found):
     ],
 )
 def test_is_mapped_accepts_true_matrices_only(name, shape, found):
-    """Of (channels, 1, taps) each channel would be a matrix of one row."""
+    """Check also a convolution (channels, 1, taps), in which each channel would be a matrix of one row."""
     assert is_mapped(name, shape) == found
 
 
 @pytest.mark.parametrize("deterministic", [False, True], ids=["fused", "foreach"])
 def test_adamw_step_count_is_float32(deterministic):
-    """In bfloat16 300 + 1 is 300: the bias corrections would stay those of step 300."""
+    """Check with default dtype bfloat16, in which 256 + 1 is 256, so the bias correction would stop at step 256."""
     default = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
     try:

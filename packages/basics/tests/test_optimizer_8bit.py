@@ -17,10 +17,10 @@ from gangline_testkit.sessions import open_session, train_session
 
 
 def dynamic_tree(signed: bool) -> list[float]:
-    """The code of the paper, section 2.2, bit by bit: a sign, zeros that give the power of ten, a one, a fraction."""
+    """Return the levels of section 2.2 of the paper, by bits: a sign, zeros for the power of ten, a one, a fraction."""
     found = {Fraction(0), Fraction(1)}
     for zeros in range(7):
-        bits = 6 - zeros + (not signed)  # of the fraction
+        bits = 6 - zeros + (not signed)  # bits of the fraction
         for fraction in range(2**bits):
             share = Fraction(2 * fraction + 1, 2 ** (bits + 1))
             value = (Fraction(1, 10) + share * Fraction(9, 10)) / 10**zeros
@@ -39,7 +39,7 @@ def test_levels_match_dynamic_tree(signed):
     near = torch.cat([between, between.nextafter(torch.tensor(2.0)), between.nextafter(torch.tensor(-2.0))])
     x = torch.cat([near, values.float(), torch.rand(20_000) * 2 - 1, 10 ** -(torch.rand(20_000) * 9), torch.zeros(1)])
     x = x if signed else x.abs()
-    want = torch.bucketize(x.abs(), between[found.zero :])  # of two that are as near the smaller
+    want = torch.bucketize(x.abs(), between[found.zero :])  # the smaller of two equally near levels
     want = torch.where(x < 0, -want.clamp(max=found.zero), want) + found.zero
     assert found.find_nearest(x).equal(want.int())
 
@@ -61,7 +61,7 @@ def test_encoding_picks_nearest_level_of_block(signed, width):
             assert scales[row, column // 16] == scale
             nearest = (tree * scale - x[row, column]).abs().min()
             if not signed and float(scale) and float(x[row, column] / scale) < float(tree[1]) / 2:
-                nearest = tree[1] * scale - x[row, column]  # no square becomes 0
+                nearest = tree[1] * scale - x[row, column]  # a nonzero square is never encoded as 0
             assert (found[row, column] - x[row, column]).abs() == pytest.approx(float(nearest), abs=1e-7 * float(scale))
 
 
@@ -75,7 +75,7 @@ def test_blocks_of_row_are_encoded_independently():
 
 
 def stepped(path, rates, *words):
-    """(weights before, gradients of each step, weights after), by name."""
+    """Take steps with random gradients; return (weights before, gradients of each step, weights after) by name."""
     started = open_session(path, *words)
     named = {p.name: p.pieces[0].tensor for p in started.runtime.parameters()}
     before = {name: x.detach().clone() for name, x in named.items()}
@@ -90,7 +90,7 @@ def stepped(path, rates, *words):
 
 
 def test_first_step_matches_adamw(tmp_path):
-    """What it begins with, zeros, is kept as it is."""
+    """Check that the initial moments, which are zeros, are encoded exactly."""
     _, _, full = stepped(tmp_path / "full", [1e-2], "optimizer.weight_decay=0.3")
     words = ("optimizer=adamw8bit", "optimizer.min_8bit_size=1", "optimizer.weight_decay=0.3")
     _, _, coded = stepped(tmp_path / "coded", [1e-2], *words)
@@ -99,7 +99,7 @@ def test_first_step_matches_adamw(tmp_path):
 
 
 def by_hand(weight, gradients, rates, block, decay, betas, eps):
-    """AdamW row by row, block by block, on lists of numbers."""
+    """Return the weight after AdamW steps, computed row by row and block by block on lists of numbers."""
     one, two = betas
     trees = [dynamic_tree(True), dynamic_tree(False)]
     for row in range(len(weight)):
@@ -136,7 +136,7 @@ def test_steps_match_adamw_on_decoded_moments(tmp_path):
 
 
 def test_explain_reports_optimizer_state_bytes(tmp_path):
-    """Of matrices with `fewest` numbers, blocks that do not divide a row among them, and of all else."""
+    """Check 8-bit matrices, also with rows that are not divisible into blocks, and tensors below `min_8bit_size`."""
     started = open_session(tmp_path / "run", "optimizer=adamw8bit", "optimizer.min_8bit_size=600", "optimizer.block=12")
     held = list(started.optimizer.shards())
     run = started.run
@@ -164,7 +164,7 @@ def test_scales_are_sharded_with_their_blocks():
 
 @pytest.mark.parametrize("block", [5, 256])
 def test_moments_resume_with_another_block_size(tmp_path, block):
-    """Each number by the nearest level of its new block."""
+    """Check that each moment becomes the nearest level of the new block."""
     words = ("optimizer=adamw8bit", "optimizer.min_8bit_size=1", "checkpoint.every=2", "run.steps=2")
     assert train_session(tmp_path / "run", *words, "optimizer.block=12") == 0
     before, after = (

@@ -50,7 +50,7 @@ def tiny_batch(rows=2, step=0):
 
 
 def runtime_of(precision: Precision, parallel=None, frozen: Sequence[str] = ()):
-    """With its weights; `frozen`: parameters that are not trained."""
+    """Return a runtime with initialized weights. frozen: parameters that are not trained."""
     tree, plan = plan_decoder(DecoderConfig(vocab_size=16, dim=8, layers=1, heads=2, ffn_dim=8))
     plan = replace(plan, frozen=tuple(frozen))
     parallel = parallel or Single()
@@ -64,7 +64,7 @@ def runtime_of(precision: Precision, parallel=None, frozen: Sequence[str] = ()):
 
 
 class Dtypes(Plain):
-    """Any four dtypes."""
+    """Precision with any four dtypes."""
 
     def __init__(self, compute, kept, reduce, grad):
         super().__init__(compute, kept)
@@ -85,7 +85,7 @@ def test_bf16_computes_in_bfloat16_with_float32_masters():
 
 
 def test_gradients_of_microbatches_add_up_in_float32():
-    """Of four equal microbatches, each counts a fourth; bfloat16 could not hold the sum of the first three."""
+    """Check four equal microbatches, each with weight 1/4: bfloat16 could not represent the sum of the first three."""
     runtime = runtime_of(Plain(torch.bfloat16, torch.float32))
 
     def gradients(count):
@@ -111,13 +111,13 @@ def halve(runtime):
 
 
 def through_numpy(runtime):
-    """As a checkpointer may fill them: behind torch's back."""
+    """Write weights through NumPy, as a checkpointer may, so that torch does not notice the write."""
     for shard in runtime.shards():
         shard.local.numpy()[...] *= 0.5
 
 
 def fused_step(runtime):
-    """The fused kernel does not raise a tensor's version."""
+    """Update weights with the fused kernel, which does not increase the version of a tensor."""
     runtime.step([tiny_batch()])
     build_adamw(Adamw(), RUN, runtime).step(0.1)
 
@@ -136,7 +136,7 @@ def test_matmuls_have_compute_dtype():
 
 
 def test_a_loss_scale_changes_no_gradient():
-    """Powers of two cost no rounding, so the numbers are the same to the bit."""
+    """Compare bit for bit, because scaling by a power of two does not round."""
 
     class Scaled(Plain):
         scale = 1024.0
@@ -204,7 +204,7 @@ def test_gradients_are_communicated_in_reduce_dtype():
 
 
 def test_existing_weights_are_not_reinitialized():
-    """A model that is not on the meta device comes with its values."""
+    """Check a model that is not on the meta device, and so already has values."""
     tree, plan = plan_decoder(DecoderConfig(vocab_size=16, dim=8, layers=1, heads=2, ffn_dim=8, tied=True))
     model = construct(tree).to_empty(device="cpu")
     model.head.weight = model.embed.weight

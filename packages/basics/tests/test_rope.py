@@ -66,7 +66,7 @@ def test_rope_scaling_option_changes_logits(random_batch):
         for factor in (None, 8.0)
     )
     assert not torch.equal(plain, scaled)
-    assert torch.equal(plain[:, :1], scaled[:, :1])  # at position 0 nothing turns
+    assert torch.equal(plain[:, :1], scaled[:, :1])  # position 0 is not rotated
 
 
 def test_angles_are_exact_to_their_dtype():
@@ -74,7 +74,7 @@ def test_angles_are_exact_to_their_dtype():
     cos64, _ = compute_angles(position, rates, torch.float64)
     cos32, _ = compute_angles(position, rates, torch.float32)
     assert cos64.shape == (1, 1, 4096, 32)
-    assert (cos32 - cos64).abs().max() < 4096 * 2.0**-23  # a float32 angle of 4096 is off by at most half of that
+    assert (cos32 - cos64).abs().max() < 4096 * 2.0**-23  # twice the rounding error of an angle of 4096
 
 
 def test_half_precision_is_rotated_in_float32():

@@ -43,7 +43,7 @@ def record(step: int, loss: float, **more) -> StepRecord:
 def made(
     directory: Path, *words: str, losses: tuple[float, ...] = (3.0, 2.0, 1.0), reason: str | None = "done"
 ) -> Path:
-    """A run directory as `train` leaves one."""
+    """Create a run directory as `train` leaves it, and return its path."""
     (run,) = compose(["recipe=tiny", f"run.dir={directory}", "run.steps=10", *words])
     RunDirectory.create(run).unlock()
     events = Events(directory, 1)
@@ -130,7 +130,7 @@ def test_wrong_value_types_do_not_hide_other_runs(tmp_path: Path, capsys) -> Non
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can look with the rights of another user")
 def test_unreadable_run_does_not_hide_other_runs(capsys) -> None:
-    with tempfile.TemporaryDirectory() as shared:  # pytest keeps its own folders from other users
+    with tempfile.TemporaryDirectory() as shared:  # other users cannot read directories of pytest
         Path(shared).chmod(0o755)
         for name in ("good", "private"):
             made(Path(shared, name))
@@ -182,7 +182,7 @@ def test_remote_run_without_new_writes_is_silent(tmp_path: Path, monkeypatch) ->
 
 
 def test_newest_record_is_read_despite_truncated_last_line(tmp_path: Path) -> None:
-    """A torn last line, a record longer than what is read first, a way back."""
+    """Check a truncated last line after a record of a rollback that is longer than the block read first."""
     run = made(tmp_path / "a")
     with (run / "metrics.jsonl").open("a") as file:
         file.write(record(2, 7.5, metrics={"x": [0.1] * 50_000}).to_json() + "\n" + record(3, 9.0).to_json()[:40])
@@ -190,8 +190,10 @@ def test_newest_record_is_read_despite_truncated_last_line(tmp_path: Path) -> No
 
 
 def test_damaged_metric_lines_are_reported(tmp_path: Path, capsys) -> None:
-    """In the middle and in a file of nothing else, but neither a half last line, which a living run is writing, nor
-    what a kill tore and the run did once more: of its steps nothing is missing."""
+    """Check damage between records, and in a file without records.
+
+    A partial last line of a live run is not reported, nor a line torn by a kill whose step was repeated.
+    """
     one, two = made(tmp_path / "one"), made(tmp_path / "two")
     for run in (one, two):
         with (run / "metrics.jsonl").open("a") as file:
@@ -228,7 +230,7 @@ def test_hundreds_of_runs_are_read_quickly(tmp_path: Path) -> None:
         (run / "metrics.jsonl").write_text(long if number < 20 else long[:50_000])
     start = time.process_time()
     assert len(read_summaries(tmp_path)) == 301
-    assert time.process_time() - start < 15  # seconds of CPU; about 3 on a quiet machine
+    assert time.process_time() - start < 15  # CPU seconds; about 3 on a quiet machine
 
 
 def test_runs_and_compare_do_not_import_torch(tmp_path: Path) -> None:
@@ -256,7 +258,7 @@ def test_compare_shows_options_and_curves(tmp_path: Path, capsys) -> None:
     assert re.search(r"optimizer\.learning_rate\s+\S+\s+0\.5", shown), shown
     assert re.search(r"schedule\s+cosine\s+wsd", shown), shown
     assert re.search(r"^1\s+3\.0000\s+3\.5000$", shown, re.MULTILINE), shown
-    assert re.search(r"^3\s+1\.0000\s*$", shown, re.MULTILINE), shown  # the second has no third step
+    assert re.search(r"^3\s+1\.0000\s*$", shown, re.MULTILINE), shown  # the second run has no step 3
     assert re.search(r"^best\s+1\.0000\s+3\.5000$", shown, re.MULTILINE), shown
     assert "run.dir" not in shown
 
@@ -394,7 +396,7 @@ def test_compare_reports_unreadable_and_unwritable_files(tmp_path: Path) -> None
 
 
 def test_run_lock_is_found_under_another_device_number(tmp_path: Path, monkeypatch) -> None:
-    """As on btrfs and overlayfs; the same number of another file system's file is no run's."""
+    """Check another device number, as on btrfs and overlayfs; without the open file, an equal inode does not count."""
     run = made(tmp_path / "a", reason=None)
     lock, locks = RunLock(run), tmp_path / "locks"
     monkeypatch.setattr("gangline_basics.runs.held.LOCKS", locks)

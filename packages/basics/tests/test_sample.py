@@ -41,7 +41,7 @@ MOMENT = torch.full((9,), 7.25)
 
 
 def make_run(path: Path, *steps: int, data: TextConfig | None = None, checkpoint=None, tied: bool = False) -> Run:
-    """A run directory with a checkpoint at each of `steps`, whose weights are those of seed `step`."""
+    """Create a run directory with a checkpoint at each of `steps`; the seed of the weights is the step."""
     run = build_default_run(
         model=Tiny(dim=32, layers=2, heads=2, kv_heads=1, ffn_dim=64, tied=tied, init_std=0.5),
         checkpoint=checkpoint or "torch",
@@ -60,7 +60,7 @@ def make_run(path: Path, *steps: int, data: TextConfig | None = None, checkpoint
 
 
 def drawn(run: Run, seed: int):
-    """(model, its weights as shards), drawn from the seed."""
+    """Return (model, weights of the model as shards), initialized from the seed."""
     tree, plan = compose_model(run)
     model = materialise(construct(tree), plan)
     shards = [
@@ -122,7 +122,7 @@ def test_invalid_sampling_settings_are_refused():
 
 
 class Fixed(torch.nn.Module):
-    """Says the same about every next token."""
+    """Model that returns the same logits for every next token."""
 
     def __init__(self, logits: list[float]) -> None:
         super().__init__()
@@ -134,7 +134,7 @@ class Fixed(torch.nn.Module):
 
 
 def shares(logits: list[float], **how) -> list[float]:
-    """Of each token among 4,000 that are drawn."""
+    """Return the share of each token among 4,000 sampled tokens."""
     sampling = Sampling(tokens=20, **{"temperature": 1.0, **how})
     drawn = [token for text in generate(Fixed(logits), [[0]] * 200, sampling, cached=False) for token in text.tokens]
     return [drawn.count(token) / len(drawn) for token in range(len(logits))]
@@ -149,11 +149,11 @@ def test_token_frequencies_match_model_probabilities():
     two = (torch.tensor([1.0, 2.0])).softmax(0).tolist()
     assert shares(logits, top_k=2) == pytest.approx([0, *two, 0], abs=0.03)
     assert shares(logits, top_k=99) == plain == shares(logits, top_p=1.0)
-    # 0.64, 0.24, 0.09, 0.03: the first two are the fewest that have 0.7 together.
+    # Probabilities are 0.64, 0.24, 0.09, 0.03: a total of 0.7 takes the first two tokens.
     assert shares(logits, top_p=0.7) == pytest.approx([0, *two, 0], abs=0.03)
 
 
-# --- from a run ------------------------------------------------------------------------------------------------------
+# --- checkpoints and prompts of a run ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -174,7 +174,7 @@ def test_sampling_reads_only_model_weights(tmp_path):
     before = sample(run.job.dir, "a", 10)
     path = tmp_path / "run/checkpoints/step-00000001/__0_0.distcp"
     content = bytearray(path.read_bytes())
-    at = content.index(MOMENT.numpy().tobytes())  # the optimizer's only array
+    at = content.index(MOMENT.numpy().tobytes())  # the only array of the optimizer
     content[at] ^= 1
     path.write_bytes(content)
     assert sample(run.job.dir, "a", 10) == before
@@ -190,7 +190,7 @@ def test_moved_run_without_corpus_still_samples(tmp_path):
 
 
 def words(path: Path, *known: str, bos: bool = False) -> TextConfig:
-    """bos: the tokenizer puts the first word before a text, and the second after it."""
+    """Write a word-level tokenizer. bos: the tokenizer adds the first word before, the second after a text."""
     tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(known)}))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     if bos:
@@ -267,7 +267,7 @@ def test_a_prompt_outside_the_vocabulary_is_refused(tmp_path, monkeypatch):
         sample(tmp_path / "few", "yes")
 
 
-# --- the command -----------------------------------------------------------------------------------------------------
+# --- command line -----------------------------------------------------------------------------------------------------
 
 
 def test_sample_command_prints_generated_text(tmp_path, capsys):
@@ -323,7 +323,7 @@ def test_stop_strings_may_contain_special_tokens(tmp_path):
 
 
 class AlwaysThis(torch.nn.Module):
-    """A head that always writes one token."""
+    """Head that always predicts one token."""
 
     def __init__(self, token: int) -> None:
         super().__init__()
@@ -387,7 +387,7 @@ def test_invalid_prompts_file_is_refused(tmp_path, name, content, what):
 
 
 def test_prompts_are_split_at_line_feeds_only(tmp_path):
-    """What else `str.splitlines` cuts at may stand in a text, and unescaped in JSON."""
+    """Check other separators of `str.splitlines`, which may occur in texts, and unescaped in JSON."""
     said = "a\u2028b\u0085c\x0cd"
     (tmp_path / "said.txt").write_bytes(f"{said}\r\ntwo\n".encode())
     assert read_prompts(tmp_path / "said.txt") == [said, "two"]

@@ -20,7 +20,7 @@ sys.stdin.read()
 
 
 def started() -> tuple[subprocess.Popen, str]:
-    """A group of processes with semaphores, and the name of one of them."""
+    """Start a process group with semaphores; return the process and the name of one semaphore."""
     process = subprocess.Popen(
         [sys.executable, "-c", MADE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
     )
@@ -32,7 +32,7 @@ def test_sweep_removes_semaphores_of_dead_launchers_only():
     dead, left = started()
     living, kept = started()
     try:
-        os.killpg(dead.pid, signal.SIGKILL)  # with the tracker that would have removed them
+        os.killpg(dead.pid, signal.SIGKILL)  # also kills the tracker, which would remove the semaphores
         dead.wait()
         assert (semaphores.ROOT / left).exists(), "nobody else removes it"
         foreign = semaphores.ROOT / f"{left.replace('gangline', 'else')}"

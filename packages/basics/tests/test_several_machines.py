@@ -16,7 +16,7 @@ from gangline_basics.launch.interface import find_interface
 from gangline_basics.launch.starts import JobStart
 from gangline_testkit.real_runs import SMALL, RealRuns
 
-# Each machine has a network, a name that stands for no address, and processes of its own.
+# Each simulated machine has its own network, its own processes, and a host name that does not resolve.
 TWO = """
 ip link set lo up
 for n in 1 2; do
@@ -55,7 +55,7 @@ def test_interface_is_found_by_route_to_host():
 
 
 class NowhereToGo(socket.socket):
-    """Knows no host, and takes its time over each in a real network."""
+    """Socket that cannot connect to any host. On a real network, each attempt would take long."""
 
     asked: ClassVar[list[object]] = []
 
@@ -72,7 +72,7 @@ def test_interface_search_tries_first_three_hosts(monkeypatch):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux")
 def test_interface_is_found_by_peer_address(tmp_path, monkeypatch):
-    """What a scheduler calls a node need be known to no name service; a loopback leads to no other machine."""
+    """Check node names that no name service knows, and loopback, which does not lead to other machines."""
     ways = {"10.0.0.1": "ib0", "10.0.0.2": "ib0", "n1": "lo", "n2": "eth0"}
     monkeypatch.setattr(elastic, "find_interface", lambda hosts: next(ways[h] for h in hosts if h in ways))
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
@@ -84,7 +84,7 @@ def test_interface_is_found_by_peer_address(tmp_path, monkeypatch):
 
     assert interface("n1", "10.0.0.1", ["n1", "n2"], ["10.0.0.2"]) == "ib0"
     assert interface("n2", "10.0.0.1", ["n1", "n2"]) == "ib0"
-    assert interface("n2", "n1", ["n1", "n2"]) is None  # n1 stands for a loopback address here
+    assert interface("n2", "n1", ["n1", "n2"]) is None  # n1 resolves to a loopback address here
     assert interface("n1/0", "127.0.0.1", ["n1/0", "n1/1"]) == "lo"
     assert interface("n1", "127.0.0.1", ["n1", "n2"], ["10.0.0.2"]) == "ib0"
 
@@ -93,10 +93,10 @@ def test_interface_is_found_by_peer_address(tmp_path, monkeypatch):
 @pytest.mark.skipif(not can_have_machines(), reason="no network namespaces here")
 @pytest.mark.parametrize("agents", [1, 2])
 def test_two_machines_train_together(tmp_path, agents):
-    """Neither reaches the other one by 127.0.0.1, nor by what its own name stands for."""
+    """Train on two machines that cannot reach each other by 127.0.0.1 or by their host names."""
     with RealRuns(tmp_path, SMALL) as runs:
         nodes = 2 * agents
-        out = runs.directory / "out"  # whoever enters a namespace of mounts is in its root
+        out = runs.directory / "out"  # absolute: `nsenter -m` changes to the root directory
         words = [f"run.dir={out}", "parallel=ddp", "launch=elastic", f"launch.nodes={nodes}", f"launch.agents={agents}"]
         words += [f"launch.processes={nodes}", "launch.timeout_seconds=60", "launch.futile_restarts=1"]
         runs.finish(runs.start(*words, prefix=[*UNSHARE, "bash", "-c", TWO, "bash"]))

@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 
 
 def by_hand(weight, gradients, rates, config):
-    """Algorithm 3 of the paper, the mean in the weight's own basis; bases as the docstring of `soap` says."""
+    """Return the weight after Algorithm 3 of the paper, with an unrotated mean and the bases of `soap`'s docstring."""
     one, two = config.betas
     mean, square = torch.zeros_like(weight), torch.zeros_like(weight)
     sides = [torch.zeros(n, n, dtype=weight.dtype) for n in weight.shape]
@@ -50,7 +50,7 @@ def by_hand(weight, gradients, rates, config):
 
 
 def test_rounding_in_first_gradient_does_not_persist():
-    """Two layouts have other rounding where the gradient is 0, as that of a router's gate may be in the first step."""
+    """Check a gradient near 0, as of a router gate in the first step: layouts round it differently."""
     kept = [SoapMatrix((12, 20), Soap(), torch.float64, CPU) for _ in range(2)]
     for one in kept:
         one.update(1e-18 * torch.randn(12, 20, dtype=torch.float64), 1)
@@ -65,7 +65,7 @@ def test_rounding_in_first_gradient_does_not_persist():
     "settings", [{}, {"max_precond_dim": 15, "betas": (0.8, 0.9), "shampoo_beta": 0.7}, {"max_precond_dim": 4}]
 )
 def test_soap_matches_reference_algorithm(settings, shape):
-    """Also where one side is too long for a basis, or both."""
+    """Check also matrices of which one side or both sides are too long for a basis."""
     config = Soap(precondition_frequency=2, **settings)
     weight = torch.randn(shape, dtype=torch.float64)
     gradients, rates = [torch.randn_like(weight) for _ in range(9)], [1e-2 / (step + 1) for step in range(9)]
@@ -77,7 +77,7 @@ def test_soap_matches_reference_algorithm(settings, shape):
 
 
 def test_bases_of_rank_deficient_gradient_tolerate_rounding():
-    """A gradient of fewer tokens than rows leaves directions that none of them has: their basis is no accident."""
+    """Check a gradient of fewer tokens than rows: the basis of the null space must not depend on rounding."""
     gradient = torch.randn(24, 3, dtype=torch.float64) @ torch.randn(3, 40, dtype=torch.float64)
     other = gradient * (1 + 1e-15 * torch.randn(24, 40, dtype=torch.float64))
     kept = [SoapMatrix((24, 40), Soap(), torch.float64, CPU) for _ in range(2)]
@@ -88,12 +88,12 @@ def test_bases_of_rank_deficient_gradient_tolerate_rounding():
         torch.testing.assert_close(one.T @ one, torch.eye(len(one), dtype=torch.float64))
         torch.testing.assert_close(one, two, rtol=0, atol=1e-10)
         mean = getattr(kept[0], side).mean
-        own = (one.T @ mean @ one).diagonal()  # the eigenvalues that are not 0 come first
+        own = (one.T @ mean @ one).diagonal()  # nonzero eigenvalues come first
         torch.testing.assert_close(own[:3].sum(), mean.trace(), rtol=1e-3, atol=0)
 
 
 def held(path, *words):
-    """(bytes of optimizer state on this rank, what `explain` says of the fullest)."""
+    """Return (bytes of optimizer state on this rank, bytes that `explain` reports for the fullest rank)."""
     started = open_session(path, "optimizer=soap", "optimizer.max_precond_dim=30", "model.layers=1", *words)
     run = started.run
     said = run.parallel.explain(run, Mesh.of(dict(started.mesh.sizes)))
@@ -111,7 +111,7 @@ def test_explain_reports_bytes_of_fullest_rank(tmp_path, world):
 
 
 def test_state_of_stacked_matrix_is_not_a_weight():
-    """SOAP keeps `optimizer/<state>/<stack>.<number>`: averages that lack the stack are not all of the model."""
+    """Check arrays `optimizer/<state>/<stack>.<number>` of SOAP: averages without the stack are incomplete."""
     names, average = ["embed.weight", "blocks.0.experts.w_up"], "callback/ema/0.9"
     state = [f"optimizer/{state}/blocks.0.experts.w_up.{n}" for state in ("exp_avg", "left_basis") for n in (0, 1)]
     stored = [*(f"model/{name}" for name in names), *state, "optimizer/exp_avg/embed.weight", f"{average}/embed.weight"]

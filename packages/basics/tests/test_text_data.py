@@ -40,7 +40,7 @@ def problems(data: TextConfig, **more) -> list[str]:
 
 @pytest.fixture
 def corpus(tmp_path) -> Path:
-    """200 files of different lengths, in two folders."""
+    """Directory with 200 files of different lengths, in two folders."""
     root = tmp_path / "corpus"
     for number in range(200):
         path = root / ("even" if number % 2 == 0 else "odd") / f"{number:03}.txt"
@@ -51,7 +51,7 @@ def corpus(tmp_path) -> Path:
 
 @pytest.fixture
 def vocabulary(tmp_path, corpus) -> Path:
-    """A byte-level BPE of 300 tokens, trained here."""
+    """Path of a byte-level BPE tokenizer with 300 tokens, trained on the corpus."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -67,11 +67,11 @@ def vocabulary(tmp_path, corpus) -> Path:
     return path
 
 
-# --- layouts ---------------------------------------------------------------------------------------------------------
+# --- order of samples -------------------------------------------------------------------------------------------------
 
 
 def counting(windows: int, T: int, seed: int = 0, split_name: str = "train") -> TextSource:
-    """A source whose token number n is n, so that a sample shows where it comes from."""
+    """Return a source in which token n has the value n, so that a sample shows its position in the text."""
     tokens = np.arange(windows * T + 1, dtype=np.int32)
     return TextSource(tokens, np.zeros(1, int), open_codec(None, None), sequence_length=T, seed=seed, split=split_name)
 
@@ -97,7 +97,7 @@ def test_samples_depend_on_seed_split_and_number_alone(corpus):
     one, other = source(data), source(data)
     numbers = [7, 0, 3 * one.count_samples() + 2, 7, one.count_samples() - 1, 1]
     in_order = {i: one.sample(i)["tokens"].tolist() for i in sorted(set(numbers))}
-    for i in numbers:  # any order, and again: nothing is remembered
+    for i in numbers:  # random order with repeats: a source has no state
         assert other.sample(i)["tokens"].tolist() == in_order[i]
 
 
@@ -114,7 +114,7 @@ def test_epochs_seeds_and_splits_differ_in_order():
 
 
 def test_sample_order_does_not_change_between_releases():
-    """A run that is resumed under a newer gangline or numpy must see the samples it would have seen."""
+    """Check a pinned order: a run resumed with a newer gangline or numpy must see the same samples as before."""
     pinned = [9, 4, 3, 5, 6, 2, 1, 8, 7, 0, 3, 7, 4, 1, 9, 6, 5, 2, 0, 8]
     assert [int(counting(10, 1).sample(i)["tokens"][0]) for i in range(20)] == pinned
 
@@ -143,7 +143,7 @@ def test_samples_are_read_only(corpus):
         source(TextConfig(path=str(corpus))).sample(0)["tokens"][0] = 1
 
 
-# --- what is read ----------------------------------------------------------------------------------------------------
+# --- corpus files -----------------------------------------------------------------------------------------------------
 
 
 def test_splits_contain_all_text_once(corpus):
@@ -186,12 +186,12 @@ def test_default_corpus_is_python_source():
     assert not any(part in name.split("/") for name in names for part in ("test", "tests", "site-packages"))
     assert sum(file.size for file in files) > 8e6
     taken = []
-    for _ in range(3):  # what else the machine does costs a process caches, and so its own seconds
+    for _ in range(3):  # other load on the machine evicts caches, and so increases CPU time
         began = time.process_time()
         text = source(TextConfig(), T=128)
         text.sample(0)
         taken.append(time.process_time() - began)
-    assert min(taken) < 0.5  # 0.1 s on a quiet machine, where 12 MB are to take less than 0.3
+    assert min(taken) < 0.5  # 0.1 s on a quiet machine, where the target for 12 MB is 0.3
     assert 2.5 < text.compute_unigram_entropy() < 4
     assert text.decode(text.encode("def f():")) == "def f():"
 
@@ -207,7 +207,7 @@ def test_unigram_entropy_matches_byte_frequencies(tmp_path, times):
     assert f"{expected:.3f} nats" in text.describe()
 
 
-# --- held-out text ---------------------------------------------------------------------------------------------------
+# --- validation split -------------------------------------------------------------------------------------------------
 
 
 def test_validation_split_holds_complete_files(corpus):
@@ -243,7 +243,7 @@ def test_validation_split_of_few_files_is_text_end(tmp_path, files):
 
 
 def test_split_never_divides_a_character(tmp_path):
-    (tmp_path / "one.txt").write_text("é" * 5000)  # no line to cut at
+    (tmp_path / "one.txt").write_text("é" * 5000)  # no line end to split at
     data = TextConfig(path=str(tmp_path), validation_fraction=0.1)
     for name in ("train", "validation"):
         text = source(data, name)
@@ -341,7 +341,7 @@ def test_vocabulary_beyond_16_bits_is_supported(tmp_path, corpus):
     assert text.tokens[:2].tolist() == [69_999, 1]
 
 
-# --- what is refused -------------------------------------------------------------------------------------------------
+# --- refusals ---------------------------------------------------------------------------------------------------------
 
 
 def test_missing_or_empty_corpus_is_refused(tmp_path):
@@ -365,10 +365,10 @@ def test_an_unreadable_corpus_is_refused_with_the_reason():
         "import os, sys; sys.path[:0] = [sys.argv[1]]\n"
         "from test_text_data import *\n"
         "run = run_of(data := TextConfig(path=sys.argv[2]))\n"
-        "os.geteuid() or os.setuid(65534)\n"  # root reads everything
+        "os.geteuid() or os.setuid(65534)\n"  # root could read the file
         "print(UserError.of(data.check(run)))"
     )
-    with TemporaryDirectory() as folder:  # not below pytest's own, which each session beside this one closes to others
+    with TemporaryDirectory() as folder:  # outside pytest's directories, which other users cannot read
         Path(folder).chmod(0o755)
         secret = Path(folder, "secret.txt")
         secret.write_text("secret " * 100)
@@ -423,7 +423,7 @@ def test_non_utf8_text_follows_encoding_errors_option(tmp_path, vocabulary):
 
 
 def test_lone_surrogate_in_json_counts_as_non_utf8(tmp_path, vocabulary):
-    """JSON can write it: `data.encoding_errors` decides, as of bytes."""
+    """Check that `data.encoding_errors` applies to half of a surrogate pair, which JSON can represent, as to bytes."""
     path = tmp_path / "halves.jsonl"
     path.write_text('{"text": "caf\\ud800 to be or not to be"}\n' * 50)
     with pytest.raises(UserError, match=r"not UTF-8 at byte 3"):
@@ -433,7 +433,7 @@ def test_lone_surrogate_in_json_counts_as_non_utf8(tmp_path, vocabulary):
 
 
 def test_text_that_tokenizer_cannot_encode_is_refused(tmp_path, corpus):
-    tokenizer = Tokenizer(models.WordLevel({"to": 0, "be": 1}))  # and no token for what is unknown
+    tokenizer = Tokenizer(models.WordLevel({"to": 0, "be": 1}))  # no token for unknown words
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.save(str(tmp_path / "two.json"))
     with pytest.raises(UserError, match=r"two.json cannot encode .*\.txt"):

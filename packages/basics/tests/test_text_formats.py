@@ -43,7 +43,7 @@ def test_compressed_file_reads_as_plain_text(tmp_path, ending, compress):
     assert packed.check(build_default_run(data=packed)) == []
     whole = [text_of(source(packed, split)).rstrip("\0") for split in ("train", "validation")]
     assert "".join(whole) == PLAIN.decode()
-    assert 0.5 < len(whole[1]) / len(text_of(source(plain, "validation"))) < 2  # the same share, by what is stored
+    assert 0.5 < len(whole[1]) / len(text_of(source(plain, "validation"))) < 2  # splits count stored bytes
 
 
 def test_json_lines_are_documents(tmp_path):
@@ -53,7 +53,7 @@ def test_json_lines_are_documents(tmp_path):
     assert data.check(build_default_run(data=data)) == []
     train, held_out = source(data), source(data, "validation")
     both = text_of(train) + text_of(held_out)
-    assert both.split("\0")[:-1] == TEXTS  # in order, and each on one side
+    assert both.split("\0")[:-1] == TEXTS  # in order, each document in one split
     assert len(train.starts) == pytest.approx(180, abs=2)
     assert train.describe().startswith(f"{len(train.starts)} documents, ")
     assert int(np.diff(train.starts).min()) == len(TEXTS[0].encode()) + 1
@@ -118,7 +118,7 @@ STREAMS = {"bz2": bz2.compress, "xz": lzma.compress}
 
 @pytest.mark.parametrize("ending", STREAMS)
 def test_concatenated_compressed_streams_are_one_text(tmp_path, ending):
-    """With zeros between those of xz, more than are read at once, and one that expands a thousandfold."""
+    """Check xz with more padding between streams than one read returns, and a stream that expands a thousandfold."""
     between = bytes(1 << 15) if ending == "xz" else b""
     parts = [PLAIN, b"", b"x" * 3_000_000, PLAIN]
     path = tmp_path / f"a.txt.{ending}"
@@ -135,7 +135,7 @@ def test_damage_after_first_stream_is_refused(tmp_path, ending, damage):
         "flipped": bytes([stream[0] ^ 1]) + stream[1:] + stream,
         "truncated": stream + stream[:-1],
         "text": b"and so on\n",
-        "zeros": bytes(6),  # xz has them by fours
+        "zeros": bytes(6),  # padding of xz is a multiple of four bytes
     }
     path.write_bytes(stream + behind[damage])
     with pytest.raises(UserError, match=rf"{ending} (is damaged|cannot be read)"):
@@ -153,12 +153,12 @@ def test_empty_compressed_file_is_refused(tmp_path, ending):
 
 @pytest.fixture
 def zstd():
-    """A compressor of Zstandard frames that name no size, as a stream's are."""
+    """Compressor of Zstandard frames without a content size, as in streams."""
     return pytest.importorskip("zstandard").ZstdCompressor(level=1, write_content_size=False).compress
 
 
 def test_zstandard_frames_are_one_text(tmp_path, zstd):
-    """Also an empty one, and one to be skipped, larger than what is read at once."""
+    """Check also an empty frame, and a skippable frame larger than one read."""
     noise = np.random.default_rng(0).integers(32, 127, 1 << 19, dtype=np.uint8).tobytes()
     skipped = (0x184D2A50).to_bytes(4, "little") + (1 << 17).to_bytes(4, "little") + bytes(1 << 17)
     parts = [zstd(b"x" * 5_000_000), zstd(b""), skipped, zstd(noise), skipped]
@@ -171,7 +171,7 @@ def test_zstandard_frames_are_one_text(tmp_path, zstd):
 @pytest.mark.parametrize("of_last", [0.001, 0.5, 0.999])
 @pytest.mark.parametrize("frames", [1, 10])
 def test_truncated_zstandard_is_refused(tmp_path, zstd, lines, of_last, frames):
-    """Between two lines, too: what is read of it would be JSON."""
+    """Check also truncation between two lines, where the rest of the text is valid JSON."""
     path = tmp_path / ("a.jsonl.zst" if lines else "a.txt.zst")
     *before, last = [zstd(LINES if lines else PLAIN)] * frames
     path.write_bytes(b"".join(before) + last[: max(1, int(of_last * len(last)))])

@@ -28,7 +28,7 @@ from gangline_testkit.runs import build_small_run
 from gangline_testkit.sessions import open_session
 
 FAST = ("health.burn_in.seconds=0.02", "health.burn_in.repetitions=1")
-# on a busy machine of few cores a rank may be slow by itself: here only what is computed wrongly counts
+# A healthy rank may be slow on a busy machine with few cores, so only wrong results count here.
 CALM = ("health.burn_in.shared=1", *(f"health.burn_in.{name}=0.999" for name in ("matmul", "memory", "link")))
 
 
@@ -89,7 +89,7 @@ def test_burn_in_detects_wrong_all_reduce(size: int) -> None:
     cpu = torch.device("cpu")
 
     class Ranks:
-        """Rank 2 of many, or the only one; each has the same numbers times its own number from 1 on."""
+        """Comm of rank 2 of `size` ranks, or of the only rank. Rank r contributes (r + 1) times the same numbers."""
 
         def __init__(self, off: float = 0.0) -> None:
             self.size, self.index, self.off = size, min(size - 1, 2), off
@@ -106,7 +106,7 @@ def test_burn_in_detects_wrong_all_reduce(size: int) -> None:
 
 
 def burnt_in(run_dir: Path, bad: int | None) -> tuple[int, int]:
-    """(exit code, steps done) of a run of which one rank computes wrongly."""
+    """Train with burn-in and return (exit code, steps done). bad: rank whose matmuls are not exact."""
     s = open_session(run_dir, "health=[burn_in]", "parallel=ddp", "run.steps=2", *FAST, *CALM)
     exact = measure.is_matmul_exact
     if s.comms.rank == bad:
@@ -120,7 +120,7 @@ def burnt_in(run_dir: Path, bad: int | None) -> tuple[int, int]:
 def test_bad_rank_stops_run_before_first_step(tmp_path: Path) -> None:
     assert get_pool(4).run(burnt_in, tmp_path / "bad", 1) == [(3, 0)] * 4
     found = [line for line in read_events(tmp_path / "bad") if line.get("kind") == "burn-in"]
-    wrong = "wrong result of an integer matmul"  # on a busy machine others may be called slow beside it
+    wrong = "wrong result of an integer matmul"  # a busy machine may add verdicts on slow ranks
     (verdict,) = [line for line in found if wrong in line["evidence"]]
     assert (verdict["where"], verdict["details"]["rank"]) == ("rank 1", 1)
 
@@ -150,7 +150,7 @@ def test_invalid_options_are_refused() -> None:
 
 
 def commanded(runs: RealRuns, *words: str, **environment: str) -> subprocess.Popen[str]:
-    """`gangline health burn-in --json WORDS`."""
+    """Start `gangline health burn-in --json WORDS`."""
     runs.settings = ()
     variables = runs._make_variables(environment)
     asked = ("health", "burn-in", "--json", *words, *FAST, *CALM)
@@ -158,7 +158,7 @@ def commanded(runs: RealRuns, *words: str, **environment: str) -> subprocess.Pop
 
 
 def test_command_measures_ranks_and_writes_cluster(tmp_path: Path) -> None:
-    """Without a word of processes they are as many as the strategy asks for."""
+    """Check also the number of processes, which defaults to the number that the strategy requests."""
     with RealRuns(tmp_path) as runs:
         printed = runs.finish(commanded(runs, "run.dir=out"))
     found = json.loads(printed[printed.index("{\n") :])
@@ -171,7 +171,7 @@ NODES = ("launch=elastic", "launch.nodes=1:2", "launch.agents=1", "launch.proces
 
 
 def test_command_on_two_nodes_reports_all_ranks(tmp_path: Path) -> None:
-    """They are one run: neither may say what the other one does not."""
+    """Check that both nodes are one run: each reports the ranks of both nodes."""
     with RealRuns(tmp_path) as runs:
         each = [commanded(runs, "run.dir=out", *NODES, GANGLINE_NODE=f"127.0.0.{n}") for n in (1, 2)]
         printed = [runs.finish(process) for process in each]

@@ -40,7 +40,7 @@ def test_invalid_fault_is_refused(words):
 
 
 def test_every_kind_of_fault_has_a_method():
-    """`benchmarks/chaos.py` alone does some of them."""
+    """Check all kinds of faults, because only `benchmarks/chaos.py` injects some kinds."""
     methods = {name.removeprefix("_inject_").replace("_", "-") for name in vars(ChaosCheck) if "_inject_" in name}
     assert methods == set(KINDS)
 
@@ -61,7 +61,7 @@ def test_chaos_without_faults_is_refused(runs):
 
 
 def test_run_survives_kill_hang_and_exception_unchanged(runs):
-    """Found, named, started again, each once: the curve is that of a run that nobody disturbed, to the bit."""
+    """Check that each fault is injected once, and that the losses equal those of a run without faults bit for bit."""
     words = ("parallel=ddp", "launch.processes=4", "run.steps=60", "checkpoint.every=10", "run.seed=3")
     runs.train("run.dir=calm", *words)
     faults = "health.chaos.at=[kill@15:1,hang@30:2,exception@45:0]"
@@ -78,7 +78,7 @@ def test_run_survives_kill_hang_and_exception_unchanged(runs):
 
 
 def test_run_survives_nan_bit_flip_and_full_disk(runs):
-    """By playbooks that read the same samples again the curve is that of a run that nobody disturbed, to the bit."""
+    """Check playbooks that repeat the samples: losses equal those of a run without faults bit for bit."""
     words = ("parallel=ddp", "launch.processes=3", "batch.global_size=6", "run.steps=80", "checkpoint.every=10")
     runs.train("run.dir=calm", *words)
     again = [
@@ -87,7 +87,7 @@ def test_run_survives_nan_bit_flip_and_full_disk(runs):
         for word in ("actions=[roll_back]", "patience=1", "skip=false", "back=0")
     ]
     faults = "health.chaos.at=[disk-full@8:0,nan@40:1,bad-batch@55:2,bit-flip@68:1]"
-    full = "health.chaos.full_steps=14"  # the saves of steps 10 and 20
+    full = "health.chaos.full_steps=14"  # fails the saves of steps 10 and 20
     runs.train(
         "run.dir=wild", *words, "health=[monitors,chaos]", faults, full, "health.monitors.corruption.every=5", *again
     )
@@ -111,7 +111,7 @@ def test_slow_rank_is_reported_with_its_cost(runs):
         "health=[monitors,chaos]",
         "health.chaos.slow_steps=16",
     )
-    # a busy machine makes a rank slow by itself, though not by so much
+    # a busy machine also delays healthy ranks, but by less than `least_seconds`
     window = ("health.monitors.stragglers.window=8", "health.monitors.stragglers.least_seconds=0.2")
     runs.train("run.dir=out", *words, "health.chaos.at=[slow@12:3]", *window)
     found = [

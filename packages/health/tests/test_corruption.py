@@ -36,7 +36,7 @@ WORDS = ("health=[monitors]", "health.monitors.corruption.every=2", "parallel=dd
 
 
 def run(run_dir: Path, bad: int | None, *settings: str) -> tuple[int | str, list[attempts.Attempt]]:
-    """A run of which one rank's weight has another bit after its fifth step."""
+    """Train and return (exit code or "restart", orders). bad: rank with a flipped bit of a weight after step 5."""
     s = open_session(run_dir, *WORDS, *settings)
     applied = s.runtime.finish_update
 
@@ -72,7 +72,7 @@ def test_corrupt_replica_of_four_triggers_rollback(tmp_path: Path) -> None:
 
 
 def test_exclude_action_restarts_before_bit_flip_without_node(tmp_path: Path) -> None:
-    """Also where a newer checkpoint holds the flipped bit: those who read it would all agree."""
+    """Check that newer checkpoints, which hold the flipped bit, are skipped: all ranks would load the bit and agree."""
     words = (
         "health.monitors.playbooks.corruption.actions=[exclude]",
         "health.monitors.corruption.every=4",
@@ -107,7 +107,7 @@ def test_fully_compared_replicas_give_no_note(tmp_path: Path) -> None:
 
 
 def with_a_gradient_flipped(run_dir: Path, bad: int | None, *settings: str) -> tuple[int, list[attempts.Attempt]]:
-    """A run of which one rank's gradient has another bit in its fifth step, once the ranks have added theirs."""
+    """Train and return (exit code, orders). bad: rank with a flipped gradient bit in step 5, after the reduction."""
     s = open_session(run_dir, *WORDS, *settings)
     once = s.runtime.step
 
@@ -132,7 +132,7 @@ def test_corrupt_gradient_names_its_rank(tmp_path: Path) -> None:
 
 
 def reads(run_dir: Path, bad: bool, steps: int, *layout: str) -> tuple[int, list[attempts.Attempt]]:
-    """A run that goes on from a checkpoint of which one weight is read with another bit."""
+    """Train and return (exit code, orders). bad: whether to flip a bit of a weight read from checkpoint 4."""
     load = DcpCheckpointer.load
 
     def damages(self, id, shards, registry):
@@ -153,7 +153,7 @@ def reads(run_dir: Path, bad: bool, steps: int, *layout: str) -> tuple[int, list
 
 
 def test_corrupt_checkpoint_read_is_detected(tmp_path: Path) -> None:
-    """Whatever the layout that saved them: two ranks here, one that reads."""
+    """Check a checkpoint that two ranks saved and one rank reads: the check does not depend on the layout."""
     for name in ("bad", "good"):
         assert get_pool(2).run(reads, tmp_path / name, False, 4, "parallel=ddp") == [(0, [])] * 2
     assert reads(tmp_path / "good", False, 6, "parallel=single") == (0, [])
@@ -163,7 +163,7 @@ def test_corrupt_checkpoint_read_is_detected(tmp_path: Path) -> None:
 
 
 def test_replicas_meant_to_differ_are_not_compared(tmp_path: Path) -> None:
-    """They differ from the first step on, and meet at the fourth."""
+    """Check local SGD: replicas differ from the first step on, and average their weights in the fourth step."""
     with as_installed("gangline-toys", "gangline_testkit.toys.plugin"):
         answers = get_pool(2).run(watched_apart, tmp_path / "run")
     assert [code for code, _ in answers] == [0, 0]
@@ -172,7 +172,7 @@ def test_replicas_meant_to_differ_are_not_compared(tmp_path: Path) -> None:
 
 
 def watched_apart(run_dir: Path) -> tuple[int, list[str]]:
-    """The exit code, and the kinds of verdicts of the run."""
+    """Train with `parallel=apart`; return the exit code and the kinds of verdicts."""
     words = (
         "parallel=apart",
         "batch.global_size=4",
@@ -207,7 +207,7 @@ def test_array_checksum_is_independent_of_sharding() -> None:
 
 
 def test_miscomputing_rank_is_found_without_replicas(tmp_path: Path) -> None:
-    """All ranks get the same wrong sum: their weights and gradients agree."""
+    """Check a fault after which all ranks receive the same wrong sum, so their weights and gradients agree."""
     words = ("parallel=ddp", "launch.processes=2", "run.steps=12", "checkpoint.every=3", "run.deterministic=on")
     twice = ("health.monitors.corruption.recompute_every=3", "health.monitors.corruption.every=1")
     with RealRuns(tmp_path) as runs:

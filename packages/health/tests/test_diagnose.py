@@ -70,7 +70,7 @@ def test_rank_in_different_collective_is_diagnosed_as_mismatch():
 
 
 def test_diagnosis_follows_wait_chain_to_blocking_rank():
-    """0 and 1 wait along tp; 1's column waits for 3, which stands still in its data."""
+    """Check that rank 0 waits for rank 1 along tp, and rank 1 for rank 3 along dp, which is stuck in its data phase."""
     left, right = collective(8, axis="tp", ranks=(0, 1)), collective(3, axis="dp", ranks=(1, 3))
     ranks = [
         rank(0, left, groups={("tp", (0, 1)): 8}),
@@ -116,7 +116,7 @@ def test_diagnosis_across_machines_matches_one_machine(tmp_path: Path):
 
 
 def test_machines_with_same_hostname_are_watched_separately(tmp_path: Path):
-    """Containers on one host's network and copied machines share a name: neither waits for the other one's watcher."""
+    """Check machines with the same name, as of containers or clones: neither waits for the watcher of the other."""
     (tmp_path / "logs").mkdir()
     here = Watcher(tmp_path, HangsOptions())
     there = Watcher(tmp_path, HangsOptions(), machine="elsewhere")

@@ -81,7 +81,7 @@ def test_stopped_rank_is_killed_and_run_continues(runs):
 
 
 def test_hang_with_act_warn_is_only_reported(runs):
-    """A hang that ends by itself is reported each time, and no rank takes the watchdog's requests for a stop."""
+    """Check that each hang that ends by itself is reported, and that signals of the watchdog stop no rank."""
     words = ("parallel=ddp", "launch.processes=2", "run.steps=100000", "checkpoint=off")
     run = runs.fork("run.dir=out", *words, "health=[monitors]", "health.monitors.hangs.act=warn")
     out = runs.directory / "out"
@@ -135,7 +135,7 @@ def gangline_health_checks():
 
 
 def offer(runs: RealRuns, site: Path, source: str) -> None:
-    """A plugin `sleeps` of that source, for the runs."""
+    """Write a plugin `sleeps` with this source, and add the plugin to the path of `runs`."""
     about = site / "gangline_sleeps-0.1.0.dist-info"
     about.mkdir(parents=True)
     (site / "sleeps.py").write_text(source)
@@ -157,9 +157,9 @@ def test_hung_health_check_is_disabled_and_run_continues(runs, tmp_path: Path) -
     assert [record["step"] for record in runs.read_records("out")] == list(range(1, 61))
 
 
-@pytest.mark.nightly  # nothing is learnt by then: as long as the slowest build of a busy machine may take
+@pytest.mark.nightly  # no limits are learned during the build, so the limit must cover a slow build
 def test_health_check_hung_at_start_is_disabled(runs, tmp_path: Path) -> None:
-    """The others wait for it in the build; the next start is without it."""
+    """Check a hang during the build, in which the other ranks wait: the next start runs without the hung check."""
     stands = "self.rank = comms.rank\n        if comms.rank == 1:\n            time.sleep(10000)"
     offer(runs, tmp_path / "site", SLEEPS.replace("self.rank = comms.rank", stands))
     words = ("parallel=ddp", "launch.processes=2", "run.steps=4", "launch.max_restarts=1", "health=[monitors,sleeps]")
@@ -220,7 +220,7 @@ def test_hang_names_health_check_only_for_late_rank(tmp_path: Path, why: str, me
 
 
 def test_dead_rank_pulses_do_not_hide_stopped_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After another division of the ranks a launcher has left pulses of those that it has no longer, which are dead."""
+    """Check a pulse file that remains from an earlier start with more ranks, and whose rank is dead."""
     earlier = "import sys; from gangline.pulse.write import Pulse; Pulse.open(sys.argv[1], 5, 8, 1, int(sys.argv[2]))"
     ours = str(os.getpid())
     monkeypatch.setattr("gangline_health.hangs.processes.read_state", lambda _pid: ("T", 0.0))
@@ -242,7 +242,7 @@ def test_dead_rank_pulses_do_not_hide_stopped_rank(tmp_path: Path, monkeypatch: 
 
 @contextmanager
 def answers_oddly() -> Iterator[str]:
-    """The URL of a server that does not speak HTTP."""
+    """Yield the URL of a server that does not speak HTTP."""
 
     class Odd(StreamRequestHandler):
         def handle(self) -> None:
@@ -275,7 +275,7 @@ def test_limits_in_the_wrong_order_are_refused(runs, words, wrong, fixed):
 
 
 def test_missing_flight_recorder_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where it is off, or torch has none, a rank does not answer, and nobody is waited for."""
+    """Check that `collect` does not wait for a rank whose flight recorder is off or missing in torch."""
     assert not flight.listen(str(tmp_path), 0, {})
     assert not flight.listen(str(tmp_path), 0, {"TORCH_FR_BUFFER_SIZE": "0"})
     monkeypatch.setattr(flight, "DUMPS", ("_dump_that_no_version_has",))

@@ -25,11 +25,11 @@ BEGAN = 1.7e9
 
 
 class Files:
-    """Writes what a run would, on a clock of its own."""
+    """Writer of the files of a run, with a simulated clock."""
 
     def __init__(self, run_dir: Path) -> None:
         self.run_dir, self.now, self.generation = run_dir, BEGAN, 0
-        self.off = 0.0  # of the clock, from when it was set
+        self.off = 0.0  # offset of the wall clock after it was set, in seconds
         run_dir.mkdir(parents=True, exist_ok=True)
 
     def _line(self, file: str, **content: object) -> None:
@@ -60,7 +60,7 @@ class Files:
         self.event("phase", phase=name, at="end", seconds=seconds)
 
     def step(self, step: int, passes: float = 1.0, waits: float = 0.25, skipped: str = "", **more: int) -> None:
-        """0.125 s of data, the passes, 0.125 s of update; then a wait of 0.0625 s that counts to the next."""
+        """Write a step with 0.125 s each of data and update; the sync of 0.0625 s counts to the next step."""
         self.now += passes + 0.25
         took = {"data": 0.125, "forward_backward": passes, "optimizer": 0.125, "sync": 0.0625}
         content = {"step": step, "seconds": took, "step_seconds": passes + 0.3125, "skipped": skipped, **more}
@@ -96,7 +96,7 @@ def test_invalid_lines_are_skipped(tmp_path: Path) -> None:
 
 
 def test_steps_lost_in_damaged_file_are_reported(tmp_path: Path) -> None:
-    """But not a line that a kill tore: its step comes again."""
+    """Check also a line torn by a kill, which is not reported, because the next start repeats the step."""
     files = Files(tmp_path)
     files.launch("start")
     files.step(1)
@@ -118,7 +118,7 @@ def test_steps_lost_in_damaged_file_are_reported(tmp_path: Path) -> None:
 
 
 def test_watcher_and_alert_events_are_not_starts(tmp_path: Path) -> None:
-    """They know of no start, or of one that is over: a finding of theirs is no sign of life of its ranks."""
+    """Check that verdicts of the watcher and of alerts, written after the ranks died, do not count as rank activity."""
     files = Files(tmp_path)
     files.launch("start")
     files.step(1)
@@ -138,7 +138,7 @@ def test_watcher_and_alert_events_are_not_starts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("moves", [(0.0, 0.0), (600.0, 600.0), (-3600.0, 0.0), (-3600.0, 600.0)])
 def test_clock_set_forward_is_reported(tmp_path: Path, capsys, moves: tuple[float, float]) -> None:
-    """One that was set back before, and is then set right, has gone no further than it should."""
+    """Check that undoing an earlier set-back of the clock does not count as setting the clock forward."""
     files = Files(tmp_path)
     files.launch("start")
     for step, files.off in enumerate((0.0, *moves), 1):
@@ -153,7 +153,7 @@ def test_clock_set_forward_is_reported(tmp_path: Path, capsys, moves: tuple[floa
 
 @pytest.mark.parametrize("at", range(6))
 def test_clock_set_back_loses_no_seconds(tmp_path: Path, at: int) -> None:
-    """Wherever in the run it comes, and also where the clock is then set forward again."""
+    """Check a clock set back at each step of the run, also with the clock set forward again later."""
     found = []
     before_1970 = -3e9
     for steps in ((), ((at, -3600.0),), ((at, before_1970),), ((at, -7200.0), (at + 1, -5.0), (at + 2, 0.0))):
@@ -182,7 +182,7 @@ def test_clock_set_back_loses_no_seconds(tmp_path: Path, at: int) -> None:
 def test_ledger_seconds_of_killed_run_are_exact(tmp_path: Path) -> None:
     files = Files(tmp_path)
     files.launch("start")
-    files.step(1, passes=3.0)  # two seconds of compilation
+    files.step(1, passes=3.0)  # including two seconds of compilation
     for step in (2, 3):
         files.step(step)
     files.phase("save", 0.5)
@@ -250,7 +250,7 @@ def test_ledger_seconds_always_sum_to_wall_clock(
             files.launch("node", found=gone + length / 2)
             step = max(0, step - back)
         else:
-            files.event("phase", phase="save", at="begin")  # and killed in it, or read while it lasts
+            files.event("phase", phase="save", at="begin")  # no end: killed or read during the save
             files.now += length
     of = build_ledger(files.run_dir)
     whole(of)
@@ -303,7 +303,7 @@ def test_directory_without_events_is_refused(tmp_path: Path) -> None:
 
 
 def test_ledger_bubble_uses_batch_size_of_each_step(tmp_path: Path) -> None:
-    """Four stages: of 4 microbatches 3/7 of the passes are empty, of 16 microbatches 3/19; the ranks waited longer."""
+    """Check 4 stages with waits longer than the bubble, which is 3/7 of the passes for 4 microbatches, 3/19 for 16."""
     words = ("batch.global_size=16", "batch.micro_size=1", "batch.ramp={4:8}", f"run.dir={tmp_path / 'a'}")
     RunDirectory.create(compose_one(["recipe=tiny", *words])).unlock()
     files = Files(tmp_path / "a")

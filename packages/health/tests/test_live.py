@@ -79,8 +79,9 @@ def test_follower_refuses_a_pipe(tmp_path: Path) -> None:
 
 
 def parsed(exposition: str) -> dict[tuple[str, ...], float]:
-    """Samples by family and values of labels in the order of their names, as the parser of the format's authors reads
-    them: it refuses a text without its end mark, a sample without its family, a counter without its suffix.
+    """Return the samples by family and label values, with labels sorted by name.
+
+    The parser of the format's authors rejects a missing end mark, a sample without family, a counter without suffix.
     """
     assert exposition.endswith("\n# EOF\n")
     families = list(text_string_to_metric_families(exposition))
@@ -124,7 +125,7 @@ def test_metrics_are_openmetrics_text(tmp_path: Path) -> None:
 
 
 def test_prometheus_metric_names_are_stable(tmp_path: Path) -> None:
-    """Dashboards are made of these names."""
+    """Check the set of names, because dashboards refer to these names."""
     record = dict.fromkeys(GAUGES, 1.0) | {"step": 1, "time": time.time(), "rank_mfu": [0.5]}
     written(tmp_path, records=(record | {"rank_phases": {"data": [0.1]}},))
     names = {family.name for family in text_string_to_metric_families(text_of(tmp_path))}
@@ -174,7 +175,7 @@ def test_occupied_metrics_port_does_not_end_run(tmp_path: Path, monkeypatch: pyt
 
 
 class Hook(BaseHTTPRequestHandler):
-    """Keeps what it is sent; answers with `code`."""
+    """HTTP handler that stores posted JSON in `got`, and answers with status `code`."""
 
     got: list[dict]
     code = 200
@@ -186,7 +187,7 @@ class Hook(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *_: object) -> None:
-        """Nothing."""
+        """Drop the access log."""
 
 
 @pytest.fixture
@@ -233,7 +234,7 @@ def test_alert_command_gets_json_and_reports_failure(tmp_path: Path) -> None:
 
 
 def test_alert_command_is_hidden_from_process_arguments(tmp_path: Path) -> None:
-    """Other users can read the arguments of a process, and the command may hold a variable of the environment."""
+    """Check the arguments of the shell, which other users can read, because the command may contain a secret."""
     assert send(f"tr '\\0' ' ' < /proc/$$/cmdline > {tmp_path}/arguments; : 'sk-\"live'", WARNS) == ""
     arguments = (tmp_path / "arguments").read_text()
     assert arguments.startswith("/bin/sh -c ")
@@ -242,7 +243,7 @@ def test_alert_command_is_hidden_from_process_arguments(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("end", ["its own", "the job's"])
 def test_hung_alert_command_leaves_no_process(tmp_path: Path, end: str) -> None:
-    """Nor does it keep who sends: the shell's children go with it, also where the job ends before its time is over."""
+    """Check that `send` returns, and child processes of the shell end, at the timeout or at the end of the job."""
     told = tmp_path / "child"
     began, command = time.monotonic(), f"sleep 900 & echo $! > {tmp_path}/new; mv {tmp_path}/new {told}; wait"
     if end == "its own":
@@ -333,7 +334,7 @@ def test_webhook_secret_is_never_written(
 
 @contextmanager
 def speaks(*words: bytes, pause: float = 0.0) -> Iterator[str]:
-    """The URL of a server that answers with these, and waits before each but the first."""
+    """Yield the URL of a server that sends `words`, with a pause of `pause` seconds before each word but the first."""
 
     class Speaks(StreamRequestHandler):
         def handle(self) -> None:
@@ -361,7 +362,7 @@ def test_malformed_or_endless_http_answer_is_reported() -> None:
         assert time.monotonic() - begun < 300, "all of it takes ten minutes"
 
 
-# --- the whole -------------------------------------------------------------------------------------------------------
+# --- watch command and complete runs ----------------------------------------------------------------------------------
 
 
 def test_watch_refuses_a_directory_without_run(tmp_path: Path) -> None:
@@ -370,7 +371,7 @@ def test_watch_refuses_a_directory_without_run(tmp_path: Path) -> None:
 
 
 def test_live_run_is_watched_scraped_and_alerted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its alert takes longer than many steps, and holds none."""
+    """Check an alert command that takes longer than many steps, and must not delay any step."""
     command = tmp_path / "alert.sh"
     command.write_text(f"cat >> {tmp_path}/told; echo >> {tmp_path}/told; exec sleep 8\n")
     with RealRuns(tmp_path) as runs:

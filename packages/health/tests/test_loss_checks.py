@@ -29,7 +29,7 @@ def series(losses, norms=None) -> list[StepRecord]:
 
 
 def found(records: list[StepRecord], monitor: NumbersMonitor | None = None) -> list[tuple[int, str, int]]:
-    """(step, kind, how many in a row), asked as in a run."""
+    """Return (step, kind, number in a row) of each verdict, with calls of the monitor as in a run."""
     monitor, said = monitor or NumbersMonitor(NumbersOptions()), []
     for record in records:
         verdicts = list(monitor.before_update(record.step, record.loss, record.grad_norm)) if record.finite else []
@@ -43,7 +43,7 @@ def noise(steps: int, tail: float = 5.0, seed: int = 0) -> np.ndarray:
 
 
 def test_heavy_tailed_noise_gives_no_false_alarm() -> None:
-    """Student's t with 5 degrees of freedom on the loss, log-normal gradient norms that wander."""
+    """Check Student's t noise with 8 degrees of freedom on the loss, and gradient norms whose logarithm drifts."""
     steps = 10_000
     falling = 2 + 4 * np.exp(-np.arange(steps) / 300) + 0.03 * noise(steps, 8.0)
     wander = np.cumsum(noise(steps, seed=2)) * 0.005
@@ -51,7 +51,7 @@ def test_heavy_tailed_noise_gives_no_false_alarm() -> None:
 
 
 def test_rare_high_loss_batches_give_no_false_alarm() -> None:
-    """As of a small corpus that is nearly learnt by heart: the median knows nothing of what is left."""
+    """Check losses as of a nearly memorized small corpus, whose median does not describe the remaining loss."""
     draw = np.random.default_rng(3)
     usual = 0.03 * (1 + 0.3 * np.abs(noise(5000, 8.0)))
     rare = np.where(draw.random(5000) < 1 / 15, draw.uniform(0.3, 0.6, 5000), 0.0)
@@ -97,8 +97,8 @@ def test_loss_spike_history_survives_restart() -> None:
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
 def test_spike_limit_scales_with_noise(scale: float) -> None:
     losses = scale * (3 + 0.05 * noise(200, 30.0))
-    losses[150] += scale * 0.3  # 6 deviations
-    losses[170] += scale * 0.8  # 16
+    losses[150] += scale * 0.3  # 6 standard deviations
+    losses[170] += scale * 0.8  # 16 standard deviations
     assert found(series(losses)) == [(171, "loss-spike", 1)]
 
 
@@ -136,7 +136,7 @@ def test_overflows_of_loss_scale_search_are_not_reported() -> None:
 
 
 def test_zero_losses_set_no_baseline() -> None:
-    """As of batches in which no token counts."""
+    """Check losses as of batches without valid tokens."""
     assert found(series([0.0] * 100)) == []
     later = 3 + 0.05 * noise(100, 30.0)
     assert found(series([0.0] * 100 + list(later)))[0][0] > 100
@@ -144,7 +144,7 @@ def test_zero_losses_set_no_baseline() -> None:
 
 
 def test_rare_text_in_small_batch_is_not_spike() -> None:
-    """A batch of 64 tokens, of a text that the model knows by heart but for a number in it: the run is healthy."""
+    """Check a batch of 64 tokens of memorized text with one unpredictable number, as occurs in a healthy run."""
     losses = 0.04 + 0.01 * np.abs(noise(200))
     losses[150] = 0.62
     assert found(series(losses), NumbersMonitor(NumbersOptions(), tokens=64)) == []

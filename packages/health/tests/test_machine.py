@@ -22,23 +22,23 @@ from gangline_testkit.health import make_healthy
 
 
 class Refused(Exception):
-    """The base of what NVML raises."""
+    """Base class of NVML errors."""
 
 
 class NotSupported(Refused):
-    """As NVML says that a GPU lacks something."""
+    """NVML error for a feature that the GPU does not support."""
 
 
 class TimedOut(Refused):
-    """As NVML says that no event came."""
+    """NVML error for a wait that ends without an event."""
 
 
 class Lost(Refused):
-    """As NVML says that a GPU has fallen off the bus."""
+    """NVML error for a GPU that has fallen off the bus."""
 
 
 class FakeNvml(SimpleNamespace):
-    """NVML of two GPUs with two links each, with the calls that a probe makes; set what it is to say."""
+    """NVML of two GPUs with two links each, with the calls that a probe makes. Arguments set the reported values."""
 
     NVMLError, NVMLError_GpuIsLost, NVMLError_Timeout = Refused, Lost, TimedOut
     NVMLError_NotSupported = NVMLError_InvalidArgument = NVMLError_NoPermission = NotSupported
@@ -61,7 +61,7 @@ class FakeNvml(SimpleNamespace):
         return "set"
 
     def there(self, handle: int) -> None:
-        """Raises as each call about a GPU that is lost, or in another kind of trouble."""
+        """Raise the error in `lost` of a GPU that is lost or has another fault."""
         if handle in self.lost:
             raise self.lost[handle]
 
@@ -161,7 +161,7 @@ def test_hardware_xids_are_reported_once() -> None:
 
 @pytest.mark.parametrize("late", [True, False])
 def test_lost_gpu_hides_no_other_defect(late: bool) -> None:
-    """While the run goes on, or before the first question."""
+    """Check a GPU that is lost during the run (`late`), or before the first probe."""
     fake = nvml(errors=(0, 0, 3), links=set())
     fake.nvmlDeviceGetCount = lambda: 3
     asked = Gpus(fake)
@@ -235,7 +235,7 @@ def test_defect_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monitor.attach(cast(Any, None), cast(Any, SimpleNamespace(rank=5)), None, cast(Any, None))
     assert monitor.describe() == "descriptors, memory, disk, gpus"
     said: list[Verdict] = []
-    deadline, more = time.monotonic() + 60, 20  # records after the one at which it is said
+    deadline, more = time.monotonic() + 60, 20  # more: number of records after the verdict
     for record in make_healthy(6000):
         said += monitor.observe(record)
         more -= bool(said)
@@ -278,7 +278,7 @@ def test_same_defect_on_another_gpu_is_reported(
 
 
 def test_gpus_without_a_driver_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", None)  # as where it is not installed
+    monkeypatch.setitem(sys.modules, "pynvml", None)  # as if pynvml was not installed
     monkeypatch.setattr("gangline_health.monitors.machine.has_gpus", lambda: True)
     monitor = MachineMonitor(MachineOptions(), "/")
     assert monitor.explain_unknown().startswith("gpus (")
@@ -298,7 +298,7 @@ def test_machine_without_gpu_has_no_gpu_probe(tmp_path: Path, monkeypatch: pytes
 
 
 def test_skewed_clock_is_reported() -> None:
-    """Of three ranks the third's is two seconds ahead."""
+    """Check three ranks, of which rank 2 has a clock two seconds ahead."""
 
     class Three:
         size, index = 3, 2

@@ -82,7 +82,7 @@ def test_learning_rate_reduction_also_skips_step() -> None:
 
 
 def test_restart_checkpoint_predates_the_first_verdict() -> None:
-    """The newest one may hold what was found: all replicas would agree on it."""
+    """Check restarts after corruption: the newest checkpoint may be corrupt, and all replicas would load it."""
     for action, does in (("roll_back", Action.ROLL_BACK), ("restart", Action.RESTART), ("exclude", Action.RESTART)):
         playbooks = Playbooks(corruption=Playbook([action], skip=False, back=10))
         order = asked(verdict("corruption", first=401, exclude="rank 2"), playbooks=playbooks)
@@ -124,7 +124,7 @@ def test_two_simultaneous_actions_are_both_applied() -> None:
 )
 @settings(max_examples=60, deadline=None)
 def test_rollbacks_without_progress_stay_within_budget(faults: list[tuple[str, int]], back: int) -> None:
-    """Whatever comes and however soon: without progress there are no more returns than the budget allows."""
+    """Check random sequences of faults, with random numbers of steps between faults."""
     budget, step, history = Budget(orders=4, progress=40), 0, []
     for kind, later in faults:
         step += later

@@ -21,7 +21,7 @@ from gangline_health.pulses import PulseReader, find, open_readers
 from gangline_testkit import rank
 from gangline_testkit.pool import get_pool
 
-# A rank that is killed in its backward pass, in a collective of a group of four.
+# Code of a rank that kills itself in its backward pass, in a collective of a group of four ranks.
 RANK = """
 import os, signal, sys
 from gangline.pulse.write import Pulse
@@ -74,7 +74,7 @@ def test_restarted_rank_has_a_new_pulse(tmp_path):
 
 
 def test_pulses_of_earlier_generations_are_ignored(tmp_path):
-    """A node that leaves and comes back makes others begin again, with other ranks than they had."""
+    """Check restarts after a node left and returned, in which processes start again with other rank numbers."""
     try:
         for rank in (3, 4):
             Pulse.open(tmp_path, rank, 8, 1, os.getpid())
@@ -87,7 +87,7 @@ def test_pulses_of_earlier_generations_are_ignored(tmp_path):
 
 
 def test_pulse_is_unreadable_until_its_owner_is_set(tmp_path, monkeypatch):
-    """A watcher looks at any moment; who it took for process 0 would never be seen to be stopped."""
+    """Check a read before the process id is set: a watcher would take process 0 for the rank, and never see a stop."""
     real, early = guard.read_birth, []
 
     def looked_at(pid: int) -> int | None:
@@ -127,7 +127,7 @@ def test_phase_histogram_excludes_first_steps(tmp_path):
 
 
 def test_pulse_reads_are_atomic(tmp_path):
-    """A writer that changes its phase every ten microseconds or so: phase and beat belong together in what is read."""
+    """Check that phase and beat of each read match, with a writer that changes its phase about every 10 µs."""
     code = (
         "import sys, time; from gangline.pulse.write import Pulse\n"
         "pulse, end = Pulse.open(sys.argv[1], 0, 1, 0, int(sys.argv[2])), time.monotonic() + 60\n"
@@ -155,7 +155,7 @@ def test_pulse_reads_are_atomic(tmp_path):
 
 
 def waiting(run_dir: str, seconds: float):
-    """Rank 1 comes late to a sum; what rank 0's pulse says meanwhile, read by rank 1."""
+    """Return (phase, collective) that rank 1 reads from the pulse of rank 0, while rank 1 delays an all-reduce."""
     try:
         mine = Pulse.open(run_dir, rank.index, rank.world, 0, os.getppid())
         comm = Pulsed(rank.make_comms(Mesh.of({"dp_shard": rank.world}), False).get_comm("dp_shard"), mine)

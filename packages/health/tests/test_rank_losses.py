@@ -29,7 +29,7 @@ RANKS = 8
 
 
 def records(steps: int, seed: int = 0, ranks: int = RANKS, tail: bool = False) -> Iterator[StepRecord]:
-    """A falling loss; ranks differ by chance, with a `tail` as of a mixture: one in ten reads something much harder."""
+    """Yield records of a falling loss with rank noise. tail: one loss in ten is much higher, as in a data mixture."""
     draw = random.Random(seed)
     for record in make_healthy(steps, seed):
         hard = [draw.random() < 0.1 if tail else False for _ in range(ranks)]
@@ -79,7 +79,7 @@ def test_few_ranks_or_no_losses_are_not_judged() -> None:
 
 
 def test_ranks_without_own_loss_are_ignored() -> None:
-    """As the first stages of a pipeline."""
+    """Check ranks without a loss, such as those of the first stages of a pipeline."""
     silent = (
         replace(record, rank_losses=[None] * 4 + list(record.rank_losses or ())) for record in records(400, ranks=4)
     )
@@ -95,7 +95,7 @@ def test_verdict_repeats_only_while_deviation_lasts() -> None:
 
 # --- real ranks ------------------------------------------------------------------------------------------------------
 
-# On a falling loss every rank differs a little: only what stays apart counts. What else would find such a fault is off.
+# Ranks differ a little on a falling loss, so only lasting deviations count. Monitors that find such faults too are off.
 REAL = (
     "health=[monitors]", "parallel=ddp", "run.steps=96", "checkpoint=off", "batch.global_size=16", "precision=fp32",
     "batch.sequence_length=32", "optimizer.learning_rate=0.01", "health.monitors.numbers.on=false",
@@ -105,7 +105,7 @@ SINCE = 48
 
 
 def with_a_fault(run_dir: Path, bad: int | None, what: str) -> int:
-    """A run of which one rank reads noise in place of text, or has the sign of some weights wrong; the exit code."""
+    """Train and return the exit code. Rank `bad` reads noise instead of text, or negates weights of the head."""
     s = open_session(run_dir, *REAL)
     take, applied = s.batches.take, s.runtime.finish_update
     draw = torch.Generator().manual_seed(0)

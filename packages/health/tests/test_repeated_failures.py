@@ -22,7 +22,7 @@ ON_CPU = "rank 0 failed first: RuntimeError: DefaultCPUAllocator: can't allocate
 
 
 def written(run_dir: Path, reached: list[int], why: list[str], evidence: str = KILLED, start: str = "step-00000040"):
-    """A run that has begun `len(why)` times; `reached`: the steps that each start before the last one had done."""
+    """Write the files of a run with `len(why)` starts. reached: last step of each start except the newest start."""
     events, steps, best = [], [], 0
     for generation, reason in enumerate(why, 1):
         new = generation > 1 and reached[generation - 2] > best
@@ -40,7 +40,7 @@ def written(run_dir: Path, reached: list[int], why: list[str], evidence: str = K
 
 
 def test_starts_of_several_jobs_count_together(tmp_path: Path) -> None:
-    """Where a scheduler or a loop gives the command again, each start is the first of a job."""
+    """Check a scheduler or a loop that repeats the command, so that each start is the first start of a job."""
     written(tmp_path, [47, 46, 47], ["start", "start bug", "rank", "start killed"])
     (verdict,) = found(tmp_path)
     assert verdict.details["row"] == 3
@@ -123,9 +123,9 @@ def appended(path: Path, *lines: dict) -> None:
 
 @pytest.mark.parametrize(("died_at", "same"), [(27, False), (41, True), (None, False)], ids=str)
 def test_failure_after_rollback_counts_at_its_step(tmp_path: Path, died_at: int | None, same: bool) -> None:
-    """It says what it does at the step that it comes from; a machine that is lost on the way is another fault."""
+    """Check that events of a rollback, which hold the step rolled back from, do not change the step of the failure."""
     written(tmp_path, [40, 40, 40], ["start", "rank", "rank", "rank"])
-    for step in (40, 41):  # ordered before the first step, or behind it
+    for step in (40, 41):  # ordered before the first step, or after it
         about = {"by": "rank", "generation": 4, "attempt": 1, "step": step}
         appended(tmp_path / "events.jsonl", {"event": "order", "action": "roll_back", **about})
         appended(tmp_path / "events.jsonl", {"event": "phase", "phase": "recovery", "at": "end", **about})
@@ -149,7 +149,7 @@ def test_single_out_of_memory_does_not_stop_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kills", [3, 4])
 def test_repeated_kill_rolls_back_then_stops(tmp_path: Path, kills: int) -> None:
-    """What is wrong with the newest checkpoint is left behind by an older one; what is not, ends the run."""
+    """Check a fault that ends with the rollback (3 kills), and a fault that persists and stops the run (4 kills)."""
     words = ("run.steps=14", "checkpoint.every=4", "launch.processes=1", "launch.max_restarts=9")
     with RealRuns(tmp_path) as runs:
         faults = f"health.chaos.at=[{','.join(['kill@11:0'] * kills)}]"
@@ -176,7 +176,7 @@ def test_repeated_kill_rolls_back_then_stops(tmp_path: Path, kills: int) -> None
 
 @pytest.mark.nightly
 def test_repeated_job_failures_roll_back_then_stop(tmp_path: Path) -> None:
-    """No launcher is left from one start to the next, as where a queue starts a job again, or a person does."""
+    """Check separate launchers for all starts, as if a queue or a person repeats the command."""
     words = ("run.dir=out", "run.steps=14", "checkpoint.every=4", "launch=elastic", "launch.agents=1")
     ranks = ("launch.processes=1", "launch.max_restarts=0", "health=[monitors,chaos]")
     faults = (

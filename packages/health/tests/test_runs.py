@@ -28,7 +28,7 @@ from gangline_testkit.runs import build_small_run
 from gangline_testkit.sessions import open_session
 
 G, STEPS = 8, 70
-BAD = range(60 * G, 63 * G)  # samples
+BAD = range(60 * G, 63 * G)  # samples of steps 61 to 63
 HEALTH = (
     "health=[monitors]",
     "health.monitors.playbooks.loss_spike.back=4",
@@ -39,7 +39,7 @@ HEALTH = (
 
 
 def run(run_dir: Path, bad: range, *settings: str) -> tuple[int, list[dict], list[attempts.Attempt]]:
-    """A run whose loss is five times as high over some samples: (exit code, records, orders)."""
+    """Train with a loss five times as high on samples `bad`; return (exit code, records, orders)."""
     s = open_session(run_dir, *HEALTH, *settings)
     step = s.runtime.step
 
@@ -88,7 +88,7 @@ def test_non_finite_weights_are_not_saved(tmp_path: Path) -> None:
         update(learning_rate)
         if s.step + 1 in once:
             once.clear()
-            s.runtime.parameters()[0].pieces[0].tensor.data.view(-1)[0] = float("nan")  # of a token that may not occur
+            s.runtime.parameters()[0].pieces[0].tensor.data.view(-1)[0] = float("nan")  # may be unused
 
     s.optimizer.step = breaks  # type: ignore[method-assign]
     assert train(s) == 0
@@ -147,7 +147,7 @@ def test_failed_monitor_is_named_and_run_continues(tmp_path: Path, monkeypatch: 
 
 
 class Counts(Monitor):
-    """Counts its collectives; raises in one step, where it is told to."""
+    """Monitor that counts its collectives, and raises an exception in step `raises` (0: never)."""
 
     name = "counts"
 
@@ -181,7 +181,7 @@ def test_start_note_is_one_short_line() -> None:
 
 
 def test_failed_monitor_is_disabled_on_all_ranks() -> None:
-    """Else the other ranks would wait for it in its collective, and states would differ."""
+    """Check that no rank then enters the collective of the monitor, and that the states of the ranks are equal."""
     run = build_small_run("health=[monitors]")
     checks = [WatchCheck(cast(WatchedHealth, run.health["monitors"]), run) for _ in range(2)]
     mine = [Counts(), Counts(raises=3)]
@@ -222,7 +222,7 @@ def test_invalid_playbook_action_error_shows_default() -> None:
 
 
 def test_only_monitor_failing_in_collective_is_disabled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No rank can go on alone: that start ends, and says whose fault it was; the next one goes on with the others."""
+    """Check that the first start fails and names the monitor, and that the next start runs the other monitors."""
 
     def collective(self, comm, step):
         raise OSError("no such driver")

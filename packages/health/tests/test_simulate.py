@@ -39,7 +39,7 @@ def test_young_daly_interval_is_optimal() -> None:
 
 
 def test_optimal_interval_matches_youngs_formula() -> None:
-    """Young's sqrt(2 w M), to within the save itself: M = 7.9 h, w = 60 s."""
+    """Check M = 7.9 h and w = 60 s: Young's sqrt(2 w M) includes the save, which the interval excludes."""
     assert Reliability(7.9 * 3600, 60.0, 0.0).compute_young_daly() == pytest.approx(1847 - 60, abs=2)
 
 

@@ -24,12 +24,12 @@ RANKS = 8
 def rows(
     steps: int, slow: int | None = None, since: int = 0, phase: str = "forward", seed: int = 0, times: float = 2.5
 ):
-    """Records of ranks with noise of five percent and pauses now and then; one is slow in one phase."""
+    """Yield records of ranks with 5 % noise and occasional pauses. slow: rank whose `phase` takes `times` as long."""
     draw = random.Random(seed)
     usual = {"data": 0.001, "forward": 0.1, "backward": 0.2, "optimizer": 0.02, "other": 0.004}
     for record in make_healthy(steps, seed):
         own = {name: [one * abs(draw.gauss(1.0, 0.05)) for _ in range(RANKS)] for name, one in usual.items()}
-        if draw.random() < 0.1:  # any rank may be held up once
+        if draw.random() < 0.1:  # a pause of a random rank in one step of ten
             own["forward"][draw.randrange(RANKS)] += 0.5
         if slow is not None and record.step >= since:
             own[phase][slow] *= times
@@ -39,7 +39,7 @@ def rows(
 
 
 def staged(records, pp: int):
-    """The same, where the last of the stages has the head: it takes twice as long."""
+    """Yield the records with phases of the last of `pp` stages twice as long, as of a stage with the head."""
     for record in records:
         per = RANKS // pp
         own = {
@@ -61,7 +61,7 @@ def of_stages(pp: int, **options) -> StragglersMonitor:
 def test_longer_stage_is_not_a_straggler(pp: int) -> None:
     monitor = of_stages(pp, steady_steps=200)
     assert said(monitor, staged(rows(420), pp)) == []
-    monitor.load_state({})  # another start of the same layout
+    monitor.load_state({})  # another start with the same layout
     assert said(monitor, staged(rows(420), pp)) == []
     assert ("no two ranks do equal work" in monitor.describe()) == (pp == RANKS)
 
@@ -110,7 +110,7 @@ def test_single_or_silent_ranks_are_not_stragglers():
 
 
 def test_constantly_slower_rank_is_noted() -> None:
-    """5 % in its products are lost in the noise of every single step, and are no straggler's."""
+    """Check a rank that needs 5 % longer per step: noise hides this in a single step, so the rank is no straggler."""
     for seed in range(5):
         monitor = StragglersMonitor(StragglersOptions())
         found = said(monitor, rows(1002, slow=3, phase="backward", seed=seed, times=1.08))
@@ -139,7 +139,7 @@ def test_occasionally_slower_rank_is_not_noted() -> None:
 
 
 def test_all_ranks_give_identical_verdicts() -> None:
-    """What is said alike is told once; each rank has its own time for a step."""
+    """Check ranks with different step times, because only identical verdicts are reported once."""
     found = list(rows(200, slow=3, since=100))
     other = [replace(record, step_seconds=1.7 * record.step_seconds) for record in found]
     first, second = (said(StragglersMonitor(StragglersOptions()), records) for records in (found, other))

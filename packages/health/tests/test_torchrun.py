@@ -18,7 +18,7 @@ FAULTS = "health.chaos.at=[nan@12:1,stop@20:1,exception@30:0]"
 
 @pytest.mark.nightly
 def test_faults_under_torchrun_are_found_and_named(tmp_path: Path) -> None:
-    """A step without sense is left out, a rank that stands still is killed, one that raises is named."""
+    """Check that a step with NaN is skipped, a stopped rank is killed, and a rank that raises is named."""
     with RealRuns(tmp_path) as runs:
         started = runs.start("run.dir=out", *WORDS, FAULTS, agent=AGENT, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
         runs.finish(started)
@@ -44,7 +44,7 @@ def test_faults_under_torchrun_are_found_and_named(tmp_path: Path) -> None:
         ("rank", "rank 1 failed first"),
         ("rank", "rank 0 failed first"),
     ]
-    for fault in of.faults:  # torchrun itself says nothing; a hang is seen after health.monitors.hangs.floor_seconds
+    for fault in of.faults:  # torchrun reports no time; a hang is detected after health.monitors.hangs.floor_seconds
         assert 0 <= fault.found < 60
         assert fault.recovery_seconds is not None
     assert of.seconds["detection"] == pytest.approx(sum(fault.found for fault in of.faults), abs=1.0)
