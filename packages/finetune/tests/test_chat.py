@@ -215,3 +215,13 @@ def test_missing_chat_file_error_does_not_suggest_null(tmp_path, words):
     for word in (f"data.path={tmp_path}/none.jsonl", f"data.tokenizer={tmp_path}/none.json"):
         assert "none.json" in problems([*words, word])
         assert "=null" not in problems([*words, word])
+
+
+def test_random_initial_weights_are_reported(tmp_path, words):
+    run = compose_one(words)
+    assert run.data.list_notices(run) == [
+        "fine-tuning starts from random weights: neither model.weights nor run.weights is set"
+    ]
+    for weights in ([f"run.weights={tmp_path}"], llama(tmp_path / "llama")):
+        run = compose_one([*words, *weights])
+        assert run.data.list_notices(run) == []

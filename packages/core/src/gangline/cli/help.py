@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import Any
@@ -89,7 +90,10 @@ def _format_groups() -> str:
 
 def _format_options(options: Iterable[Option]) -> str:
     rows = [
-        (f"{option.path}={_format_value(option.default)}", option.help or _format_choices(option.hint))
+        (
+            f"{option.path}={'<required>' if option.default == REQUIRED else spell(option.default)}",
+            option.help or _format_choices(option.hint),
+        )
         for option in options
     ]
     width = min(44, max((len(setting) for setting, _ in rows), default=0))
@@ -107,13 +111,14 @@ def _format_choices(hint: Any) -> str:
     return describe(hint) if isinstance(hint, type) and issubclass(hint, Enum) else ""
 
 
-def _format_value(value: object) -> str:
-    return "<required>" if value == REQUIRED else spell(value)
-
-
 def _format_recipes() -> str:
+    """Return all recipes with their summaries; of a folder with more than twelve recipes, the names alone."""
     recipes = find_recipes()
-    width = max((len(name) for name in recipes), default=0)
+    counts = Counter(path.parent for path in recipes.values())
+    few = {name: path for name, path in recipes.items() if counts[path.parent] <= 12}
+    width = max(map(len, few), default=0)
+    lines = ["Recipes", *(f"  {name:{width}}  {read_summary(path)}".rstrip() for name, path in few.items())]
+    many = " ".join(name for name in recipes if name not in few)
     return "\n".join(
-        ["Recipes", *(f"  {name:{width}}  {read_summary(path)}".rstrip() for name, path in recipes.items())]
+        [*lines, *textwrap.wrap(many, _WIDTH - 2, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)]
     )

@@ -65,6 +65,12 @@ class TemplatedConfig(DataConfig, ABC):
         why = f"The tokenizer has {codec.vocab_size} tokens; it may belong to another model."
         return find_vocabulary_problems(run.model.vocab_size, codec.vocab_size, f"data.tokenizer={tokenizer}", why)
 
+    def list_notices(self, run: Run) -> list[str]:
+        """Return a notice if training starts from random weights, which is probably a mistake in fine-tuning."""
+        if run.model.get_weights_directory() or run.job.weights:
+            return []
+        return ["fine-tuning starts from random weights: neither model.weights nor run.weights is set"]
+
     def check_rows(self, template: ChatTemplate) -> None:
         """Raise UserError for the first invalid row, and if the template refuses all of the first `RENDERED` rows."""
         from gangline_basics.data.chat import TemplateRefusal
