@@ -14,7 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 @dataclass(frozen=True)
 class Asked:
-    """A request that came by; `number` counts from 0."""
+    """A request that the proxy received; `number` counts from 0."""
 
     number: int
     method: str
@@ -22,20 +22,21 @@ class Asked:
     headers: dict[str, str]
 
 
-# What becomes of a request: None (it is passed on), a status to answer with at once, "hang" (no answer), "reset" (half
-# of the answer, then the connection breaks), "lose" (the server does it, and nobody is told), an event (it is passed on
-# once that is set).
+# The fault of a request: None (forward it), an HTTP status (answer at once), "hang" (no answer), "reset" (half of the
+# answer, then a connection reset), "lose" (the server executes the request, and the client gets no answer), or an event
+# (forward the request once the event is set).
 Fault = Callable[[Asked], "int | str | threading.Event | None"]
 
 
 class FaultyProxy:
-    """``with FaultyProxy(port) as proxy``: requests to `proxy.url` go to 127.0.0.1:port, as `proxy.fault` lets them."""
+    """HTTP proxy to 127.0.0.1:port for ``with FaultyProxy(port) as proxy``; `proxy.fault` chooses the faults."""
 
     def __init__(self, port: int) -> None:
         self.fault: Fault = lambda asked: None
         self.seen: list[Asked] = []
         self._port, self._lock, self._over = port, threading.Lock(), threading.Event()
-        self._commits = threading.Lock()  # moto looks for an object, and then writes it: not in one, as S3 does
+        # Moto checks for an object and then writes it; S3 does both in one step.
+        self._commits = threading.Lock()
         proxy = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -63,7 +64,7 @@ class FaultyProxy:
         self._server.server_close()
 
     def reset(self) -> None:
-        """No faults, and nothing seen."""
+        """Remove the fault, and clear the list of requests."""
         self.fault, self.seen = lambda asked: None, []
 
     def _handle(self, handler: BaseHTTPRequestHandler) -> None:
@@ -110,7 +111,7 @@ def _answer(
 
 
 def _break(handler: BaseHTTPRequestHandler) -> None:
-    """Not a goodbye but a reset."""
+    """Close the connection with a TCP reset instead of an orderly shutdown."""
     handler.close_connection = True
     handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     handler.connection.close()

@@ -15,7 +15,7 @@ DTYPES = ("float32", "float32", "float64", "bfloat16", "int64", "bool", "float16
 
 @st.composite
 def bounds(draw, length: int, parts: int, grain: int = 1) -> tuple[int, ...]:
-    """Borders of `parts` parts of `length`, some of them perhaps empty, on multiples of `grain`."""
+    """Draw boundaries of `parts` parts of `length`; parts may be empty, inner boundaries are multiples of `grain`."""
     inner = draw(st.lists(st.integers(0, length // grain), min_size=parts - 1, max_size=parts - 1))
     return (0, *sorted(grain * at for at in inner), length)
 

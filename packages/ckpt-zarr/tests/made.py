@@ -31,19 +31,19 @@ Values = Callable[[str, Layout], torch.Tensor]
 
 
 def whole(name: str, layout: Layout) -> torch.Tensor:
-    """The global array of a name: any bits that its dtype can hold."""
+    """Return the global array of a name: random integers from 0 to 250 in the dtype of the layout."""
     count = int(np.prod(layout.shape, dtype=np.int64))
     values = torch.randint(0, 251, (count,), generator=torch.Generator().manual_seed(len(name)))
     return values.to(getattr(torch, layout.dtype)).reshape(layout.shape)
 
 
 def behind(start: int, number: int, checksum: int) -> bytes:
-    """What lies behind a chunk: a checksum that another library has computed, and the seal."""
+    """Return the trailer of a chunk: a checksum, which the caller computes with another library, and the seal."""
     return checksum.to_bytes(4, "little") + compute_seal(start, number, checksum).to_bytes(4, "little")
 
 
 def staged(registry: Registry, values: Values = whole, write_id: str = WRITE_ID) -> dict[int, bytearray]:
-    """The file of each rank, in memory, checksums and seals filled in."""
+    """Return the file of each rank, in memory, with checksums and seals filled in."""
     files, found = PackedFiles(registry), {}
     staging = Staging()
     for rank in range(registry.mesh.world):
@@ -78,7 +78,7 @@ def save(
     document: Mapping[str, Any] | None = None,
     write_id: str = WRITE_ID,
 ) -> Meta:
-    """A whole checkpoint at the root of a store, or in a directory; of the step that its place says."""
+    """Save a complete checkpoint at the root of a store or in a directory; the name of that place gives the step."""
     store = LocalStore(store) if isinstance(store, str) else store
     id = CheckpointId.parse(store.url.rpartition("/")[2])
     for rank, content in staged(registry, values, write_id).items():
@@ -94,13 +94,13 @@ def save(
 
 
 def cut(length: int, parts: int) -> tuple[tuple[int, ...], ...]:
-    """Bounds of an even cut, as a division takes them."""
+    """Return the boundaries of an even split of `length`, as a Division takes them."""
     step = -(-length // parts)
     return (tuple(min(length, step * part) for part in range(parts + 1)),)
 
 
 def small(parts: int = 2) -> Registry:
-    """A few arrays over two axes, of every kind: by rows, by columns, whole, bfloat16, without dims."""
+    """Return a registry over two axes with arrays of every kind: by rows, by columns, not sharded, bfloat16, scalar."""
     rows = Division(("dp_shard",), cut(60, parts), rows=True)
     arrays = {
         "model/blocks.0.w": Layout((60, 32), "float32", (rows,)),
@@ -123,14 +123,14 @@ def _composed(words: tuple[str, ...]) -> Run:
 
 
 def composed(place: Path, *words: str) -> Run:
-    """A small run in this directory with checkpoint=zarr; the same words are composed only once."""
+    """Compose a small run in this directory with checkpoint=zarr; equal overrides are composed only once."""
     run = deepcopy(_composed(("recipe=tiny", "checkpoint=zarr", *words)))
     run.job.dir = str(place)
     return run
 
 
 def run_dir(place: Path, **options: Any) -> Path:
-    """A run's directory as core writes it, with checkpoint=zarr and these options of it."""
+    """Create a run directory as core writes it, with checkpoint=zarr and the given checkpoint options."""
     from gangline.run.directory import RunDirectory
 
     RunDirectory.create(composed(place, *(f"checkpoint.{name}={value}" for name, value in options.items()))).unlock()

@@ -23,15 +23,16 @@ SETTINGS = (
 
 
 class Runs(RealRuns):
-    """A directory with a text and runs in it."""
+    """Directory with a training text and runs."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory, SETTINGS)
 
     def end(self, process: subprocess.Popen[str], run_dir: str, steps: int) -> tuple[str, int]:
-        """End a run by SIGTERM once it has done so many steps more: (what it printed, its last step).
+        """End a run by SIGTERM after `steps` more steps; return its output and its last step.
 
-        So a run whose test does something to it at its beginning is never over too soon, and costs no more steps.
+        A test that acts on an early step sets a large `run.steps`: the run cannot finish before the test acts, and
+        trains no extra steps after it.
         """
         self.wait_for_step(process, run_dir, self.read_records(run_dir)[-1]["step"] + steps)
         os.kill(process.pid, signal.SIGTERM)
@@ -41,15 +42,15 @@ class Runs(RealRuns):
 
 @cache
 def can_mount() -> bool:
-    """Whether a user may have file systems of his own here."""
+    """Return whether this user can mount a file system in a new mount namespace."""
     command = ["unshare", "-rm", "mount", "-t", "tmpfs", "tmpfs", "/mnt"]
     return shutil.which("unshare") is not None and subprocess.run(command, capture_output=True).returncode == 0
 
 
 def on_a_small_disk(place: Path, kept: Path, kilobytes: int) -> list[str]:
-    """A prefix: in the command, `place` is a disk of that size; what is on it in the end is copied to `kept`.
+    """Return a command prefix: `place` is a disk of that size, and its final content is copied to `kept`.
 
-    Where no disk can be mounted, no file may be larger.
+    Without permission to mount, the prefix limits each file to a quarter of that size instead.
     """
     place.mkdir()
     if not can_mount():
@@ -59,7 +60,10 @@ def on_a_small_disk(place: Path, kept: Path, kilobytes: int) -> list[str]:
 
 
 def on_a_disk_that_cannot_be_written(place: Path) -> list[str]:
-    """A prefix: in the command, nothing can be put in `place`."""
+    """Return a command prefix that makes `place` read-only.
+
+    Without permission to mount, `place` is a file instead of a directory.
+    """
     if not can_mount():
         place.write_text("a file where a directory should be")
         return []

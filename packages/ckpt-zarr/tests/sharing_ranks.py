@@ -23,7 +23,7 @@ MESH = Mesh.of({"dp_replicate": 2, "dp_shard": 2})
 
 
 class Far(LocalStore):
-    """A store that every machine shares, and that counts what is read of its data."""
+    """Local store that counts as shared by all machines, and counts the data bytes read from it."""
 
     local = False
 
@@ -56,7 +56,7 @@ class _Counted:
 
 
 def registry() -> Registry:
-    """On four ranks: rows that two ranks hold each, columns likewise, what all hold, a number, and bfloat16."""
+    """Return arrays on four ranks: row or column shards on two ranks each, replicas on all, shards of one rank."""
 
     def over(axes: tuple[str, ...], length: int, dim: int = 0) -> tuple[Division, ...]:
         parts = MESH.size(*axes)
@@ -82,7 +82,10 @@ def whole(name: str, layout: Layout) -> torch.Tensor:
 
 
 def loaded(directory: str, names: Sequence[str] | None, token: str) -> tuple[int, int, bool | tuple[str, str]]:
-    """(bytes read, bytes of this rank's own, whether all values are right or (array, file) of the damage)."""
+    """Load arrays on this rank; return (bytes read, bytes of this rank's shards, result).
+
+    The result is whether all values are right, or (array, file) of the damage.
+    """
     found, shards = registry(), []
     for name, layout in found.layouts.items():
         if names is None or name in names:

@@ -18,14 +18,14 @@ REGISTRY = kit.build_registry(Mesh.of({}))
 
 
 class Job:
-    """A run, whose workers come and go; every second step is for the disk. `words`: more settings."""
+    """A run whose workers can be restarted; every second step is saved to disk. `words`: more overrides."""
 
     def __init__(self, run_dir: Path, *words: str) -> None:
         self.run_dir, self.words = run_dir, words
         self.checkpointer: ZarrCheckpointer | None = None
 
     def start(self) -> ZarrCheckpointer:
-        """New workers."""
+        """Start new workers: close the old checkpointer, build another one and record the attempt."""
         self.end()
         run = composed(self.run_dir, "checkpoint.every=2", "run.steps=99", *self.words)
         self.checkpointer = build(run.checkpoint, run, dist.HashStore())
@@ -34,7 +34,7 @@ class Job:
         return self.checkpointer
 
     def step(self, step: int, salt: int | None = None, attempt: int = 1) -> list[str]:
-        """What a step of the loop does; the tiers that have it then."""
+        """Save a step as the loop does, and return the names of the tiers that then have it."""
         self.save(step, salt, attempt)
         return self.where(step, attempt)
 
@@ -52,7 +52,7 @@ class Job:
         return [tier.name for tier in self.checkpointer.tiers if CheckpointId(step, attempt) in tier.list_ids()]
 
     def load(self, step: int, attempt: int = 1) -> list[str]:
-        """Shards that differ from what was saved."""
+        """Load a checkpoint and return the shards that differ from the saved values."""
         assert self.checkpointer is not None
         shards = kit.make_shards(REGISTRY, None)
         self.checkpointer.load(CheckpointId(step, attempt), shards, REGISTRY)

@@ -8,7 +8,7 @@ from gangline_basics.sampling.sampler import sample
 from gangline_testkit.sessions import open_session, train_on_ranks, train_session
 
 EMA = ("callback=ema", "callback.ema.decays=[0.5,0.9]", "checkpoint=zarr", "run.deterministic=true")
-ALIKE = ("batch.micro_size=1", "parallel.groups=2")  # adds as two data ranks do
+ALIKE = ("batch.micro_size=1", "parallel.groups=2")  # same order of additions as on two data ranks
 
 
 def test_resume_restores_ema_weights_bitwise(tmp_path):

@@ -22,7 +22,7 @@ from gangline_ckpt_zarr.format.dtypes import map_dtype
 from gangline_ckpt_zarr.load.read_plan import Target, plan_reads
 from gangline_ckpt_zarr.load.reader import ChunkReader
 
-ELSEWHERE = Registry.of(  # the same arrays, cut otherwise
+ELSEWHERE = Registry.of(  # arrays of `small`, sharded differently
     Mesh.of({"tp": 3}),
     {
         name: replace(layout, divisions=(Division(("tp",), cut(layout.shape[0], 3)),) if layout.shape else (), turn=0)
@@ -37,7 +37,7 @@ def config():
 
 
 def drawn(salt: int):
-    """Values whose sums are not exact in float32."""
+    """Return a function that draws values whose sums are not exact in float32."""
 
     def values(name: str, layout: Layout) -> torch.Tensor:
         generator = torch.Generator().manual_seed(salt * 100 + len(name))
@@ -49,7 +49,7 @@ def drawn(salt: int):
 
 @pytest.fixture
 def three(tmp_path, config):
-    """Of three steps, in two layouts."""
+    """Return a run with checkpoints of three steps, each in another layout."""
     run = run_dir(tmp_path / "run")
     for step, registry in ((1, small()), (2, ELSEWHERE), (3, small(4))):
         place = run / "checkpoints" / f"step-{step:08d}"
@@ -128,7 +128,7 @@ def test_average_requires_and_records_same_base_model(tmp_path, config, capsys):
 
 
 def test_average_refuses_different_quantized_weights(tmp_path, config, capsys):
-    """The codes of one with the mean of all scales would be the weights of no model."""
+    """Check weights stored as int8 codes and scales: codes of one checkpoint do not fit the mean scales of several."""
     registry = Registry.of(Mesh.of({}), {"model/w.weight": Layout((4, 4), "int8"), "model/w.scales": Layout((4, 1))})
     for step, code in ((1, 3), (2, 3), (3, 4)):
         save(str(tmp_path / f"step-0000000{step}"), registry, lambda name, layout, code=code: torch.full(

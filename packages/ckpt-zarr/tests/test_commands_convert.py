@@ -42,7 +42,7 @@ def run():
 
 @pytest.fixture
 def trained(run, tmp_path) -> tuple[str, Registry]:
-    """A checkpoint of two ranks, cut by rows, with optimizer state beside the model."""
+    """Return a checkpoint of two ranks, sharded by rows, with optimizer state next to the model, and its registry."""
     tree, _ = compose_model(run)
     layouts = {}
     for name, shape in get_parameter_shapes(tree).items():
@@ -65,7 +65,10 @@ def theirs(run, registry: Registry) -> dict[str, torch.Tensor]:
 
 
 def test_export_selects_callback_weights_by_prefix(run, trained, tmp_path):
-    """What was never trained has none, and is the model's own."""
+    """Check that a frozen weight, which has no average, is exported from the model itself.
+
+    A missing average of a trained weight is an error.
+    """
     _, registry = trained
     frozen, prefix = "blocks.0.attention.wq.weight", "callback/ema/0.9"
     layouts = {name: layout for name, layout in registry.layouts.items() if name != f"optimizer/exp_avg/{frozen}"}
@@ -121,7 +124,8 @@ def test_export_and_import_round_trip_is_exact(run, trained, tmp_path, capsys):
     assert main(["ckpt", "verify", str(made)]) == 0
     document = find_place([str(made)]).copy().meta.document
     assert (document["step"], document["cursor"], document["tokens"]) == (0, 0, 0)
-    assert main(["ckpt", "diff", place, str(made)]) == 1  # the optimizer's state is not there, all else is equal
+    # Only the optimizer state is missing; all other arrays are equal.
+    assert main(["ckpt", "diff", place, str(made)]) == 1
     out = capsys.readouterr().out
     rows = [line for line in out.splitlines() if line.startswith(("model/", "optimizer/"))]
     assert len(rows) == len(registry.layouts) // 2
@@ -130,7 +134,7 @@ def test_export_and_import_round_trip_is_exact(run, trained, tmp_path, capsys):
     first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("hf", "again"))
     assert first.keys() == second.keys()
     assert all(torch.equal(first[name], second[name]) for name in first)
-    # and the command that was printed is that of a run of this very model
+    # The printed command must start a run of the same model.
     assert command[0] == "train"
     assert command[-1] == f"run.dir={tmp_path / 'new'}"
     printed, model = compose_one(command[1:]), run.model
@@ -149,9 +153,9 @@ def test_bfloat16_weights_are_widened_exactly(run, trained, tmp_path):
 
 
 def test_training_starts_from_imported_and_averaged_weights(trained, tmp_path, capsys):
-    """The words that import prints, and a text to train on: the first loss is that of these weights.
+    """Train with the overrides that `ckpt import` prints; losses must equal a run on the Hugging Face weights.
 
-    What starts is the mean of what was imported with itself, so that both verbs are held.
+    The run starts from the average of the imported checkpoint with itself, which tests `average` too.
     """
     place, _ = trained
     text = tmp_path / "text.txt"
@@ -249,9 +253,9 @@ for words in sys.argv[1:]:
 
 
 def peaks(*verbs: tuple[object, ...]) -> list[int]:
-    """Bytes that each verb holds at once beyond what its imports do; pages of mapped files are not among them.
+    """Return the peak memory of each command in bytes beyond its imports, without pages of mapped files.
 
-    One after another, each in a process that is forked from one which has imported all and done nothing.
+    The commands run one after another, each in a process forked from one that has only imported the modules.
     """
     words = ["\n".join(map(str, verb)) for verb in verbs]
     done = subprocess.run([sys.executable, "-c", WATCHED, *words], capture_output=True, text=True)
@@ -260,7 +264,7 @@ def peaks(*verbs: tuple[object, ...]) -> list[int]:
 
 
 def test_conversion_memory_is_below_two_largest_arrays(tmp_path):
-    """Four arrays of 48 MiB each, in a model of 230 MiB."""
+    """Convert a model of 244 MiB, of which five arrays have 48 MiB each."""
     settings = (
         *("model=decoder", "model.vocab_size=24576", "model.dim=512", "model.layers=1", "model.heads=4"),
         *("model.ffn_dim=24576", "model.tied=false"),

@@ -53,14 +53,14 @@ def read(place: str, name: str, box: Box) -> np.ndarray:
 
 
 def holds(place: str, registry: Registry) -> bool:
-    """Our own reader finds every array there."""
+    """Check that the reader of this package finds every array there; return True."""
     for name, layout in registry.layouts.items():
         found = read(place, name, Box((0,) * len(layout.shape), layout.shape))
         assert np.array_equal(found, whole(name, layout).double().numpy()), name
     return True
 
 
-# --- as it is ---------------------------------------------------------------------------------------------------------
+# --- byte-identical copies ---
 
 
 def test_copy_is_byte_identical(source, tmp_path, capsys):
@@ -125,7 +125,7 @@ def test_copy_of_damaged_checkpoint_leaves_no_files(source, tmp_path, flags, cap
 
 @pytest.mark.parametrize("flags", [[], ["--open"]])
 def test_copy_damaged_during_write_is_not_committed(source, tmp_path, flags, monkeypatch, capsys):
-    """A disk that flips a bit while it writes."""
+    """Flip a bit in each write, as a failing disk does."""
     create = LocalStore.create
 
     def flips(self, path, size):
@@ -145,13 +145,14 @@ def test_copy_damaged_during_write_is_not_committed(source, tmp_path, flags, mon
     assert not (tmp_path / "to").exists() or files(tmp_path / "to") == {}
 
 
-# --- open -------------------------------------------------------------------------------------------------------------
+# --- open copies ---
 
 
 def stock(place: str, registry: Registry) -> bool:
     group = zarr.open_group(place, mode="r")
     for name, layout in registry.layouts.items():
-        for array in (group[name], zarr.open_array(f"{place}/{name}", mode="r")):  # with and without the consolidated
+        # With and without consolidated metadata.
+        for array in (group[name], zarr.open_array(f"{place}/{name}", mode="r")):
             assert array.shape == layout.shape
             assert array.attrs["dtype"] == layout.dtype
             assert np.array_equal(array[...], whole(name, layout).double().numpy()), name
@@ -170,7 +171,7 @@ def test_zarr_opens_open_copy_by_path(source, tmp_path, capsys):
     stored = sum(file.stat().st_size for file in Path(to).rglob("*") if file.is_file() and file.name != "zarr.json")
     assert f", {text.size(stored)} in files that any zarr reader opens" in out
     assert out.count("a file for each chunk") == 7
-    assert "dp_shard" not in out  # how it was cut is no more
+    assert "dp_shard" not in out  # an open copy does not record the sharding
 
 
 def test_zarr_reads_open_copy_without_consolidated_metadata(source, tmp_path):
@@ -198,7 +199,7 @@ MANY = Registry.of(
 
 
 def test_open_copy_shards_arrays_with_many_chunks(tmp_path, monkeypatch):
-    """The threshold is set low: an array of more than four chunks is one file."""
+    """Set the threshold to four chunks: an array of more chunks is stored in one file."""
     monkeypatch.setattr(native, "MOST_FILES", 4)
     save(str(tmp_path / "a"), MANY)
     to = str(tmp_path / "open")
@@ -245,7 +246,10 @@ def swap(one: Path, other: Path) -> None:
 
 
 def test_verify_checks_every_file_of_open_copy(tmp_path, monkeypatch, capsys):
-    """Flipped in each: chunks, shards with their index, zarr.json of each node. Nothing of it passes."""
+    """Flip bits in each file (chunks, shards with their index, every zarr.json), and delete each file.
+
+    Only padding may change.
+    """
     monkeypatch.setattr(native, "MOST_FILES", 4)
     save(str(tmp_path / "a"), MANY)
     to = tmp_path / "open"
@@ -255,7 +259,7 @@ def test_verify_checks_every_file_of_open_copy(tmp_path, monkeypatch, capsys):
     draw = random.Random(3)
     for path in every:
         content = (to / path).read_bytes()
-        places = [len(content) - 1, draw.randrange(len(content))]  # of a shard the last byte is its index
+        places = [len(content) - 1, draw.randrange(len(content))]  # the last byte of a shard is in its index
         if path.endswith("zarr.json") and path != "zarr.json":
             places.append(content.index(b"{") + 1)
         for place in places:
@@ -282,7 +286,7 @@ def test_verify_detects_changed_shape_in_open_copy(source, tmp_path, capsys):
 
 
 def test_verify_detects_swapped_chunk_files(source, tmp_path, capsys):
-    """Each is whole, with its checksum: of one array, and of two."""
+    """Swap complete chunk files, with valid checksums, within one array and between two arrays."""
     to = tmp_path / "open"
     main(["ckpt", "copy", str(source), str(to), "--open"])
     here, moment = to / "model/blocks.0.w/c/0/0", to / "optimizer/exp_avg/blocks.0.w/c/0/0"
@@ -311,7 +315,7 @@ def test_copy_refuses_destination_inside_source(source, tmp_path, to, way, capsy
 
 
 def test_concurrent_copies_to_one_destination_are_refused(source, tmp_path, capsys):
-    """The second would clear away what the first has written."""
+    """Hold the lock of the destination; without it, the second copy would delete the files of the first."""
     to = tmp_path / PLACE
     with open_store(str(to)).lock():
         assert main(["ckpt", "copy", str(source), str(to)]) == 2
@@ -337,7 +341,7 @@ def test_copy_refuses_name_of_another_step(source, tmp_path, capsys):
 
 @pytest.mark.parametrize("way", [[], ["--open"]])
 def test_copy_without_disk_space_leaves_no_files(source, tmp_path, way):
-    """Not even the folders that it made."""
+    """Check that the created directories are removed too."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))

@@ -23,7 +23,7 @@ DOCUMENT = {"step": 12, "attempt": 1, "cursor": 48, "mesh": {"tp": 2}, "states":
 
 
 def differing(capsys, *words: str) -> tuple[int, dict[str, list[str]], str]:
-    """(exit code, the row of each array, all that was printed)"""
+    """Run `ckpt diff`; return (exit code, the row of each array, all output)."""
     code = main(["ckpt", "diff", *map(str, words)])
     out = capsys.readouterr().out
     rows = {line.split()[0]: line.split()[1:] for line in out.splitlines() if line[:6] in ("model/", "state/")}
@@ -112,7 +112,7 @@ def test_diff_reports_damaged_chunk(first, tmp_path, capsys):
 
 
 def by_hand(a: np.ndarray, b: np.ndarray) -> tuple[float, int]:
-    """One element after another, in Python's numbers."""
+    """Compute (largest difference, number of differing elements) one element at a time with Python numbers."""
     largest, count = 0.0, 0
     for x, y in zip(a.ravel().tolist(), b.ravel().tolist(), strict=True):
         if x != y and not (x != x and y != y):
@@ -134,7 +134,7 @@ def test_difference_matches_elementwise_reference(dtype: str, data) -> None:
 
 
 def test_diff_of_large_array_uses_bounded_memory(tmp_path, monkeypatch, capsys):
-    """16 MiB, cut by rows in one and by columns in the other: half of it is never held."""
+    """Compare an array of 16 MiB, sharded by rows in one checkpoint and by columns in the other, in less than 9 MiB."""
     monkeypatch.setattr(diff, "BLOCK", 1 << 18)
     shape = (2048, 2048)
     for name, dim in (("a", 0), ("b", 1)):

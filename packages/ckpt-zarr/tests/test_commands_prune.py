@@ -70,13 +70,13 @@ def test_prune_ignores_unfinished_checkpoint(run):
 
 
 def cut_off(place) -> None:
-    """Half of its data file is gone; its zarr.json is as it was."""
+    """Truncate the largest data file to half of its size; zarr.json stays unchanged."""
     path = max(place.rglob("*.bin"), key=lambda path: path.stat().st_size)
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
 def flip(place) -> None:
-    """One bit of an array."""
+    """Flip one bit of an array."""
     path = max(place.rglob("*.bin"), key=lambda path: path.stat().st_size)
     content = bytearray(path.read_bytes())
     content[100] ^= 1
@@ -87,7 +87,7 @@ def flip(place) -> None:
     "damage", [cut_off, flip, lambda place: (place / NAME).write_bytes(b"")], ids=["cut off", "flipped", "gone"]
 )
 def test_prune_does_not_count_damaged_checkpoint(run, damage, capsys):
-    """The newest is damaged: the one before it is what the run would resume from."""
+    """Damage the newest checkpoint, so that the run would resume from the one before it."""
     damage(run / "checkpoints" / "step-00000008")
     assert main(["ckpt", "prune", str(run), "--keep-last", "1", "--tier", "disk"]) == 1
     assert left(run / "checkpoints") == [6, 8]
@@ -117,14 +117,14 @@ def test_prune_does_not_count_renamed_checkpoint(run, capsys):
 
 
 def test_prune_keeps_checkpoint_of_unrecorded_attempt(run):
-    """attempts.jsonl is lost: nobody can say that a branch was abandoned."""
+    """Leave out attempts.jsonl: without it, no branch is known to be abandoned."""
     save(str(run / "checkpoints" / "step-00000009.2"), small(1))
     assert main(["ckpt", "prune", str(run), "--keep-last", "1", "--tier", "disk"]) == 0
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["step-00000008", "step-00000009.2"]
 
 
 def test_prune_deletes_zarr_json_first(run, monkeypatch, capsys):
-    """Its zarr.json is the first to go: what is half deleted is no checkpoint."""
+    """Check that a deletion that fails midway leaves no zarr.json, so that no partial checkpoint is visible."""
     from gangline_ckpt_zarr.stores import local
 
     def dies(place):

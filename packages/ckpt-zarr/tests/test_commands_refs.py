@@ -20,7 +20,7 @@ from gangline_ckpt_zarr.stores.open import open_store
 
 
 def printed(capsys) -> Any:
-    """The group that the printed line opens."""
+    """Return the group that the printed line opens."""
     line = capsys.readouterr().out.splitlines()[-1]
     assert line.startswith("zarr.open_group(")
     return eval(line, {"zarr": zarr})
@@ -59,7 +59,7 @@ def test_references_of_moved_checkpoint_open_with_override(tmp_path, capsys):
     options = {"fo": str(tmp_path / "moved" / "refs.json"), "template_overrides": {"at": str(tmp_path / "moved")}}
     assert holds(zarr.open_group("reference://", mode="r", storage_options=options), small())
     capsys.readouterr()
-    assert main(["ckpt", "refs", str(tmp_path / "moved")]) == 0  # or made anew, over those that are there
+    assert main(["ckpt", "refs", str(tmp_path / "moved")]) == 0  # or write the references again, over the existing file
     assert holds(printed(capsys), small())
 
 

@@ -22,7 +22,7 @@ PLACE = "step-00000012"
 
 @pytest.fixture(scope="module")
 def bucket() -> Iterator[str]:
-    """A bucket with one checkpoint and what a dead save has left."""
+    """Yield the URL of a bucket with one checkpoint and the remains of a killed save."""
     server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
@@ -31,7 +31,8 @@ def bucket() -> Iterator[str]:
         patch.setenv("AWS_ACCESS_KEY_ID", "someone")
         patch.setenv("AWS_SECRET_ACCESS_KEY", "a-secret")
         patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-        patch.setitem(fsspec.config.conf, "s3", {"session": AioSession()})  # reads the description of S3 only once
+        # Parses the S3 service description only once.
+        patch.setitem(fsspec.config.conf, "s3", {"session": AioSession()})
         with urlopen(Request(f"http://{host}:{port}/bucket", method="PUT")):
             pass
         save(open_store(f"s3://bucket/run/{PLACE}"), small())
@@ -46,7 +47,7 @@ def test_ls_and_verify_read_s3_bucket(bucket, capsys):
     assert [line[1] for line in lines[1:3]] == [PLACE, "step-00000016"]
     assert lines[1][-3:] == ["store", "complete,", "newest"]
     assert lines[2][-2:] == ["store", "unfinished"]
-    assert lines[1][5] == "s"  # it is seconds old, by the store's own clock
+    assert lines[1][5] == "s"  # an age in seconds, by the store's own clock
     assert main(["ckpt", "verify", bucket]) == 0
     assert f"{bucket}/{PLACE}: good" in capsys.readouterr().out
 
@@ -77,7 +78,7 @@ def test_s3_open_copy_equals_copy_in_run(bucket, tmp_path, capsys):
 
 def test_ls_and_verify_include_s3_tier_of_run(bucket, tmp_path, capsys):
     run = run_dir(tmp_path / "run", durable=bucket)
-    main(["ckpt", "copy", str(run), PLACE, str(run)])  # the copy in the store, into the run's own directory
+    main(["ckpt", "copy", str(run), PLACE, str(run)])  # copies the durable copy to the run directory
     capsys.readouterr()
     assert main(["ckpt", "ls", str(run)]) == 0
     assert "disk, durable" in capsys.readouterr().out

@@ -24,7 +24,7 @@ DOCUMENT = {"step": 12, "attempt": 1, "cursor": 48, "tokens": 3072, "seed": 5, "
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A run with checkpoints in two tiers, one unfinished, one abandoned."""
+    """Return a run with complete, unfinished and abandoned checkpoints in two tiers."""
     root = tmp_path_factory.mktemp("runs")
     found = run_dir(root / "a", durable=root / "kept")
     for name in ("step-00000004", "step-00000008", "step-00000012.2"):
@@ -39,7 +39,7 @@ def run(tmp_path_factory):
 
 
 def rows(out: str) -> dict[str, list[str]]:
-    """id -> the row's cells."""
+    """Return the cells of each row of `ckpt ls`, by checkpoint id."""
     found = [line.split("  ") for line in out.splitlines()]
     cells = [[cell.strip() for cell in line if cell.strip()] for line in found]
     return {row[1]: row for row in cells if len(row) > 1}
@@ -78,7 +78,7 @@ def test_ls_of_run_without_checkpoints_succeeds(tmp_path, capsys):
 
 
 def test_ls_and_show_avoid_heavy_imports_and_reads(run):
-    """What keeps it quick: each zarr.json is read once, and no array; neither torch nor numpy is imported."""
+    """Check that `ls` and `show` read each zarr.json once and no array, and import neither torch nor numpy."""
     program = """
 import builtins, io, os, sys
 from gangline.cli.main import main

@@ -162,7 +162,7 @@ def test_verify_reads_remote_store(capsys):
 @settings(max_examples=60, deadline=None)
 @given(registries(4), st.integers(1, 300), st.data())
 def test_scan_result_is_independent_of_window_length(registry: Registry, length: int, data) -> None:
-    """A chunk may begin, end and have its checksum in three of them."""
+    """Split each file into windows of any length; a chunk may begin, end and have its checksum in three windows."""
     files = PackedFiles(registry)
     meta = PackedMeta({}, registry, files, "0badcafe")
     for rank, content in staged(registry).items():
@@ -183,7 +183,7 @@ def test_scan_result_is_independent_of_window_length(registry: Registry, length:
 
 
 def test_scan_reports_only_unreadable_chunks(tmp_path, monkeypatch) -> None:
-    """One window of three raises an error of the disk."""
+    """Raise a disk error for the second window of the file."""
     registry = Registry.of(Mesh.of({}), {f"model/{n}": Layout((700,), "float32") for n in range(9)})
     store = open_store(str(tmp_path))
     meta = save(store, registry)

@@ -34,25 +34,25 @@ from gangline_ckpt_zarr.tiers.stored import StoreTier
 from gangline_testkit import checkpointer_ranks as kit, rank
 from gangline_testkit.pool import PRELOAD, PoolBroken, get_pool
 
-SECONDS = 60.0  # a test that waits longer than this has failed
+SECONDS = 60.0  # maximum wait; a longer wait fails the test
 
 
 @dataclass
 class Place:
-    """A bucket behind a proxy that can fail, and what it takes to get there."""
+    """Bucket behind a proxy that can fail, and the environment variables that give access to it."""
 
     url: str
     proxy: FaultyProxy
     environment: dict[str, str]
 
     def hold(self, mark: str, method: str = "PUT") -> Callable[[], None]:
-        """Requests whose path holds `mark` are answered once what is given back is called."""
+        """Hold back requests whose path contains `mark` until the returned function is called."""
         go = threading.Event()
         self.proxy.fault = lambda asked: go if asked.method == method and mark in asked.path else None
         return go.set
 
     def ids(self) -> list[int]:
-        """The steps of which the store shows a checkpoint."""
+        """Return the steps of which the store shows a checkpoint."""
         return [id.step for id in StoreTier("durable", open_store(self.url)).list_ids()]
 
     def objects(self, mark: str = "") -> list[str]:
@@ -64,7 +64,8 @@ def proxy() -> Iterator[FaultyProxy]:
     server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     server.start()
     with FaultyProxy(server.get_host_and_port()[1]) as proxy, pytest.MonkeyPatch.context() as patch:
-        patch.setitem(fsspec.config.conf, "s3", {"session": AioSession()})  # reads the description of S3 only once
+        # Parses the S3 service description only once.
+        patch.setitem(fsspec.config.conf, "s3", {"session": AioSession()})
         yield proxy
     server.stop()
 
@@ -83,10 +84,10 @@ def place(proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place
 
 
 class KeptCopier(WriterClient):
-    """A writer process that outlives the checkpointers that use it: to load what speaks S3 takes it a while."""
+    """Writer process that outlives the checkpointers that use it, because loading the S3 client is slow."""
 
     def close(self, timeout: float | None = None) -> None:
-        """Nothing, before the module ends."""
+        """Keep the process until the module ends."""
 
     def end(self) -> None:
         super().close()
@@ -101,7 +102,7 @@ def copier() -> Iterator[KeptCopier]:
 
 @pytest.fixture
 def job(tmp_path: Path, place: Place, copier: KeptCopier) -> Iterator[Job]:
-    """Each second step on disk, of which one is kept; each fourth in the durable store as well."""
+    """Yield a run that saves every second step to disk, keeps one, and copies every fourth to the durable store."""
     found = Job(
         tmp_path,
         f"checkpoint.durable={place.url}",
@@ -129,20 +130,20 @@ def on_disk(job: Job) -> list[int]:
 
 
 def hasty(job: Job) -> Job:
-    """A second is all that the writer processes give a store."""
+    """Set the deadline of writer processes for a store to one second; return the job."""
     assert job.checkpointer is not None
     job.checkpointer.config.deadline_seconds = 1.0
     return job
 
 
 def recovers(job: Job, place: Place) -> None:
-    """Let the store work again."""
+    """Remove the faults of the store, and set the long deadline again."""
     place.proxy.reset()
     patient(job)
 
 
 def patient(job: Job) -> None:
-    """Give the store all the time that a busy machine takes, from the next save on."""
+    """Give the store the long deadline of a busy machine, from the next save on."""
     assert job.checkpointer is not None
     job.checkpointer.config.deadline_seconds = SECONDS
 
@@ -228,7 +229,7 @@ def test_failed_durable_copy_does_not_fail_waiting_save(job: Job, place: Place) 
     failed.visible.result()
     patient(job)
     handle = begin(job, 8)
-    for _ in range(2):  # a way back asks before the report to people
+    for _ in range(2):  # a rollback reads the failure before the loop reports it
         with pytest.raises(SaveFailed, match="step-00000004 could not be saved: the copy to"):
             failed.settled.result()
     handle.settled.result()
@@ -245,7 +246,7 @@ def test_close_waits_for_a_copy_that_fails(job: Job, place: Place) -> None:
 
 
 def test_last_save_retries_failed_durable_copy(job: Job, place: Place) -> None:
-    """The loop saves once more what was not saved: what is on disk stays as it is, and only the copy is made."""
+    """Save once more, as the loop does after a failed save: disk data stays unchanged, and only the copy is made."""
     hasty(job)
     place.proxy.fault = lambda asked: 503 if asked.method == "PUT" else None
     checkpointer = job.checkpointer
@@ -254,7 +255,7 @@ def test_last_save_retries_failed_durable_copy(job: Job, place: Place) -> None:
         begin(job, 20).settled.result()
     write_id = checkpointer.disk.read_meta(CheckpointId(20)).write_id
     recovers(job, place)
-    for _ in range(2):  # and where nothing is left to do nothing is done
+    for _ in range(2):  # the second save finds the copy complete
         checkpointer.save(
             SaveRequest(20, last=True), kit.make_shards(REGISTRY, 3), REGISTRY, kit.make_document(20, 1, 20)
         ).settled.result()
@@ -264,7 +265,7 @@ def test_last_save_retries_failed_durable_copy(job: Job, place: Place) -> None:
 
 
 def test_save_deadline_bounds_durable_copy(job: Job, place: Place) -> None:
-    """The processes will be killed: better to say what failed than to be killed while a store is silent."""
+    """Set a deadline, as before the processes are killed: the save must fail in time although the store is silent."""
     place.proxy.fault = lambda asked: "hang" if asked.method == "PUT" else None
     assert job.checkpointer is not None
     request = SaveRequest(4, last=True, deadline_seconds=1.0)
@@ -283,7 +284,7 @@ def test_damaged_data_file_is_named_and_not_copied(job: Job, place: Place, what:
     job.step(2)
     (other,) = (job.run_dir / "checkpoints" / "step-00000002").rglob("*.bin")
     elsewhere = other.read_bytes()
-    go = place.hold(".bin", "HEAD")  # before it begins to read
+    go = place.hold(".bin", "HEAD")  # holds the copy before it reads the disk file
     handle = begin(job, 4)
     handle.visible.result()
     (data,) = (job.run_dir / "checkpoints" / "step-00000004").rglob("*.bin")
@@ -333,10 +334,10 @@ def test_killed_copier_fails_copy_and_is_restarted(job: Job, place: Place) -> No
     assert job.load(8) == []
 
 
-# --- several ranks ---------------------------------------------------------------------------------------------------
+# --- several ranks ---
 
 MESH = Mesh.of({"dp_shard": 2})
-PRELOAD.append("s3fs")  # once in the server that ranks are forked from, and not in each of a dozen ranks
+PRELOAD.append("s3fs")  # imported once in the server that forks the ranks, not in each rank
 
 
 def job_of(directory: Path, name: str, *words: str) -> kit.CheckpointerJob:
@@ -352,7 +353,7 @@ def opened(job: kit.CheckpointerJob, environment: dict[str, str]) -> ZarrCheckpo
 
 
 def save_and_copy(job: kit.CheckpointerJob, environment: dict[str, str], steps: tuple[int, ...]) -> list[str]:
-    """What came of each save; near saves follow each other while copies go on."""
+    """Save each step without waiting for durable copies; return the checkpoint id or the error of each save."""
     checkpointer = opened(job, environment)
     checkpointer.config.deadline_seconds = SECONDS
     saves = [kit.save_with(checkpointer, job, step, step) for step in steps]
@@ -397,7 +398,7 @@ def save_and_die(job: kit.CheckpointerJob, environment: dict[str, str], victim: 
 
 
 def check_after_a_kill(tmp_path: Path, url: str, environment: dict[str, str]) -> None:
-    """What is to be seen is whole; the next save works, and clears what the dead copy left."""
+    """Check that visible checkpoints are complete, and that the next save works and removes the remains of the copy."""
     store = open_store(url)
     tier = StoreTier("durable", store)
     before = tier.list_ids()
@@ -412,7 +413,7 @@ def check_after_a_kill(tmp_path: Path, url: str, environment: dict[str, str]) ->
 
 @pytest.mark.parametrize("victim", [0, 1])
 def test_kill_during_upload_leaves_no_visible_checkpoint(tmp_path: Path, place: Place, victim: int) -> None:
-    """Of a rank whose own file is under way, or there."""
+    """Kill a rank whose own file is being uploaded, or is uploaded already."""
     dies, go = job_of(tmp_path, "dies", f"checkpoint.durable={place.url}"), place.hold("00000.bin")
     with pytest.raises(PoolBroken):
         get_pool(2).run(save_and_die, dies, place.environment, victim, 1.0, grace=0.3)
@@ -422,7 +423,7 @@ def test_kill_during_upload_leaves_no_visible_checkpoint(tmp_path: Path, place: 
     check_after_a_kill(tmp_path, place.url, place.environment)
 
 
-# By default at once, of the one rank, and late, of the other; those between are nightly.
+# By default an immediate kill of rank 0 and a late kill of rank 1; the kills between them are nightly.
 @pytest.mark.parametrize("moment", [0, 5, *(pytest.param(n, marks=pytest.mark.nightly) for n in (1, 2, 3, 4))])
 def test_kill_during_copy_leaves_no_partial_checkpoint(tmp_path: Path, moment: int) -> None:
     url = str(tmp_path / "durable")

@@ -31,7 +31,7 @@ from gangline_ckpt_zarr.load.read_plan import Target, plan_reads
 from gangline_ckpt_zarr.stores.open import open_store
 from gangline_ckpt_zarr.tiers.stored import StoreTier
 
-SECONDS, BYTES = 5.0, 256 << 20  # of processor time and memory, for one document; good ones take 0.02 s and 1 MB
+SECONDS, BYTES = 5.0, 256 << 20  # maximum CPU time and memory for one document; valid documents take 0.02 s and 1 MB
 PLACE = "step-00000012"
 
 
@@ -47,7 +47,7 @@ def said(place: Path) -> dict[str, Any]:
 
 
 def forged(content: Any) -> bytes:
-    """The document with a checksum that is right, as far as it has a place for one."""
+    """Return the document as JSON, with a valid checksum if the document has a place for one."""
     try:
         ours = content["attributes"]["gangline"]
         ours.pop("checksum", None)
@@ -60,7 +60,10 @@ def forged(content: Any) -> bytes:
 
 
 def looked_at(place: Path, content: bytes) -> str | None:
-    """All that looks at a checkpoint looks at this one; why it is bad, None where nobody minds."""
+    """Read this zarr.json with every reader of checkpoints, within the limits.
+
+    Return why the checkpoint is bad, or None if every reader accepts it.
+    """
     kept = (place / NAME).read_bytes()
     tracemalloc.start()
     began = time.process_time()
@@ -161,7 +164,7 @@ def test_malformed_zarr_json_is_reported_as_damaged(place, content):
 
 def test_terabyte_zarr_json_is_not_read(place):
     content = (place / NAME).read_bytes()
-    os.truncate(place / NAME, 1 << 40)  # without a block more on disk
+    os.truncate(place / NAME, 1 << 40)  # a sparse file, without more blocks on disk
     try:
         with pytest.raises(BadCheckpoint, match="1,099,511,627,776 bytes"):
             StoreTier("disk", open_store(str(place.parent))).read_meta(CheckpointId(12))
@@ -176,7 +179,7 @@ ODD = st.sampled_from(
 
 
 def steps(content: Any) -> list[tuple[Any, Any]]:
-    """Every (container, key) of a document."""
+    """Return every (container, key) of a document."""
     found, below = [], [content]
     while below:
         one = below.pop()

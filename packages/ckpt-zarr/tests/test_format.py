@@ -143,7 +143,7 @@ def test_every_flipped_bit_of_zarr_json_is_noticed() -> None:
 
 
 def test_even_shard_boundaries_are_stored_compactly() -> None:
-    """A cut into 4,096 parts is three numbers."""
+    """Check that an even split into 4,096 parts is stored as three numbers instead of 4,097 boundaries."""
     rows = tuple(3 * part for part in range(4097))
     layout = Layout((3 * 4096, 5), "float32", (Division(("dp_shard",), (rows,), rows=True),))
     registry = Registry.of(Mesh.of({"dp_shard": 4096}), {"model/w": layout})

@@ -32,9 +32,10 @@ from gangline_testkit import checkpointer_ranks as kit
 
 
 def expected_seconds(between: float, cost: float, mtbf: float) -> float:
-    """Wall time for one second of progress where failures are a Poisson process: exact (Daly 2006, eq. 20).
+    """Return the wall time for one second of progress if failures are a Poisson process: exact (Daly 2006, eq. 20).
 
-    To get through `between` seconds of work and a save of `cost` without a failure takes M (e^((T + d) / M) - 1).
+    Completing T = `between` seconds of work and a save of d = `cost` seconds without a failure takes
+    M (e^((T + d) / M) - 1), where M is `mtbf`.
     """
     return mtbf * math.expm1((between + cost) / mtbf) / between
 
@@ -53,9 +54,12 @@ def test_best_interval_is_optimal_within_one_thousandth(cost: float, mtbf: float
 
 
 def simulated_seconds(between: float, cost: float, mtbf: float, work: float, draw: random.Random) -> float:
-    """Wall time of `work` seconds of training, saved each `between` seconds; a failure loses what was not saved."""
+    """Simulate `work` seconds of training, saved every `between` seconds, and return the wall time.
+
+    A failure loses the unsaved work.
+    """
     time = done = 0.0
-    left = draw.expovariate(1 / mtbf)  # to the next failure
+    left = draw.expovariate(1 / mtbf)  # seconds to the next failure
     while done < work:
         step = min(between, work - done) + cost
         if step < left:
@@ -69,7 +73,7 @@ def simulated_seconds(between: float, cost: float, mtbf: float, work: float, dra
 
 
 def test_best_interval_matches_simulation() -> None:
-    """20 million simulated seconds for each of five intervals, the same failures in the mean."""
+    """Simulate 20 million seconds for each of five intervals, with the same mean time between failures."""
     cost, mtbf = 20.0, 3600.0
     best = compute_best_interval(cost, mtbf)
     work = 2e7
@@ -118,7 +122,7 @@ def test_save_is_due_after_interval_without_running_save() -> None:
 
 
 def test_copy_slowdown_adds_cost_without_delaying_saves() -> None:
-    """Also where the copy is still under way when the next save begins."""
+    """Check also a copy that is still running when the next save begins."""
     found = Interval(3600.0)
     for _ in range(10):
         found.is_due(1.0, saving=False)
@@ -181,7 +185,7 @@ def test_check_names_invalid_option(word: str, said: str) -> None:
 
 
 def test_memory_saves_do_not_delay_disk_saves(tmp_path: Path) -> None:
-    """Before a save is measured 415 seconds lie between two, then some thirty."""
+    """Get the due saves of 240 steps of 2 s; the disk interval is 415 s until a save is measured, then about 30 s."""
     job = Job(tmp_path, "checkpoint.every=auto", "checkpoint.mtbf_hours=24", "checkpoint.memory_every=2")
     checkpointer, asked = job.start(), []
     try:
@@ -214,7 +218,7 @@ def test_invalid_option_exits_with_code_two_without_traceback(runs: Runs) -> Non
 
 
 def test_auto_interval_saves_consistently_on_all_ranks(runs: Runs) -> None:
-    """A failure every 0.05 s, so that a run saves as often as it can; ranks that disagree would hang in a save."""
+    """Set one failure per 0.05 s, so that the run saves as often as it can; ranks that disagree would hang."""
     words = ("run.dir=out", "run.steps=100000", "checkpoint.every=auto", f"checkpoint.mtbf_hours={0.05 / 3600}")
     process = runs.fork(*words, "checkpoint.keep_last=3", "parallel=ddp", "launch.processes=2")
     runs.wait_for_step(process, "out", 3)

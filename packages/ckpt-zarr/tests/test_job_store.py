@@ -28,7 +28,7 @@ MESH = Mesh.of({"dp_shard": 2})
 
 
 class DictStore:
-    """Cannot be reached for so many questions."""
+    """Job store in memory that cannot be reached for the next `lost` requests."""
 
     def __init__(self, lost: int = 0) -> None:
         self.kept: dict[str, bytes] = {}
@@ -87,7 +87,7 @@ def test_permanent_store_outage_raises_store_lost(monkeypatch: pytest.MonkeyPatc
 
 
 class ForgetfulStore(DictStore):
-    """Does what it is asked to add, and does not say so."""
+    """Job store that executes each `add` and loses the answer."""
 
     def add(self, key: str, amount: int) -> int:
         found = super().add(key, amount)
@@ -97,7 +97,7 @@ class ForgetfulStore(DictStore):
 
 
 def test_add_with_lost_answer_is_not_retried() -> None:
-    """Or one rank would pass for two, and a checkpoint be whole without the other's file."""
+    """Check that no rank counts twice, which would complete a checkpoint without the file of the other rank."""
     store = ForgetfulStore()
     one = Agreement(PrefixedStore(store, "ckpt/1"), "save/1", 1, 2, 60.0, "newest")
     with pytest.raises(StoreLost):
@@ -110,14 +110,14 @@ def test_add_with_lost_answer_is_not_retried() -> None:
 
 
 class Relay:
-    """Stands between a client and a real TCPStore, and cuts all that it has connected. Afterwards it listens on."""
+    """Relay between a client and a TCPStore that can cut open connections; it still accepts new ones afterwards."""
 
     def __init__(self, port: int) -> None:
         self._port, self._cut = port, False
         self._open: list[socket.socket] = []
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.port = self._listening.getsockname()[1]
-        self.deaf = False  # what the store answers goes nowhere, and the client is cut off
+        self.deaf = False  # if true, drop the answers of the store and disconnect the client
         threading.Thread(target=self._serve, daemon=True).start()
 
     def _serve(self) -> None:
@@ -144,7 +144,7 @@ class Relay:
 
 @pytest.fixture
 def stores() -> Iterator[tuple[dist.TCPStore, dist.TCPStore, Relay]]:
-    """A job's store, a client of it whose connection can be cut, and who cuts it."""
+    """Yield the store of a job, a client whose connection can be cut, and the relay that cuts the connection."""
     limit = timedelta(seconds=60)
     master = dist.TCPStore("127.0.0.1", 0, 2, is_master=True, timeout=limit, wait_for_workers=False)
     relay = Relay(master.port)
@@ -155,7 +155,7 @@ def stores() -> Iterator[tuple[dist.TCPStore, dist.TCPStore, Relay]]:
 def test_broken_tcp_store_connection_is_not_retried(
     stores: tuple[dist.TCPStore, dist.TCPStore, Relay], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So it is told at once, and nobody waits for its return."""
+    """Set an endless retry time: the loss of a broken connection is still reported at once."""
     monkeypatch.setattr(agreement, "_UNREACHED", 10**9)
     master, client, relay = stores
     store = PrefixedStore(client, "ckpt/1")  # type: ignore[arg-type]
@@ -174,7 +174,7 @@ def test_broken_tcp_store_connection_is_not_retried(
 
 
 class CutOff:
-    """A rank's store that does what it is told to add to one counter, and from then on answers nothing."""
+    """Store client of a rank that loses its connection during the first `add` to the given counter."""
 
     def __init__(self, store: PrefixedStore, counter: str) -> None:
         self._store, self._counter, self._cut = store, counter, False
@@ -214,9 +214,8 @@ def saved_by_one_that_is_cut_off(job: kit.CheckpointerJob) -> tuple[str, list[st
         came = failed.why
     checkpointer.store = store
     checkpointer.close()
-    rank.make_comms(job.mesh).world.all_reduce(
-        torch.zeros(1)
-    )  # the rank that is cut off is done before the other commits
+    # The disconnected rank must end before the other rank commits.
+    rank.make_comms(job.mesh).world.all_reduce(torch.zeros(1))
     checkpointer = kit.open_checkpointer(job)
     registry = kit.build_registry(job.mesh)
     shards = kit.make_shards(registry, None)
@@ -226,7 +225,7 @@ def saved_by_one_that_is_cut_off(job: kit.CheckpointerJob) -> tuple[str, list[st
 
 
 def test_file_of_disconnected_rank_is_still_committed(tmp_path: Path) -> None:
-    """The others count it, and commit what it has written."""
+    """Check that the other ranks count the file and commit it."""
     job = kit.CheckpointerJob("gangline_ckpt_zarr.checkpointer:build", composed(tmp_path), MESH, str(tmp_path))
     first, second = get_pool(2).run(saved_by_one_that_is_cut_off, job)
     assert first == ("step-00000001", [])

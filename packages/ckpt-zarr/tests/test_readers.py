@@ -42,7 +42,7 @@ REGISTRY = Registry.of(
 
 
 def values(name: str) -> np.ndarray:
-    """What is stored; bfloat16 holds it exactly."""
+    """Return the stored values of an array, which bfloat16 represents exactly."""
     layout = REGISTRY[name]
     count = int(np.prod(layout.shape, dtype=np.int64))
     return (np.arange(count) * 7 % 127).astype(map_dtype(layout.dtype)).reshape(layout.shape)
@@ -88,7 +88,7 @@ def test_zarr_opens_packed_files_with_refs_line(saved: Path, capsys: pytest.Capt
 
 
 def test_plain_zarr_group_lists_arrays_and_shapes(saved: Path) -> None:
-    """Names, shapes and kinds need nothing but the plain group."""
+    """Open the directory itself, without the references that array data needs."""
     group = zarr.open_group(str(saved), mode="r")
     assert {name: group[name].shape for name in REGISTRY} == {name: REGISTRY[name].shape for name in REGISTRY}
 

@@ -28,14 +28,14 @@ from gangline_ckpt_zarr.save.staging import Staging
 
 
 def staged(registry: Registry) -> tuple[Meta, dict[int, bytearray]]:
-    """What zarr.json says, and the files of all ranks in memory."""
+    """Return the parsed zarr.json and the files of all ranks in memory."""
     return zarr_json.read(
         packed.write(registry, PackedFiles(registry), {"step": 1, "attempt": 1}, WRITE_ID), "zarr.json"
     ), made.staged(registry)
 
 
 class Memory:
-    """A store that holds one file; `readers`: the threads that have read of it."""
+    """Store with one file; `readers`: the threads that have read from it."""
 
     url = "memory://files"
 
@@ -101,7 +101,7 @@ def targets() -> list[Target]:
 
 
 def test_damage_to_any_chunk_is_named() -> None:
-    """A flipped bit, a cut file, another chunk in its place."""
+    """Flip a bit in each chunk, and truncate the file there."""
     meta, files = staged(LARGE)
     filled(meta, files, targets())
     draw = random.Random(0)
@@ -124,7 +124,7 @@ def test_damage_to_any_chunk_is_named() -> None:
 
 
 def test_parallel_reads_are_correct_and_name_first_damage(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a machine with cores to spare several batches are under way at once."""
+    """Use three threads and small batches, so that several batches are read at the same time."""
     pool = ThreadPoolExecutor(3)
     monkeypatch.setattr(batch, "count_lanes", lambda: 3)
     monkeypatch.setattr(batch, "_get_pool", lambda: pool)
@@ -153,7 +153,7 @@ def test_parallel_reads_are_correct_and_name_first_damage(monkeypatch: pytest.Mo
 
 
 def test_bfloat16_keeps_every_bit() -> None:
-    """All 65,536 of them, nan payloads too."""
+    """Check all 65,536 bit patterns, including NaN payloads."""
     bits = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).to(torch.int16)
     layout = Layout((1 << 16,), "bfloat16")
     registry = Registry.of(Mesh.of({}), {"model/x": layout})

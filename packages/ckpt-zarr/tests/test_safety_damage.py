@@ -25,12 +25,12 @@ from gangline_ckpt_zarr.format.chunks import ChunkRun
 from gangline_ckpt_zarr.format.nodes import NAME
 from gangline_testkit import checkpointer_ranks as kit
 
-ROWS = 1030  # of the large arrays: a little over 1 MiB each, so they lie on pages
+ROWS = 1030  # rows of the large arrays, a little over 1 MiB each, so that they start at page boundaries
 
 
 @dataclass(frozen=True)
 class Made:
-    """A run with two checkpoints of one layout, and a checkpointer that looks afresh."""
+    """A run with two checkpoints of one layout; `opened` builds a new checkpointer for it."""
 
     run_dir: Path
 
@@ -42,7 +42,7 @@ class Made:
         return self.run_dir / "checkpoints" / str(CheckpointId(step))
 
     def outcome(self, step: int = 2) -> BadCheckpoint | None:
-        """What a load comes to; what it gives must be what was saved."""
+        """Load a checkpoint and return the damage that the load reports; without damage, check the loaded values."""
         checkpointer = self.opened()
         shards = kit.make_shards(registry(), None)
         try:
@@ -72,7 +72,7 @@ def made(tmp_path_factory) -> Made:
 
 @pytest.fixture
 def chunks(made: Made) -> Iterator[list[tuple[ChunkRun, int, Path]]]:
-    """Every chunk of step 2: its run, its number, its file; the files are as before afterwards."""
+    """Yield (run, number, file) of every chunk of step 2, and restore the file afterwards."""
     checkpointer = made.opened()
     (_, meta), *_ = checkpointer.read_metas(CheckpointId(2))
     path = made.place(2) / meta.get_file_path(0)
@@ -83,7 +83,7 @@ def chunks(made: Made) -> Iterator[list[tuple[ChunkRun, int, Path]]]:
 
 @contextmanager
 def patched(path: Path, at: int, content: bytes) -> Iterator[None]:
-    """Other bytes in a file, for a while."""
+    """Replace bytes of a file within this context."""
     with path.open("r+b", buffering=0) as file:
         before = os.pread(file.fileno(), len(content), at)
         os.pwrite(file.fileno(), content, at)
@@ -92,7 +92,7 @@ def patched(path: Path, at: int, content: bytes) -> Iterator[None]:
 
 
 def other(made: Made) -> bytes:
-    """The same file of step 1."""
+    """Return the content of the same file of step 1."""
     (path,) = made.place(1).glob("data-*/00000.bin")
     return path.read_bytes()
 
@@ -132,7 +132,7 @@ def test_missing_file_is_named(made: Made, chunks) -> None:
 
 @pytest.mark.parametrize("behind", [TRAILER - 4, TRAILER], ids=["what zarr knows of", "all of it"])
 def test_chunk_of_another_step_is_named(made: Made, chunks, behind: int) -> None:
-    """Its checksum is right. What notices is the seal, whether it came along or not."""
+    """Copy a chunk of another step with its valid checksum, with and without its seal: the seal reveals the copy."""
     elsewhere, here = other(made), chunks[0][2].read_bytes()
     for run, number, path in chunks:
         start = run.base + number * run.stride
@@ -151,7 +151,7 @@ def test_file_of_another_step_is_named(made: Made, chunks) -> None:
 
 
 def test_swapped_chunks_are_named(made: Made, chunks) -> None:
-    """Of one array, and of two arrays with equal chunks: each has all its checksums right."""
+    """Swap adjacent chunks of equal size, of one array or of two arrays; all checksums stay valid."""
     swapped, content = 0, chunks[0][2].read_bytes()
     for (one, first, path), (two, second, _) in pairwise(chunks):
         if one.nbytes != two.nbytes:
@@ -165,7 +165,7 @@ def test_swapped_chunks_are_named(made: Made, chunks) -> None:
 
 
 def test_renamed_checkpoint_is_refused(made: Made, chunks, tmp_path: Path) -> None:
-    """zarr.json with its files, all whole, in the place of another step."""
+    """Copy a complete checkpoint, zarr.json and data file, to the directory of another step."""
     copy = made.place(3)
     copy.mkdir()
     try:
@@ -197,7 +197,7 @@ WORD = st.integers(0, (1 << 32) - 1)
 
 @given(IDS, IDS, WORD, WORD, WORD)
 def test_seals_of_different_saves_differ(one: str, two: str, number: int, checksum: int, another: int) -> None:
-    """A crc of 32 bits is one to one in each 32 bits of what it is of."""
+    """Check seals that differ in one input: a 32-bit CRC maps each 32 bits of its input one to one."""
     sealed = compute_seal(compute_seal_start(one, "model/w", (0, 8)), number, checksum)
     assert (sealed == compute_seal(compute_seal_start(two, "model/w", (0, 8)), number, checksum)) == (one == two)
     assert (sealed == compute_seal(compute_seal_start(one, "model/w", (0, 8)), number, another)) == (
@@ -209,7 +209,7 @@ def test_seals_of_different_saves_differ(one: str, two: str, number: int, checks
 
 
 def test_load_without_verification_detects_only_missing_data(made: Made, chunks) -> None:
-    """`checkpoint.verify=false` is a choice: it reads what there is."""
+    """Set checkpoint.verify=false: flipped bits are loaded, and only missing bytes are an error."""
     run, _, path = chunks[0]
     content = path.read_bytes()
     path.write_bytes(bytes([content[0] ^ 1]) + content[1:])

@@ -36,7 +36,7 @@ def notes(records: list[dict]) -> str:
 
 
 def test_full_disk_fails_saves_but_training_continues(runs: Runs, tmp_path: Path, capsys) -> None:
-    """Room for one checkpoint of 360 kB; those after it fail, training goes on, and the end says so."""
+    """Give the disk room for one checkpoint of 360 kB: later saves fail, and the end of the run reports it."""
     prefix = on_a_small_disk(tmp_path / "disk", tmp_path / "kept", 500)
     words = ("run.dir=out", "run.steps=9", "checkpoint.every=2", "parallel=ddp", "launch.processes=2")
     printed = runs.train(*words, f"checkpoint.path={tmp_path}/disk", code=2, prefix=prefix)
@@ -50,7 +50,7 @@ def test_full_disk_fails_saves_but_training_continues(runs: Runs, tmp_path: Path
     assert [record["saved"] for record in records if record["saved"]] == whole
     assert sorted({*re.findall(r"  saved (step-\d+)", printed)}) == whole, "what only began was said to be saved"
     assert re.findall(r"  saving (step-\d+)", printed) == [f"step-{step:08d}" for step in (2, 4, 6, 8, 9)]
-    for step in (4, 6, 8):  # the last is tried once more
+    for step in (4, 6, 8):  # not step 9: the last save is retried
         assert len(re.findall(rf"checkpoint step-0000000{step} could not be saved", printed)) == 1
     assert room in records[-1]["failed_save"]
     newest = "The newest complete checkpoint is step-00000002." if can_mount() else "There is no earlier checkpoint."
@@ -60,7 +60,7 @@ def test_full_disk_fails_saves_but_training_continues(runs: Runs, tmp_path: Path
         data = sorted(path.relative_to(tmp_path / "kept").parts[0] for path in (tmp_path / "kept").rglob("*.bin"))
         assert data == ["step-00000002"] * 2, "what is left of failed saves keeps the disk full"
         left = [path for path in (tmp_path / "kept").rglob("*") if "step-00000002" not in path.parts]
-        assert not [path for path in left if path.is_file()]  # a rank that failed late may leave a folder, and no more
+        assert not [path for path in left if path.is_file()]  # a rank that failed late may leave an empty directory
         assert main(["ckpt", "verify", str(tmp_path / "kept" / "step-00000002")]) == 0
 
 
@@ -86,7 +86,7 @@ def proxy(runs: Runs) -> Iterator[FaultyProxy]:
             AWS_SECRET_ACCESS_KEY="a-secret",
             AWS_DEFAULT_REGION="us-east-1",
         )
-        proxy.bucket = f"bucket-{next(BUCKETS)}"  # type: ignore[attr-defined]  # moto's servers share what they hold
+        proxy.bucket = f"bucket-{next(BUCKETS)}"  # type: ignore[attr-defined]  # moto servers share their buckets
         with urlopen(Request(f"{proxy.url}/{proxy.bucket}", method="PUT")):
             proxy.reset()
         yield proxy
@@ -94,9 +94,9 @@ def proxy(runs: Runs) -> Iterator[FaultyProxy]:
 
 
 def test_failing_durable_store_fails_only_affected_saves(runs: Runs, proxy: FaultyProxy) -> None:
-    """The durable store answers 503 to all of step 10, never to step 20; later ones are there, and the disk has all.
+    """Answer 503 to all writes of step 10 and nothing to writes of step 20; the disk has all steps.
 
-    That of step 10 is told by the save of step 20, which is over before that of step 30 begins.
+    The save of step 20 reports the failed copy of step 10, and ends before the save of step 30 begins.
     """
 
     def fault(asked: Asked) -> int | str | None:
@@ -130,7 +130,7 @@ def objects(proxy: FaultyProxy) -> list[str]:
 
 
 def test_resume_stops_if_store_does_not_answer(runs: Runs, proxy: FaultyProxy) -> None:
-    """Neither begun afresh nor gone back, and not tried again and again."""
+    """Check that the run neither starts from scratch nor falls back to an older checkpoint nor restarts repeatedly."""
     words = ("run.steps=4", "checkpoint.every=2", "checkpoint.deadline_seconds=4", "launch.max_restarts=3")
     runs.train("run.dir=out", *words, f"checkpoint.path=s3://{proxy.bucket}/run", "run.steps=2")
     before = runs.read_attempts("out")
@@ -153,7 +153,7 @@ def test_resume_stops_if_store_does_not_answer(runs: Runs, proxy: FaultyProxy) -
 
 
 def wait_until_whole(process: subprocess.Popen[str], place: Path, step: int) -> None:
-    """Until that step or a later one is whole in memory: two take turns, and the newest stays."""
+    """Wait until this step or a later one is complete in memory, where two buffers alternate and the newest stays."""
     deadline = time.monotonic() + 240
     while not any(int(path.parent.name.removeprefix("step-")) >= step for path in place.glob("step-*/zarr.json")):
         assert process.poll() is None, f"ended early:\n{process.communicate()[0]}"
@@ -162,9 +162,9 @@ def wait_until_whole(process: subprocess.Popen[str], place: Path, step: int) -> 
 
 
 def test_killed_rank_restarts_from_memory_checkpoint(runs: Runs) -> None:
-    """No checkpoint is on disk by then; the curve is that of a run that nobody has disturbed."""
+    """Resume with no checkpoint on disk; losses and gradient norms must equal those of an undisturbed run."""
     words = ("checkpoint.every=null", "parallel=ddp", "launch.processes=2", "run.deterministic=on")
-    words += ("schedule.warmup_steps=5",)  # however many steps there are
+    words += ("schedule.warmup_steps=5",)  # independent of run.steps
     memory = ("run.steps=100000", "checkpoint.memory_every=5", "launch.max_restarts=1")
     process = runs.fork("run.dir=out", *words, *memory)
     place = places.locate_node(runs.directory / "out")
@@ -202,7 +202,10 @@ def damage(path: Path) -> None:
 
 
 def test_resume_falls_back_from_damaged_checkpoint_or_stops(runs: Runs) -> None:
-    """The newest first: the one before it is taken, and people are told. Then all: said once, and not tried again."""
+    """Damage the newest checkpoint: the run falls back and reports it.
+
+    Then damage all checkpoints: the run reports each once and does not restart.
+    """
     checkpoints = runs.directory / "out" / "checkpoints"
     runs.train("run.dir=out", "run.steps=4", "checkpoint.every=2", "launch.max_restarts=3")
     (path,) = (checkpoints / "step-00000004").rglob("*.bin")
@@ -230,7 +233,7 @@ def test_killed_writer_fails_save_but_training_continues(runs: Runs) -> None:
     for step in range(20, 60, 10):
         runs.wait_for_step(process, "out", step)
         for pid, command in find_children(find_rank_processes(runs.directory / "out")[0]).items():
-            assert "save.writer.process" in command or not command  # without one it has ended, and was not waited for
+            assert "save.writer.process" in command or not command  # a zombie has no command line
             os.kill(pid, signal.SIGKILL)
     printed, last = runs.end(process, "out", 10)
     records = runs.read_records("out")

@@ -36,7 +36,7 @@ def opened(job: kit.CheckpointerJob) -> ZarrCheckpointer:
 
 
 def outcome(checkpointer: ZarrCheckpointer, job: kit.CheckpointerJob, step: int) -> str:
-    """Of a save that has 1.5 seconds where it is the second, which hangs, and all that a busy machine takes else."""
+    """Save a step and return its id or the failure; step 2, which hangs, has a deadline of 1.5 s."""
     checkpointer.config.deadline_seconds = 1.5 if step == 2 else SECONDS
     try:
         return str(kit.save_with(checkpointer, job, step, step).id)
@@ -57,12 +57,12 @@ def be_patient(grace: float) -> None:
 
 
 def whole(job: kit.CheckpointerJob) -> set[str]:
-    """The checkpoints that can be seen."""
+    """Return the visible checkpoints."""
     return {path.parent.name for path in Path(job.run.job.dir).rglob("zarr.json")}
 
 
 def save_with_a_stopped_writer(job: kit.CheckpointerJob) -> list[str]:
-    """Rank 1's writer process is stopped before the second save; what became of it after that is said last."""
+    """Save three steps with the writer process of rank 1 stopped before the second; check that it is then replaced."""
     checkpointer = opened(job)
     came = [outcome(checkpointer, job, 1)]
     pid = checkpointer._writer.pid
@@ -87,7 +87,7 @@ def test_stopped_writer_fails_save_on_all_ranks(job: kit.CheckpointerJob) -> Non
 
 
 def save_beside_a_stopped_rank(job: kit.CheckpointerJob) -> list[str]:
-    """Rank 0 stops rank 1 itself before the second save, and lets it go on when its own save has failed."""
+    """Save three steps; rank 0 stops rank 1 before the second, and resumes it after its own save has failed."""
     checkpointer, store = opened(job), dist.PrefixStore(f"{job.token}/test", rank.make_comms(job.mesh).store)  # type: ignore
     came = [outcome(checkpointer, job, 1)]
     if rank.index == 1:
@@ -113,11 +113,11 @@ def test_stopped_rank_is_named_and_others_continue(job: kit.CheckpointerJob) -> 
     assert whole(job) == {"step-00000001", "step-00000003"}
 
 
-# --- what ranks say --------------------------------------------------------------------------------------------------
+# --- waits for other ranks ---
 
 
 def together(world: int, patience: float, act: Callable[[Agreement], None], store: dist.Store) -> list[str]:
-    """What each of so many ranks, as threads, gets to hear."""
+    """Run `act` and a wait on `world` ranks, as threads; return the failure that each rank receives."""
     heard = [""] * world
 
     def run(rank: int) -> None:
@@ -143,7 +143,7 @@ def test_wait_names_all_silent_ranks() -> None:
 
     store = dist.HashStore()
     before = [Agreement(store, "save/0", number, 5, 1.0, "newest") for number in range(5)]  # type: ignore[arg-type]
-    for agreement in before:  # what they said of an earlier save is not of this one
+    for agreement in before:  # answers to an earlier save must not count for this one
         agreement.mark_done("written")
     assert together(5, 1.0, act, store) == ["ranks 1, 3 have not answered within 1 s (late)"] * 5
 
@@ -158,7 +158,7 @@ def test_wait_truncates_list_of_silent_ranks() -> None:
 
 
 def test_wait_does_not_time_out_during_progress() -> None:
-    """A store may be slow, and files of unequal size; what counts is that something moves."""
+    """Send heartbeats for longer than the timeout, as ranks do with a slow store or files of unequal size."""
 
     def act(agreement: Agreement) -> None:
         if agreement.rank == 1:

@@ -25,7 +25,7 @@ class Killed(CheckpointerSuite):
 
 @pytest.mark.parametrize("moments", [4, pytest.param(200, marks=pytest.mark.nightly)])
 def test_kills_with_keep_last_2_lose_no_checkpoint(tmp_path: Path, moments: int) -> None:
-    """Where all are kept it is the conformance suite that is under fire."""
+    """Kill saves that delete old checkpoints; the conformance suite kills saves that keep all."""
     suite = Killed()
     suite.kept = ("checkpoint.keep_last=2",)
     suite.save_under_kills(tmp_path, moments)
@@ -38,8 +38,8 @@ def test_kills_without_keep_last_lose_no_checkpoint(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("moments", [3, pytest.param(60, marks=pytest.mark.nightly)])
 def test_kills_with_memory_tier_lose_no_checkpoint(tmp_path: Path, moments: int) -> None:
-    """What a killed save left in memory is whole, or is not to be seen either."""
-    attempts.append(tmp_path, Attempt(1, None))  # the run has begun: what is in memory is its own
+    """Check that a checkpoint left in memory by a killed save is complete or not visible."""
+    attempts.append(tmp_path, Attempt(1, None))  # a started run: the checkpoints in memory belong to it
     suite = Killed()
     suite.kept = ("checkpoint.memory_every=1", "checkpoint.keep_last=2")
     try:

@@ -26,7 +26,7 @@ def runs(tmp_path: Path) -> Iterator[Runs]:
 
 
 def wait_until_it_stands(metrics: Path, seconds: float = 2.0) -> None:
-    """Return when nothing has been added for so long; a run that still comes on then only makes the test weaker."""
+    """Return once the file has not grown for `seconds`; if the run continues later, the test is only weaker."""
     size, since, end = -1, time.monotonic(), time.monotonic() + 120
     while time.monotonic() - since < seconds and time.monotonic() < end:
         now = metrics.stat().st_size
@@ -36,13 +36,13 @@ def wait_until_it_stands(metrics: Path, seconds: float = 2.0) -> None:
 
 
 def beats(run_dir: Path) -> dict[int, tuple[int, int]]:
-    """Of each rank: its beat, and the number of the phase that it is in."""
+    """Return (heartbeat, phase number) of each rank."""
     heads = [memoryview(path.read_bytes()).cast("q")[: layout.HEAD].tolist() for path in list_pulses(run_dir)]
     return {head[layout.RANK]: (head[layout.BEAT], head[layout.PHASE]) for head in heads}
 
 
 def test_reported_step_is_not_repeated_after_kill(runs: Runs) -> None:
-    """A rank is killed while its save gets no further: what was told before is whole in memory."""
+    """Kill a rank while its save hangs: every step reported before must be complete in memory."""
     words = ("run.steps=100000", "checkpoint.every=null", "parallel=ddp", "launch.processes=2")
     process = runs.fork("run.dir=out", *words, "checkpoint.memory_every=1", "launch.max_restarts=1")
     runs.wait_for_step(process, "out", 5)
@@ -64,7 +64,7 @@ def test_reported_step_is_not_repeated_after_kill(runs: Runs) -> None:
 
 
 def test_lost_node_is_detected_while_save_waits(runs: Runs) -> None:
-    """No collective of a step tells them, for they are between two; no other agent is there to come in its place."""
+    """Kill an agent between two steps, when no collective detects it; no other agent can take its place."""
     out = runs.directory / "out"
     words = ("run.steps=60", "checkpoint.every=20", "parallel=ddp", "launch.processes=2", "checkpoint.memory_every=1")
     words += ("launch=elastic", "launch.nodes=1:2", "launch.agents=1")
@@ -81,7 +81,7 @@ def test_lost_node_is_detected_while_save_waits(runs: Runs) -> None:
         os.kill(lost.pid, signal.SIGKILL)
         runs.finish(first)
     finally:
-        os.kill(writer, signal.SIGCONT)  # it finds its trainer gone, and ends
+        os.kill(writer, signal.SIGCONT)  # the writer finds its trainer gone and exits
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [*range(1, 61)]
     assert {line["generation"] for line in lines} == {1, 2}

@@ -18,7 +18,7 @@ MESH = Mesh.of({"dp_shard": 2})
 
 
 def one_after_another(job: kit.CheckpointerJob, steps: tuple[int, ...]) -> list[list[str]]:
-    """Each step by a checkpointer of its own, as if the workers had been started again; all under the same keys."""
+    """Save and load each step with new checkpointers under the same keys, as restarted workers do."""
     found = []
     registry = kit.build_registry(job.mesh)
     for step in steps:

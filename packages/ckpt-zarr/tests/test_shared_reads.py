@@ -32,20 +32,20 @@ def test_each_byte_is_read_by_one_replica(saved: Path) -> None:
     assert [right for _, _, right in found] == [True] * 4
     stored = sum(prod(layout.shape) * count_itemsize(layout.dtype) for layout in registry().layouts.values())
     read = [nbytes for nbytes, _, _ in found]
-    assert stored <= sum(read) < 1.1 * stored  # checksums, seals and gaps with it
+    assert stored <= sum(read) < 1.1 * stored  # including checksums, seals and gaps
     assert sum(own for _, own, _ in found) > 2 * stored
     assert max(read) < 1.3 * sum(read) / 4
 
 
 def test_partial_load_is_not_shared(saved: Path) -> None:
-    """Sampling takes what it needs: no rank may wait for one that does not come."""
+    """Load some of the arrays, as sampling does: no rank may wait for a rank that does not take part."""
     found = get_pool(4).run(loaded, str(saved), ("model/rows.0", "model/count"), saved.name)
     assert [right for _, _, right in found] == [True] * 4
     assert all(read >= own for read, own, _ in found)
 
 
 def test_damage_read_by_one_rank_raises_on_all(saved: Path) -> None:
-    """Nobody is left waiting for what the one that found it was to send."""
+    """Check that no rank waits for data from the rank that found the damage."""
     files = sorted((saved / str(ID)).glob("data-*/*.bin"))
     content = bytearray(files[0].read_bytes())
     content[100] ^= 1
@@ -58,7 +58,7 @@ def test_damage_read_by_one_rank_raises_on_all(saved: Path) -> None:
 @settings(max_examples=100, deadline=None)
 @given(registries(), st.integers(1, 4), st.sampled_from([16, 64, 1 << 20]))
 def test_ranks_agree_on_plan_of_shared_reads(wanted: Registry, together: int, slice_bytes: int) -> None:
-    """Parts tile a rank's boxes; two ranks see what they share in one order, with one reader and in one step."""
+    """Check that slices tile a rank's boxes, and that two ranks agree on order, reader and step of common slices."""
     meta = zarr_json.read(packed.write(wanted, PackedFiles(wanted), {"step": 1, "attempt": 1}, "0badcafe"), "zarr.json")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shared, "SLICE", slice_bytes)

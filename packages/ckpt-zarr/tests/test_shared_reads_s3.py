@@ -31,7 +31,7 @@ STEP = "step-00000003"
 
 
 def registry() -> Registry:
-    """Arrays that both ranks hold, and one of which each holds a half."""
+    """Return arrays that both ranks hold, and one array of which each rank holds half."""
     halves = (Division(("dp_replicate",), ((0, 200, 400),)),)
     layouts = {f"model/whole.{number}": Layout((700, 300), "float32") for number in range(6)}
     layouts |= {"model/half": Layout((400, 300), "float32", halves), "model/count": Layout((), "int64")}
@@ -57,7 +57,7 @@ def environment(url: str) -> dict[str, str]:
 
 
 def load(job: kit.CheckpointerJob, variables: dict[str, str], names: tuple[str, ...] | None) -> tuple[list[str], int]:
-    """(arrays with other values than were saved, bytes of this rank's own)."""
+    """Load arrays on this rank; return (arrays with wrong values, bytes of this rank's shards)."""
 
     os.environ.update(variables)
     checkpointer, found, shards = kit.open_checkpointer(job), registry(), []
@@ -75,7 +75,7 @@ def load(job: kit.CheckpointerJob, variables: dict[str, str], names: tuple[str, 
 
 
 def sent(asked: list[Asked]) -> int:
-    """Bytes of data files that were asked for."""
+    """Return the requested bytes of data files."""
     ranges = [
         re.fullmatch(r"bytes=(\d+)-(\d+)", asked.headers.get("Range", ""))
         for asked in asked
@@ -87,7 +87,7 @@ def sent(asked: list[Asked]) -> int:
 
 @pytest.mark.parametrize("shared", [True, False])
 def test_two_replicas_fetch_a_checkpoint_once(tmp_path: Path, server: FaultyProxy, shared: bool) -> None:
-    """Who takes a part of the state alone, as sampling does, reads that part by himself: twice, then."""
+    """Check also a load of some arrays, as sampling does: each rank reads them, so they are read twice."""
     url = f"s3://sharing/{tmp_path.name}"
     made.save(open_store(f"{url}/{STEP}"), registry(), whole, {"step": 3, "attempt": 1})
     run = compose_one(["recipe=tiny", "checkpoint=zarr", f"run.dir={tmp_path}", f"checkpoint.path={url}"])
@@ -103,7 +103,7 @@ def test_two_replicas_fetch_a_checkpoint_once(tmp_path: Path, server: FaultyProx
     )
     got = sent(server.seen)
     if shared:
-        assert stored <= got < 1.1 * stored + GAP  # checksums, seals and what lies between neighbours with it
+        assert stored <= got < 1.1 * stored + GAP  # including checksums, seals and gaps between neighbors
         assert sum(own for _, own in found) > 1.8 * stored
     else:
         assert got >= 2 * stored

@@ -44,7 +44,7 @@ def test_prepared_staging_memory_holds_equal_bytes() -> None:
             staging.prepare(file)
         staging.fill(file, shards(REGISTRY))
         content.append(staging._bytes.clone())
-        staging.prepare(file)  # not fresh: nothing is lost
+        staging.prepare(file)  # memory in use keeps its content
         assert torch.equal(staging._bytes, content[-1])
         staging.close()
     assert torch.equal(*content)
@@ -62,7 +62,7 @@ def test_first_save_uses_prepared_memory(tmp_path: Path, memory_every: int | Non
     for step in (1, 2, 3):
         found.save(SaveRequest(step), shards(REGISTRY, step), REGISTRY, {"step": step, "attempt": 1}).settled.result()
         assert found._buffers._prepared is None
-        found.prepare(REGISTRY)  # a loop that begins again, after a rollback: there is nothing left to prepare
+        found.prepare(REGISTRY)  # the loop prepares again after a rollback, without effect
         assert found._buffers._preparing is None
     for id in found.list():
         wanted = shards(REGISTRY)
@@ -70,7 +70,7 @@ def test_first_save_uses_prepared_memory(tmp_path: Path, memory_every: int | Non
         for got, put in zip(wanted, shards(REGISTRY, id.step), strict=True):
             assert torch.equal(got.local, put.local)
     found.close()
-    if found.memory is not None:  # no launcher's sidecar is here to do it
+    if found.memory is not None:  # no sidecar of a launcher deletes it here
         shutil.rmtree(found.memory.root)
 
 
@@ -100,7 +100,7 @@ def test_failed_memory_preparation_does_not_fail_save(tmp_path: Path, monkeypatc
 @pytest.mark.parametrize("limit", [1, 3000, 1 << 28])
 @pytest.mark.parametrize("chunks", [{}, {"model/w": (64, 16), "model/b": (7,)}, {"model/w": (300, 8)}])
 def test_gpu_chunks_are_copied_contiguously_in_file_order(chunks, limit, monkeypatch) -> None:
-    """Chunks are put together there: only what is contiguous on both sides is a copy from pinned memory."""
+    """Check that each transfer is contiguous on both sides, because only then it can use pinned memory."""
     file, staging, other = PackedFiles(REGISTRY, chunks).get_rank_file(0), Staging(), Staging()
     local = {(shard.name, shard.offset): shard.local for shard in shards(REGISTRY)}
     travelled: list[int] = []
@@ -127,7 +127,7 @@ def test_gpu_chunks_are_copied_contiguously_in_file_order(chunks, limit, monkeyp
 
 
 def test_staging_works_without_pinned_memory(monkeypatch) -> None:
-    """Limits on locked memory end no rank."""
+    """Refuse to pin memory, as limits on locked memory do: the rank continues without an error."""
     staging = Staging()
     staging._fit(PackedFiles(REGISTRY).get_rank_file(0))
     asked: list[int] = []

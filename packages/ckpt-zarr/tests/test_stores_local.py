@@ -20,7 +20,7 @@ PAGE = 4096
 
 
 def aligned(content: bytes) -> memoryview:
-    """The same bytes in memory that begins on a page."""
+    """Copy bytes to memory that starts at a page boundary."""
     memory = mmap.mmap(-1, max(len(content), 1))
     memory[: len(content)] = content
     return memoryview(memory)[: len(content)]
@@ -56,7 +56,7 @@ def test_write_works_without_direct_io(tmp_path: Path) -> None:
     crooked = aligned(b"x" + content)[1:]
     put(LocalStore(tmp_path), "a", crooked)
     assert (tmp_path / "a").read_bytes() == content
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as tmpfs:  # O_DIRECT is refused on many a tmpfs
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as tmpfs:  # many versions of tmpfs refuse O_DIRECT
         put(LocalStore(tmpfs), "a", aligned(content))
         assert Path(tmpfs, "a").read_bytes() == content
 
@@ -100,7 +100,7 @@ def test_create_and_commit_sync_files_and_directories(tmp_path: Path, monkeypatc
     file = synced.index(str(tmp_path / "root/step/data/0.bin"))
     for place in ("root/step/data", "root/step", "root"):
         assert str(tmp_path / place) in synced[file:]
-    assert str(tmp_path) in synced  # where the root's own name is
+    assert str(tmp_path) in synced  # the parent has the directory entry of the root
     synced.clear()
     store.commit("step/zarr.json", b"{}")
     assert Path(synced[0]).name.startswith(".unfinished-")
@@ -116,7 +116,7 @@ def test_create_and_commit_refuse_existing_file(tmp_path: Path) -> None:
     with pytest.raises(FileExistsError, match="/c'"):
         store.commit("c", b"second")
     assert (store.read("a"), store.read("c")) == (b"first", b"first")
-    assert sorted(os.listdir(tmp_path)) == ["a", "c"]  # and nothing is left of the attempt
+    assert sorted(os.listdir(tmp_path)) == ["a", "c"]  # the refused calls leave no other file
 
 
 def test_failed_commit_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,7 +166,8 @@ def test_create_beyond_file_system_size_leaves_no_file(tmp_path: Path) -> None:
 
 
 def test_write_failing_midway_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(direct, "_allocate", lambda file, size, place: None)  # a file system that cannot
+    # As on a file system that cannot allocate space.
+    monkeypatch.setattr(direct, "_allocate", lambda file, size, place: None)
     writer = LocalStore(tmp_path).create("a", 3 * PAGE)
     writer.write(aligned(bytes(PAGE)))
     with largest_file(PAGE), pytest.raises(OSError, match=r"File too large: '.*/a'"):
@@ -177,7 +178,7 @@ def test_write_failing_midway_leaves_no_file(tmp_path: Path, monkeypatch: pytest
 
 @contextmanager
 def nobody() -> Iterator[None]:
-    """Not root, whom no permission stops."""
+    """Run as the user nobody instead of root, because root ignores permissions."""
     if os.geteuid():
         yield
         return
@@ -273,7 +274,7 @@ def test_listing_methods_return_stored_paths(tmp_path: Path) -> None:
 
 
 def test_delete_removes_file_written_during_deletion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where a rank that was stopped goes on writing into a save that has failed meanwhile."""
+    """Write a file during the deletion, as a stopped rank that resumes does in a save that has failed meanwhile."""
     store, late = LocalStore(tmp_path / "store"), tmp_path / "store" / "step" / "c" / "late"
     late.parent.mkdir(parents=True)
     rmdir, left = Path.rmdir, 3
@@ -316,7 +317,7 @@ def test_delete_removes_metadata_first(tmp_path: Path, monkeypatch: pytest.Monke
             lambda place: there.append(store.exists("step-2/data/0.bin")),
         )
         store.delete("step-2")
-    assert there[0]  # that the metadata is gone has reached the disk before anything else goes
+    assert there[0]  # the deletion of the metadata is synced before any other file is deleted
     store.delete("step-1/data/0.bin")
     store.delete("step-2")
     store.delete("step-2")

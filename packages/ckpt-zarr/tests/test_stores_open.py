@@ -31,10 +31,10 @@ def test_paths_and_file_urls_are_local(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_missing_fsspec_driver_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = sys.modules["fsspec.registry"]._registry  # `fsspec.registry` itself is a view of it
+    known = sys.modules["fsspec.registry"]._registry  # `fsspec.registry` is a read-only view of this dict
     for scheme in ("s3", "s3a"):
         monkeypatch.delitem(known, scheme, raising=False)
-    monkeypatch.setitem(sys.modules, "s3fs", None)  # an import of it fails
+    monkeypatch.setitem(sys.modules, "s3fs", None)  # makes `import s3fs` fail
     with pytest.raises(UserError, match="pip install s3fs"):
         open_store("s3://bucket/runs")
 
@@ -102,7 +102,7 @@ def test_commit_with_lost_answer_succeeds(store: FsspecStore, monkeypatch: pytes
 
 
 def test_commit_without_conditional_put_does_not_overwrite(store: FsspecStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As an emulator of Google's store does."""
+    """Ignore the mode of conditional writes, as an emulator of Google Cloud Storage does."""
     original = store._fs.pipe_file
     monkeypatch.setattr(store._fs, "pipe_file", lambda path, content, mode: original(path, content))
     store.commit("zarr.json", b"mine")

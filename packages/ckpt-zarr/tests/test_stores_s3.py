@@ -20,7 +20,7 @@ from gangline_ckpt_zarr.stores.open import open_store
 from gangline_ckpt_zarr.stores.s3 import S3Store, choose_part_bytes
 
 MIB = 1 << 20
-PART = MIB  # S3 itself takes none below 5 MiB
+PART = MIB  # S3 itself requires at least 5 MiB
 BUCKETS = count()
 
 
@@ -43,7 +43,8 @@ def proxy() -> Iterator[FaultyProxy]:
         patch.setenv("AWS_SECRET_ACCESS_KEY", "a-secret")
         patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
         patch.setattr("gangline.storage.retry.FIRST_SECONDS", 0.01)
-        patch.setitem(fsspec.config.conf, "s3", {"session": AioSession()})  # reads the description of S3 only once
+        # Parses the S3 service description only once.
+        patch.setitem(fsspec.config.conf, "s3", {"session": AioSession()})
         patch.setattr("moto.s3.models.S3_UPLOAD_PART_MIN_SIZE", 1)
         yield proxy
     server.stop()
@@ -77,7 +78,7 @@ def test_small_and_multipart_objects_are_read_back(place: Place) -> None:
         put(store, f"a/{size}", content)
         assert store.read(f"a/{size}") == content
         assert store.size(f"a/{size}") == size
-    assert methods(place, "PUT") == 3 + 2 + 3  # three small ones, then parts
+    assert methods(place, "PUT") == 3 + 2 + 3  # one request for each of three small objects, then one for each part
 
 
 def test_multipart_upload_has_at_most_10000_parts() -> None:
@@ -117,7 +118,7 @@ def test_delete_aborts_unfinished_upload(place: Place) -> None:
     writer.write(memoryview(bytes(2 * PART)))
     assert uploads(store) == 1
     assert store.walk() == []
-    place.store().delete("step-1")  # another process, after this one was killed
+    place.store().delete("step-1")  # as another process does after this one was killed
     assert uploads(store) == 0
 
 
@@ -126,7 +127,8 @@ def test_commit_refuses_existing_object(place: Place) -> None:
     store.commit("step-1/zarr.json", b"mine")
     with pytest.raises(FileExistsError):
         other.commit("step-1/zarr.json", b"theirs")
-    with pytest.raises(FileExistsError):  # also by the server itself, for who looked before it was there
+    # The server refuses too, for a client that looked before the object existed.
+    with pytest.raises(FileExistsError):
         other.put_new("step-1/zarr.json", b"mine")
     assert store.read("step-1/zarr.json") == b"mine"
 
@@ -193,7 +195,8 @@ def test_retried_commit_after_another_writer_is_refused(place: Place) -> None:
 
 
 def test_upload_with_lost_final_answer_succeeds(place: Place) -> None:
-    ends: list[int | str] = [404, "lose"]  # the second time the upload is no longer known, as S3 may say it
+    # Pops a lost answer first, then 404, because S3 may no longer know the upload.
+    ends: list[int | str] = [404, "lose"]
 
     def fault(asked: Asked) -> int | str | None:
         return ends.pop() if asked.method == "POST" and "uploadId" in asked.path and ends else None
@@ -280,7 +283,7 @@ def test_read_into_merges_neighboring_ranges(place: Place) -> None:
     store.read_into("a", [(offset, pair) for (offset, _), pair in zip(wanted, buffers, strict=True)])
     for (offset, size), pair in zip(wanted, buffers, strict=True):
         assert b"".join(pair) == content[offset : offset + size]
-    assert methods(place, "GET") == 3  # neighbours together
+    assert methods(place, "GET") == 3  # neighboring ranges in one request
 
 
 def test_read_beyond_end_or_missing_object_raises(place: Place) -> None:
@@ -316,7 +319,7 @@ def test_delete_removes_metadata_first(place: Place) -> None:
     store = place.store()
     put(store, "step-1/a.bin", b"0")
     store.commit("step-1/zarr.json", b"{}")
-    store._deadline_seconds = 3.0  # in which the first of the two requests succeeds on a busy machine too
+    store._deadline_seconds = 3.0  # long enough for the first of the two requests on a busy machine
     posts = [0]
 
     def fault(asked: Asked) -> int | None:

@@ -20,7 +20,7 @@ from gangline_ckpt_zarr.tiers import places
 from gangline_ckpt_zarr.tiers.peers import list_announced
 from gangline_testkit.processes import find_living, find_rank_processes
 
-pytestmark = pytest.mark.nightly  # each is two minutes of several nodes on a busy machine
+pytestmark = pytest.mark.nightly  # each test runs several nodes for two minutes on a busy machine
 
 HELD = """
 import os
@@ -61,7 +61,7 @@ WORDS = (
     "checkpoint.every=null",
     "schedule.warmup_steps=5",
 )
-# A node that is only slow, on a busy machine, is not to be taken for a lost one.
+# A slow node on a busy machine must not count as lost.
 ELASTIC = ("launch=elastic", "launch.nodes=2", "launch.processes=2", "launch.lost_seconds=15")
 SECONDS = 240.0
 
@@ -72,7 +72,7 @@ def holding(runs: Runs) -> tuple[str, str]:
 
 @pytest.fixture
 def runs(tmp_path: Path) -> Iterator[Runs]:
-    """With a callback that holds the ranks before a step."""
+    """Yield runs with a callback that holds the ranks before a step."""
     about = tmp_path / "site" / "gangline_held-0.1.dist-info"
     about.mkdir(parents=True)
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: gangline-held\nVersion: 0.1\n")
@@ -92,15 +92,15 @@ def wait_for(what: Callable[[], object]) -> object:
 
 
 def lines(run_dir: Path) -> list[dict]:
-    """Of metrics.jsonl, each step as often as it was done."""
+    """Return the records of metrics.jsonl, with repeated steps."""
     path = run_dir / "metrics.jsonl"
     return [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]] if path.exists() else []
 
 
 def held(runs: Runs, beyond: int) -> int:
-    """Some step beyond that one, once it is the last that was done, is in every node's memory, and no rank goes on.
+    """Hold all ranks after a step beyond `beyond` that is in the memory of every node; return that step.
 
-    Whether its record is out by then, or waits for the next look of rank 0, is open.
+    The record of the step may be written already, or may wait for the next poll of rank 0.
     """
     out, hold = runs.directory / "out", runs.directory / "hold"
     wait_for(lambda: (found := lines(out)) and found[-1]["step"] > beyond)
@@ -109,7 +109,8 @@ def held(runs: Runs, beyond: int) -> int:
 
     def whole() -> int:
         before, nodes = runs.directory / "hold-before", places.list_node_directories(out)
-        step = int(before.read_text()) - 1 if before.exists() else 0  # without this rank nobody does the next one
+        # No rank can do the next step without the held rank.
+        step = int(before.read_text()) - 1 if before.exists() else 0
         return step if step and len(nodes) == 2 and all(map(saved(step), nodes)) else 0
 
     return int(wait_for(whole))  # type: ignore[call-overload]
@@ -132,7 +133,7 @@ def lose_agent(session: int, run_dir: Path) -> None:
 
 
 def lose_node(session: int, run_dir: Path) -> None:
-    """Its agent, its rank, what keeps its memory, and that memory."""
+    """Kill the agent, the rank and the memory keeper of a node, and delete its memory."""
     note = json.loads((run_dir / "logs" / f"sidecar-checkpoint-memory-{os.uname().nodename}-1.json").read_text())
     for pid in (
         note["sidecar"][0],
@@ -144,7 +145,7 @@ def lose_node(session: int, run_dir: Path) -> None:
 
 
 def processes(session: int, module: str, index: str) -> int:
-    """The agent of a node."""
+    """Return the process id of the agent of a node."""
     (pid,) = [
         pid
         for pid, one in find_living(session).items()
@@ -185,7 +186,7 @@ def test_losing_rank_agent_or_node_repeats_no_step(runs: Runs, lose: Callable[[i
 
 
 def test_lost_node_without_copy_resumes_from_disk(runs: Runs) -> None:
-    """It is told, and the run goes on from the disk."""
+    """Check that the lost checkpoint is reported, and that the run resumes from disk."""
     out = runs.directory / "out"
     words = ("run.steps=100000", *WORDS, *ELASTIC, "checkpoint.memory_every=1", "checkpoint.every=4")
     process = runs.start("run.dir=out", *words, *holding(runs))

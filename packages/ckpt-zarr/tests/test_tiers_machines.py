@@ -24,7 +24,7 @@ def runs(tmp_path: Path) -> Iterator[Runs]:
 
 
 def agents(runs: Runs, *words: str) -> list[subprocess.Popen[str]]:
-    """Two machines with two ranks each."""
+    """Start the agents of two machines, with two ranks each."""
     rendezvous = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-id=machines"]
     agent = ["-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2", "--max-restarts=2", *rendezvous]
     prefix = PRIVATE if can_mount() else []
@@ -32,14 +32,14 @@ def agents(runs: Runs, *words: str) -> list[subprocess.Popen[str]]:
 
 
 def workers(agent: int) -> list[int]:
-    """The ranks that an agent has started."""
+    """Return the process ids of the ranks that an agent has started."""
     return [pid for pid, command in find_children(agent).items() if "gangline.cli.train" in command]
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("layout", ["fsdp", "ddp"])
 def test_killed_rank_on_two_machines_resumes_from_memory(runs: Runs, layout: str) -> None:
-    """With fsdp each machine has what its ranks need; with ddp they read the rest from the other one's memory."""
+    """Run fsdp, where each machine has its ranks' data, and ddp, where ranks read the other machine's memory too."""
     words = ("run.steps=120", "checkpoint.every=30", f"parallel={layout}", "run.deterministic=on")
     started = agents(runs, "run.dir=out", *words, "checkpoint.memory_every=5")
     runs.wait_for_step(started[0], "out", 48)

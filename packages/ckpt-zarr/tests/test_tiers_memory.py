@@ -87,7 +87,7 @@ def test_checkpoints_of_earlier_workers_use_bounded_memory(job: Job) -> None:
 
 
 def test_recreated_run_ignores_old_memory_checkpoints(job: Job) -> None:
-    """The run's directory was deleted, and its job killed with its sidecar, so that memory is as it was."""
+    """Delete the run directory but not the memory, as after a kill of the job and its sidecar."""
     job.start()
     job.step(1)
     job.end()
@@ -99,7 +99,10 @@ def test_recreated_run_ignores_old_memory_checkpoints(job: Job) -> None:
 
 @contextmanager
 def keeper(run_dir: Path, log: Path, *prefix: str) -> Iterator[None]:
-    """The process beside the ranks, once it could not let other nodes know of it. `prefix`: a command that runs it."""
+    """Start the keeper, and enter once it has reported that its address is not published.
+
+    `prefix`: a command that runs the keeper.
+    """
     words = [str(os.getpid()), "10.0", "gangline_ckpt_zarr.tiers.keeper:keep", str(run_dir), "[0.0]"]
     with log.open("w") as file:
         command = [*prefix, sys.executable, "-m", "gangline_basics.launch.sidecars", *words]
@@ -119,7 +122,7 @@ def keeper(run_dir: Path, log: Path, *prefix: str) -> Iterator[None]:
 def test_memory_of_killed_runs_is_reported_and_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """That of a run that lives stays, of the run that starts, of the last hours and of other process ids."""
+    """Check that memory of live, starting and recent runs and of other process id namespaces stays."""
     monkeypatch.setattr(places, "ROOT", tmp_path)
     child = subprocess.Popen(["sleep", "1000"])
     dead, live = (
@@ -183,7 +186,7 @@ def test_keeper_names_owner_of_unreadable_lock_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("again", [1, 2, 3])
 def test_failed_save_keeps_earlier_memory_checkpoint(job: Job, again: int) -> None:
-    """The writer process dies before it has sealed the buffer, perhaps several times; memory goes on as before."""
+    """Kill the writer process before it has sealed the buffer, one or more times; later saves use memory as before."""
     job.start()
     for step in (1, 2, 3):
         job.step(step)
@@ -191,7 +194,7 @@ def test_failed_save_keeps_earlier_memory_checkpoint(job: Job, again: int) -> No
     for _ in range(again):
         step += 2
         kill_the_writer(job)
-        job.checkpointer._writer.start = lambda fds=None: None  # type: ignore[method-assign]  # and stays dead
+        job.checkpointer._writer.start = lambda fds=None: None  # type: ignore[method-assign]  # prevents a restart
         with pytest.raises(SaveFailed, match="SIGKILL"):
             job.step(step)
         del job.checkpointer._writer.start
@@ -218,7 +221,7 @@ def test_failed_disk_save_keeps_memory_checkpoints(job: Job) -> None:
 
 
 def test_memory_tier_survives_external_deletion(job: Job) -> None:
-    """Some systems remove a user's files in /dev/shm when he logs out."""
+    """Delete the files, as some systems do with a user's files in /dev/shm at logout."""
     job.start()
     for step in (1, 2, 3):
         job.step(step)
@@ -259,7 +262,7 @@ def test_damaged_memory_checkpoint_is_read_from_disk(job: Job, what: str) -> Non
 
 
 def test_checkpoint_damaged_in_every_tier_is_refused(job: Job) -> None:
-    """Then it is damaged, and the checkpoint before it is the next to try."""
+    """Check that the checkpoint counts as damaged, and that the one before it loads."""
     job.start()
     for step in (1, 2):
         job.step(step)
@@ -272,7 +275,7 @@ def test_checkpoint_damaged_in_every_tier_is_refused(job: Job) -> None:
 
 
 def test_copies_of_two_saves_are_never_mixed(job: Job) -> None:
-    """A machine's memory kept step 2 of a worker whose disk did not; trained again its bits need not be the same."""
+    """Restore step 2 of an earlier worker in memory: the bits of a repeated step 2 on disk may differ."""
     job.start()
     for step in (1, 2):
         job.step(step)
@@ -294,7 +297,7 @@ def test_copies_of_two_saves_are_never_mixed(job: Job) -> None:
 
 
 def test_last_memory_checkpoint_is_saved_to_disk(job: Job) -> None:
-    """A worker died when the last step was in memory alone; the next one has no step to do."""
+    """Restart after a worker died with the last step only in memory, so that no step is left to train."""
     job.words = (MEMORY, "run.steps=3")
     checkpointer = job.start()
     for step in (1, 2):
@@ -314,7 +317,7 @@ def test_last_memory_checkpoint_is_saved_to_disk(job: Job) -> None:
 
 
 def test_last_save_skips_copy_to_other_nodes(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has little time, and goes to the disk."""
+    """Check that the last save, which has little time, goes to disk only."""
     copied: list[tuple[str, float]] = []
 
     def copy(self: MemoryTier, id: CheckpointId, path: str, seconds: float, waiting: Callable[[], None]) -> str:
@@ -341,7 +344,7 @@ def test_last_save_skips_copy_to_other_nodes(job: Job, monkeypatch: pytest.Monke
 
 
 def test_memory_tier_distinguishes_attempts(job: Job) -> None:
-    """After a way back the same steps come again under other names, and the abandoned ones are not the latest."""
+    """Save the same steps again after a rollback: names differ, and abandoned checkpoints are not the latest."""
     checkpointer = job.start()
     for step in (1, 2, 3, 4):
         job.step(step)
@@ -367,7 +370,7 @@ def test_tool_lists_memory_checkpoints_without_changes(job: Job) -> None:
 
 
 def test_unreadable_tier_fails_start_but_not_running_job(job: Job, monkeypatch) -> None:
-    """At the start its newest may be what is wanted; later what is nearer is newer."""
+    """Check that only a start fails: the tier may have the newest checkpoint; later a nearer tier has a newer one."""
     job.start()
     for step in (1, 2):
         job.step(step)
@@ -388,7 +391,7 @@ def test_unreadable_tier_fails_start_but_not_running_job(job: Job, monkeypatch) 
 
 @pytest.fixture
 def full_tmpfs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files of the memory tier have no room, and anonymous memory has."""
+    """Fail allocations for files of the memory tier, but not for anonymous memory."""
     allocate = os.posix_fallocate
 
     def without_room(fd: int, offset: int, size: int) -> None:
@@ -402,7 +405,7 @@ def full_tmpfs(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("first", [1, 2])
 @pytest.mark.usefixtures("full_tmpfs")
 def test_full_memory_tier_is_skipped_by_saves(job: Job, first: int) -> None:
-    """Step 1 is for memory alone, step 2 for memory and disk."""
+    """Start with step 1, which is saved only to memory, or with step 2, which is saved to memory and disk."""
     found = job.start()
     if first == 1:
         with pytest.raises(SaveFailed, match=r"/dev/shm on .* cannot hold [\d,]+ bytes more: No space left on device"):

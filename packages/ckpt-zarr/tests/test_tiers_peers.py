@@ -38,7 +38,7 @@ from gangline_ckpt_zarr.tiers.survey import find_survivors
 
 @pytest.fixture
 def node(tmp_path: Path) -> Peer:
-    """A node whose keeper answers; its memory is `tmp_path / "b"`."""
+    """Return a node with a running keeper; its memory is `tmp_path / "b"`."""
     (tmp_path / "b").mkdir()
     server = Server(tmp_path / "b")
     announce(tmp_path, Address("b", identify_machine(), server.port, server.token))
@@ -111,15 +111,14 @@ def test_keeper_ignores_client_without_token(node: Peer, tmp_path: Path) -> None
     address = peers._read(tmp_path / peers.FOLDER / "b.json")
     assert (tmp_path / peers.FOLDER / "b.json").stat().st_mode & 0o077 == 0
     for said in (b"guess" * 7, b"GET / HTTP/1.1\r\n\r\nAccept: text/html\r\n\r\n", b"x" * 100_000, b"\xff" * 33):
-        with socket.create_connection(
-            ("127.0.0.1", address.port), timeout=5.0
-        ) as connection:  # and is not read to an end
+        # The keeper closes the connection without reading all bytes.
+        with socket.create_connection(("127.0.0.1", address.port), timeout=5.0) as connection:
             connection.sendall(said)
             assert heard(connection) == b""
 
 
 def test_impostor_on_keeper_port_is_detected(tmp_path: Path) -> None:
-    """A keeper was killed, and its port is another process's by now: one that would answer anything."""
+    """Listen on the port of a killed keeper as another process that would accept any request."""
     there, got = socket.create_server(("127.0.0.1", 0)), bytearray()
     token = "0123456789abcdef" * 2
     announce(tmp_path, Address("b", identify_machine(), there.getsockname()[1], token))
@@ -149,7 +148,7 @@ def test_impostor_on_keeper_port_is_detected(tmp_path: Path) -> None:
 
 
 def test_keeper_rejects_replayed_proof(node: Peer, tmp_path: Path) -> None:
-    """What was overheard of another connection opens none, nor does the keeper's own proof sent back to it."""
+    """Send the keeper's own proof back to it; proofs differ per connection, so an overheard proof is useless too."""
     address = peers._read(tmp_path / peers.FOLDER / "b.json")
     assert address is not None
     heard_before = []
@@ -182,7 +181,7 @@ def test_invalid_announcement_is_ignored(node: Peer, tmp_path: Path, said: dict[
 def test_announcement_by_link_or_other_user_is_ignored(
     node: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where several people may write into the run directory each could name a keeper of their own."""
+    """Check addresses of other users and links, in case several users can write into the run directory."""
     place = tmp_path / peers.FOLDER / "b.json"
     assert node.list_sizes() == {}
     linked = place.with_name("c.json")
@@ -233,10 +232,10 @@ def test_memory_directory_writable_by_others_is_refused(
 
 
 def heard(connection: socket.socket) -> bytes:
-    """Until the other end closes. Raises TimeoutError where it does not."""
+    """Return the next bytes from the other end, empty once it has closed. Raise TimeoutError if neither happens."""
     try:
         return connection.recv(100)
-    except ConnectionResetError:  # it has closed before it has read all
+    except ConnectionResetError:  # the other end closed before it read everything
         return b""
 
 
@@ -244,12 +243,12 @@ def heard(connection: socket.socket) -> bytes:
 def test_slow_client_without_token_is_disconnected(
     node: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: bytes
 ) -> None:
-    """Also one who says a byte now and then: the time is for all of the token."""
+    """Check also a client that sends a byte now and then: the time limit is for the complete token."""
     monkeypatch.setattr(keeper_server, "TOKEN_SECONDS", 0.5)
     address = peers._read(tmp_path / peers.FOLDER / "b.json")
     with socket.create_connection(("127.0.0.1", address.port)) as connection:
         closed = False
-        for number in range(30):  # fewer bytes than the token has
+        for number in range(30):  # fewer bytes than a token has
             connection.settimeout(0.2 if number < 15 else 5.0)
             with contextlib.suppress(TimeoutError):
                 try:
@@ -299,7 +298,7 @@ def test_peer_waits_for_keeper_to_start(node: Peer, tmp_path: Path) -> None:
 
 
 def saved(place: Path) -> dict[str, int]:
-    """A checkpoint of several ranks there, and its files."""
+    """Save a checkpoint of several ranks and return the sizes of its files."""
     save(str(place / "step-00000001"), small())
     return LocalStore(place).list_sizes()
 
@@ -345,7 +344,7 @@ def test_memory_store_reads_files_of_other_nodes(node: Peer, tmp_path: Path) -> 
 
 
 class Silent:
-    """A keeper that listens and says nothing, as one does that is stopped, or only so many lines of an answer."""
+    """Keeper that accepts connections and never answers, like a stopped one, or sends only the given lines."""
 
     def __init__(self, run_dir: Path, name: str, *lines: bytes) -> None:
         self._listening = socket.create_server(("127.0.0.1", 0))
@@ -413,7 +412,7 @@ def test_recovered_node_is_used_again(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_full_node_refuses_copy_and_keeps_files(node: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = [put(node, tmp_path, step) for step in (1, 2)]
-    with (tmp_path / "mine").open("wb") as file:  # more than the sockets between hold
+    with (tmp_path / "mine").open("wb") as file:  # more bytes than the socket buffers hold
         file.truncate(1 << 28)
 
     def full(handle: int, offset: int, size: int) -> None:
@@ -461,7 +460,7 @@ def test_malformed_request_closes_connection_without_traceback(
 def test_idle_unauthenticated_connections_do_not_block_nodes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
-    """A new connection takes the place of the oldest one that has shown no token, and of no other."""
+    """Check that a new connection replaces the oldest unauthenticated connection, and no other."""
     monkeypatch.setattr(keeper_server, limit, 3)
     monkeypatch.setattr(keeper_server, "TOKEN_SECONDS", 3600.0)
     (tmp_path / "b").mkdir()
@@ -476,7 +475,7 @@ def test_idle_unauthenticated_connections_do_not_block_nodes(
         handshake.ask(proven, server.token, 30.0)
         while server._unproven:  # until the server has read the proof, the connection counts as unproven
             time.sleep(0.01)
-        proven.sendall(b'{"do": "sizes"')  # the rest follows at the end
+        proven.sendall(b'{"do": "sizes"')  # the end of the request is sent below
         idle = [connect() for _ in range(8)]
         assert [heard(one) for one in idle[:5]] == [b""] * 5
         assert Peer(tmp_path, "b", patience=0.0).list_sizes() == {}
@@ -505,7 +504,7 @@ def test_read_beyond_file_end_raises_eof_error(node: Peer, tmp_path: Path) -> No
 
 
 def test_concurrent_announce_and_withdraw_keep_successor(tmp_path: Path) -> None:
-    """Each round a successor announces itself while its predecessor withdraws."""
+    """Announce a successor while its predecessor withdraws, in each of 300 rounds."""
     failed: list[BaseException] = []
 
     def run(act: Callable[[], None]) -> None:

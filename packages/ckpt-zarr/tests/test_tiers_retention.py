@@ -18,7 +18,10 @@ from gangline.run.attempts import Attempt
 
 @pytest.fixture
 def kept(tmp_path: Path) -> Iterator[Job]:
-    """Each second step on disk, the newest two; each fourth in the durable store, the newest and those of 8, 16, ..."""
+    """Yield a run whose disk keeps the newest two of every second step.
+
+    The durable store gets every fourth step, and keeps the newest and every multiple of 8.
+    """
     found = Job(
         tmp_path / "run",
         "checkpoint.keep_last=2",
@@ -34,13 +37,13 @@ def kept(tmp_path: Path) -> Iterator[Job]:
 
 
 def held(job: Job) -> tuple[list[str], list[str]]:
-    """(on disk, in the durable store)"""
+    """Return the checkpoints (on disk, in the durable store)."""
     near, far = job.checkpointer.tiers
     return [str(id) for id in near.list_ids()], [str(id) for id in far.list_ids()]
 
 
 def names(*steps: float) -> list[str]:
-    """8.2 is step 8 of attempt 2."""
+    """Return the names of checkpoints; 8.2 is step 8 of attempt 2."""
     return [f"step-{int(step):08d}" + (".2" if step % 1 else "") for step in steps]
 
 
@@ -49,7 +52,7 @@ def test_each_tier_applies_separate_retention_rules(kept: Job) -> None:
     for step in range(1, 18):
         kept.step(step)
     assert held(kept) == (names(14, 16), names(8, 16))
-    for step in (18, 19, 20):  # the last goes to all tiers, whatever their interval
+    for step in (18, 19, 20):  # the last step is saved to every tier, whatever its interval
         kept.step(step)
     assert held(kept) == (names(18, 20), names(8, 16, 20))
     assert kept.load(16) == []
@@ -100,7 +103,7 @@ def test_durable_tier_replaces_damaged_or_missing_disk_checkpoint(kept: Job) -> 
 
 
 def test_failing_durable_tier_keeps_disk_checkpoints(kept: Job) -> None:
-    """And what it has not is no reason to begin the nearer's save again."""
+    """Check that the missing durable copy does not start the disk save again."""
     kept.start()
     for step in range(1, 4):
         kept.step(step)
@@ -130,7 +133,7 @@ def test_save_removes_only_remains_of_interrupted_saves(kept: Job) -> None:
 
 
 def test_retention_does_not_count_damaged_checkpoints(kept: Job) -> None:
-    """Of what earlier starts left; what this one saw become whole is trusted, and its files not looked at."""
+    """Damage checkpoints of an earlier start; checkpoints that this start completed are trusted without a check."""
     kept.start()
     for step in (1, 2, 3, 4, 5, 6):
         kept.step(step)

@@ -31,11 +31,11 @@ from gangline_ckpt_zarr.save.writer.messages import Answer, StagedMemory
 from gangline_ckpt_zarr.save.writer.process import NICE
 
 PAGE = 4096
-SECONDS = 60.0  # a test that waits longer than this has failed
+SECONDS = 60.0  # maximum wait; a longer wait fails the test
 
 
 class Staging:
-    """Shared memory as the trainer has it."""
+    """Shared memory as the trainer allocates it."""
 
     def __init__(self, size: int) -> None:
         self.fd = os.memfd_create("staging")
@@ -60,12 +60,12 @@ def writer(staging: Staging) -> Iterator[WriterClient]:
 
 
 def empty(writer: WriterClient, store: str | Path, path: str) -> int:
-    """A job that is done as soon as there is an object of no bytes."""
+    """Submit a write of an empty object, and return its job number."""
     return writer.write(StagedMemory(0), [], (str(store), path))
 
 
 def expected(content: bytes, runs: Sequence[tuple[int, int, int, int]]) -> bytes:
-    """With the checksums filled in, by another library."""
+    """Return the content with the checksums filled in by another library."""
     filled = bytearray(content)
     for base, stride, nbytes, number in runs:
         for start in range(base, base + number * stride, stride):
@@ -86,7 +86,7 @@ def test_write_fills_checksums_and_writes_target(tmp_path: Path, staging: Stagin
 
 
 def test_write_without_target_fills_checksums_in_memory(staging: Staging, writer: WriterClient) -> None:
-    """The memory tier has the very bytes."""
+    """Write as the memory tier does, which keeps the bytes in memory without a file."""
     runs = [(0, PAGE, 1000, 3), (9 * PAGE, 12, 8, 500)]
     wanted = expected(staging.bytes[:], runs)
     answer = writer.wait(writer.write(staging.memory, runs, None), SECONDS)
@@ -117,14 +117,15 @@ def test_write_beyond_staged_memory_fails(tmp_path: Path, staging: Staging, writ
 
 
 def test_full_disk_error_names_file_and_reason(tmp_path: Path, staging: Staging, writer: WriterClient) -> None:
-    assert writer.wait(writer.write(staging.memory, [], None), SECONDS).done  # the limit is for memory, too
+    # Maps the memory before the limit, which would apply to memory too.
+    assert writer.wait(writer.write(staging.memory, [], None), SECONDS).done
     assert writer.pid is not None
     resource.prlimit(writer.pid, resource.RLIMIT_FSIZE, (15 * PAGE, 15 * PAGE))
     answer = writer.wait(writer.write(staging.memory, [], (str(tmp_path), "step/a")), SECONDS)
     assert answer.failed == f"File too large ({tmp_path}/step/a)"
     assert (answer.kind, answer.errno) == ("OSError", errno.EFBIG)
     assert os.listdir(tmp_path / "step") == []
-    assert writer.wait(empty(writer, tmp_path, "a"), SECONDS).done  # it goes on
+    assert writer.wait(empty(writer, tmp_path, "a"), SECONDS).done  # the writer continues
 
 
 def test_answers_arrive_in_job_order(tmp_path: Path, staging: Staging, writer: WriterClient) -> None:
@@ -151,7 +152,7 @@ def test_wait_for_stopped_writer_raises_timeout_error(tmp_path: Path, writer: Wr
 
 @pytest.fixture
 def silent_s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A store that never answers."""
+    """Set the environment to an S3 server that never answers."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION"):
             monkeypatch.setenv(name, "us-east-1")
@@ -161,7 +162,7 @@ def silent_s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def test_busy_writer_does_not_block_trainer(tmp_path: Path, silent_s3: None, writer: WriterClient) -> None:
     busy = empty(writer, "s3://bucket/runs", "a")
-    runs = [(0, 1, 8, 0)] * (1 << 19)  # more words than a pipe holds
+    runs = [(0, 1, 8, 0)] * (1 << 19)  # larger than a pipe buffer
     sends = threading.Thread(target=writer.write, args=(StagedMemory(0), runs, (str(tmp_path), "a")), daemon=True)
     sends.start()
     sends.join(SECONDS)
@@ -239,10 +240,10 @@ def test_busy_writer_exits_with_killed_trainer(silent_s3: None) -> None:
 
 
 def test_writer_has_lower_priority_than_trainer(tmp_path: Path, writer: WriterClient) -> None:
-    """By its own word, and by that of its session, which is a group of its own where the kernel weighs sessions."""
+    """Check the nice value of the process and, if the kernel weighs sessions as groups, of its session."""
     writer.wait(empty(writer, tmp_path, "a"))
     assert writer.pid is not None
-    nicest = 19  # where the tests are nice themselves
+    nicest = 19  # the maximum, if the tests themselves run with a nice value
     own = os.getpriority(os.PRIO_PROCESS, 0)
     assert os.getpriority(os.PRIO_PROCESS, writer.pid) == min(own + NICE, nicest)
     group = Path(f"/proc/{writer.pid}/autogroup")
@@ -267,7 +268,7 @@ def test_writer_does_not_import_heavy_modules(tmp_path: Path) -> None:
         "print([name for name in ('torch', 'numpy', 'hydra', 'omegaconf', 'fsspec') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], input=said.encode() + b"\n", capture_output=True, check=True)
-    assert Answer.parse(done.stdout).done  # what is printed goes to the standard error
+    assert Answer.parse(done.stdout).done  # the writer redirects print to stderr
     assert done.stderr == b"[]\n"
 
 

@@ -11,12 +11,12 @@ from gangline_dataloader.prepare.settings import Settings
 
 
 def quiet(stage: str, done: int, total: int) -> None:
-    """No progress."""
+    """Ignore progress."""
 
 
 @pytest.fixture
 def texts(tmp_path: Path) -> Path:
-    """Sixty files, some of them twice, some empty, some no text."""
+    """Return a folder of sixty texts, a duplicate, an empty file, a binary file and a hidden file."""
     folder = tmp_path / "texts"
     (folder / "deep").mkdir(parents=True)
     for number in range(60):
@@ -31,7 +31,7 @@ def texts(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def make_store(tmp_path: Path):
-    """A store of a folder: `make_store(folder, validation=0)`; the keywords are those of Settings."""
+    """Return a function that makes a store: `make_store(folder, validation=0)`; keywords are those of Settings."""
     count = iter(range(100))
 
     def make(*inputs: Path, workers: int = 1, **settings) -> Path:

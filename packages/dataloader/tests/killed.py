@@ -21,12 +21,12 @@ EVENTS = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir"}
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Every file of a folder."""
+    """Return the content of every file of a folder, by relative path."""
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def child(work: Callable[[], None], kill_at: int, out: Path) -> bool:
-    """Do it in a process of its own, killed at that event below `out`. Gives whether it came to its end."""
+    """Run `work` in a process that is killed at that event below `out`; return whether it finished."""
     if (pid := os.fork()) == 0:
         left = kill_at
 
@@ -70,7 +70,7 @@ def main(every: int, before: Path | None, reference: Path, out: Path, work: Sequ
         ended = child(call, kill_at, out)
         if not ended:
             kills += 1
-            if before:  # the old store, or the new one
+            if before:  # the store must equal the old one or the new one
                 assert old is not None
                 said = (out / FILE).read_bytes()
                 known = old if said == old[FILE] else wanted

@@ -28,7 +28,7 @@ class PatchNode(EmbeddingNode):
 class PatchConfig(EditConfig):
     """Patches of an image as embeddings."""
 
-    patch: int = 8  # pixels of a side
+    patch: int = 8  # side length of a patch in pixels
 
     def check(self, run: Run) -> list[Problem]:
         mesh = Mesh.of(run.parallel.size_axes(count_ranks(run)))

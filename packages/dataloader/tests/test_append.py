@@ -26,7 +26,7 @@ from gangline_testkit.runs import build_small_run
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Every file of a store."""
+    """Return the content of every file of a store, by relative path."""
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
@@ -51,7 +51,7 @@ def prepared(*words: object) -> None:
 
 @pytest.fixture
 def two(tmp_path: Path) -> tuple[Path, Path, Path]:
-    """A store of one folder, the other folder, and where the store is."""
+    """Return two folders and a store of the first one."""
     first, second = letters(tmp_path / "first", "a"), letters(tmp_path / "second", "b")
     (second / "again.txt").write_text((first / "a3.txt").read_text())
     prepared(first, "--out", tmp_path / "store", "--validation", "0.2")
@@ -73,7 +73,7 @@ def test_append_keeps_shards_and_adds_new_documents_once(two, capsys):
     now, held_now = documents(store), documents(store / VALIDATION)
     assert now[: len(old)] == old
     assert held_now[: len(held_out)] == held_out
-    assert len(held_now) > len(held_out)  # the part that is held out is the store's own
+    assert len(held_now) > len(held_out)  # the append adds to the validation part of the store
     assert len(now) + len(held_now) == len({*now, *held_now}) == 48
     counts = manifest.report["by_source"]
     assert counts[str(second)]["dropped"] == {"duplicate": 1}
@@ -81,7 +81,7 @@ def test_append_keeps_shards_and_adds_new_documents_once(two, capsys):
     assert manifest.sources == {str(first): {"files": 24}, str(second): {"files": 25}}
     assert commands.main(["verify", str(store)]) == 0
     whole = contents(store)
-    for again in ([first, "--validation", "0.2"], [second, "--append"]):  # both are done
+    for again in ([first, "--validation", "0.2"], [second, "--append"]):  # both calls were completed before
         prepared(*again, "--out", store)
         assert contents(store) == whole
     third = letters(store.parent / "third", "c")
@@ -144,7 +144,7 @@ def test_run_continues_after_append_with_extended_plans(two, data, packing):
 
     was = source()
     rows = was.parts[0].count
-    epoch = int(rows / (0.8 if data == "mix" else 1)) - 3  # in which no second epoch of the store begins
+    epoch = int(rows / (0.8 if data == "mix" else 1)) - 3  # samples before the second epoch of the store
     cursor, state, past = 5, json.loads(json.dumps(was.state(5))), samples(was, epoch)
     files = {name: content for name, content in contents(store).items() if "00000.pack-32" in name}
     prepared(second, "--out", store, "--append")
@@ -160,7 +160,8 @@ def test_run_continues_after_append_with_extended_plans(two, data, packing):
     mine = place.source == 0
     counts = [len(np.unique(place.row[mine & (place.epoch == number)])) for number in (0, 1)]
     assert counts == [rows, now.parts[0].count], "the epoch under way has its rows, the next one all"
-    later = source()  # the next start finds the store as it is, and the run's past in the checkpoint
+    # The next start reads the grown store, and the past of the run from the checkpoint.
+    later = source()
     assert later.continues(now.compute_fingerprint(), cursor + 3, json.loads(json.dumps(now.state(cursor + 3))))
     assert later.compute_fingerprint() == now.compute_fingerprint()
     assert samples(later, 3 * epoch) == samples(now, 3 * epoch)
@@ -177,7 +178,7 @@ def test_concurrent_append_is_refused(two):
 
 
 def test_validation_part_of_killed_append_is_ignored(two, tmp_path, capsys):
-    """It is in its place before the manifest of the store: until then neither a run nor another append sees it."""
+    """Restore the manifest from before an append: runs and other appends must not see the new validation part."""
     _, second, store = two
     old, before, held_out = tmp_path / "old", read(store), read(store / VALIDATION)
     shutil.copytree(store, old)
@@ -216,11 +217,11 @@ def test_new_validation_part_of_killed_append_is_refused(two, tmp_path, capsys):
 
 
 class Killed(Exception):
-    """Stands for the end of a process."""
+    """Stands for the kill of a process."""
 
 
 def killed_before_the_manifest(monkeypatch: pytest.MonkeyPatch, store: Path, at: Path, *words: object) -> None:
-    """Append to a store, and end when the manifest of folder `at` is about to be written."""
+    """Append to a store, and raise Killed when the manifest of folder `at` is about to be written."""
     real = manifests.replace_json
 
     def replace_json(path: Path, content: dict) -> None:
@@ -240,7 +241,7 @@ def raise_killed(plan: object) -> None:
 
 @pytest.mark.parametrize("complete", [True, False])
 def test_append_removes_validation_part_of_killed_append(two, tmp_path, monkeypatch, complete):
-    """The plan of the killed call says that it made the folder; the part may lack its manifest."""
+    """Kill an append whose plan says that it made the folder; the part may lack its manifest."""
     first, second, _ = two
     store, other = tmp_path / "whole", tmp_path / "other"
     prepared(first, "--out", store, "--validation", "0")
@@ -258,14 +259,14 @@ def test_append_removes_validation_part_of_killed_append(two, tmp_path, monkeypa
     build.build_tokens(run.data, run, "train")
     assert commands.main(["verify", str(store)]) == 0
     prepared(*words, "--out", store, "--append")
-    prepared(*words, "--out", again, "--append")  # the same call completes it
+    prepared(*words, "--out", again, "--append")  # repeating the killed call completes it
     assert read(again).held_out
     assert commands.main(["verify", str(again)]) == 0
 
 
 @pytest.mark.parametrize("folder", [VALIDATION, WORK])
 def test_killed_append_restarts_after_partial_removal(two, tmp_path, monkeypatch, folder):
-    """A shard that is gone is not taken for one that has its name in the store already."""
+    """Stop the removal after the shards: a missing shard must not pass for a shard of that name in the store."""
     first, second, _ = two
     store, wanted = tmp_path / "whole", tmp_path / "wanted"
     prepared(first, "--out", store, "--validation", "0")
@@ -294,7 +295,7 @@ def test_killed_append_restarts_after_partial_removal(two, tmp_path, monkeypatch
 
 @pytest.mark.parametrize("manifest", [True, False])
 def test_append_keeps_unrelated_validation_folder(two, tmp_path, monkeypatch, manifest):
-    """Neither before it begins, nor where the folder appears later, nor where another call was killed."""
+    """Check a folder that exists before the call, also after another killed call, or that appears during the call."""
     first, second, elsewhere = two
     store = tmp_path / "whole"
     prepared(first, "--out", store, "--validation", "0")
@@ -326,7 +327,7 @@ def test_append_keeps_unrelated_validation_folder(two, tmp_path, monkeypatch, ma
 
 
 def upgraded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rules of --clean decide otherwise from now on."""
+    """Raise the version of the --clean rules, so that they count as changed from now on."""
     for module in (settings, prepare_plan, assemble, run):
         monkeypatch.setattr(module, "RULES_VERSION", settings.RULES_VERSION + 1, raising=False)
 
@@ -346,7 +347,7 @@ def test_append_refuses_a_store_that_older_rules_cleaned(two, tmp_path, monkeypa
     plain = tmp_path / "plain"
     prepared(first, "--out", plain, "--clean", "none")
     about = json.loads((plain / FILE).read_text())
-    del about["report"]["rules"]  # as of an older store
+    del about["report"]["rules"]  # as in an older store
     (plain / FILE).write_text(json.dumps(add_checksum(about)))
     prepared(second / "b1.txt", "--out", plain, "--append")
     prepared(second / "b2.txt", "--out", plain, "--append", "--clean", "unicode")
@@ -373,7 +374,7 @@ def test_killed_call_with_cleaning_restarts_after_rules_upgrade(two, tmp_path, m
 
 @pytest.mark.parametrize("share", ["0", "0.2"])
 def test_prepare_refuses_the_validation_folder_of_a_store(two, tmp_path, share, capsys):
-    """The store would refuse what is made there; its plans are made there."""
+    """Check that no documents can be added there, while packing plans of the part are made there."""
     first, second, _ = two
     store = tmp_path / "whole"
     prepared(first, "--out", store, "--validation", share)
@@ -401,7 +402,7 @@ def test_prepare_refuses_unrelated_validation_folder_in_unfinished_store(two, tm
 
 
 def test_validation_part_read_during_append_matches_manifest(two, tmp_path, monkeypatch):
-    """The manifest of the store is read first: a part that has grown since begins with what that manifest knows."""
+    """Append after the store manifest is read: the longer part must be read as that manifest records it."""
     _, second, store = two
     new, before = tmp_path / "new", read(store / VALIDATION).compute_identity()
     shutil.copytree(store, new)
@@ -422,7 +423,7 @@ def test_validation_part_read_during_append_matches_manifest(two, tmp_path, monk
 
 
 def test_validation_part_is_recognized_from_relative_path(two, tmp_path, monkeypatch):
-    """A path of `.` does not say that it is one."""
+    """Read the part as `.`, a path without the name of the folder."""
     _, second, store = two
     shutil.copy(store / FILE, tmp_path / FILE)
     before = read(store / VALIDATION).compute_identity()
@@ -452,7 +453,8 @@ def test_verify_names_plan_that_lacks_appended_shards(two, capsys):
     prepared(second, "--out", store, "--append")
     whole = contents(store)
     assert commands.main(["verify", str(store)]) == 0
-    for finish in (("--pack", "8"), (second, "--append")):  # the latter is the call that was killed before its plans
+    # The second call repeats the one that was killed before its plans.
+    for finish in (("--pack", "8"), (second, "--append")):
         (store / "pack-8.json").write_bytes(kept["pack-8.json"])
         assert commands.main(["verify", str(store)]) == 1
         assert (
@@ -467,7 +469,7 @@ def test_verify_names_plan_that_lacks_appended_shards(two, capsys):
 @pytest.mark.parametrize("every", [25, pytest.param(1, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("append", [False, True])
 def test_call_killed_at_any_moment_resumes_bitwise(every, append, two, tmp_path):
-    """And where more is put behind a store, that store is whole whenever it is looked at."""
+    """Kill prepare at file system events; a store that is appended to must be complete after each kill."""
     _, second, store = two
     words = ["prepare", str(second), "--workers", "1", *(["--append"] if append else ["--validation", "0.2"])]
     script = [sys.executable, str(Path(__file__).with_name("killed.py"))]

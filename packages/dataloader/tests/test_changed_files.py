@@ -68,7 +68,7 @@ def test_shard_changed_during_run_is_named(store, change, packing, monkeypatch):
     change(store / SHARD)
     clock = watch.time.monotonic() + watch.EVERY
     monkeypatch.setattr(watch.time, "monotonic", lambda: clock)
-    for _ in range(2):  # not once and then no more
+    for _ in range(2):  # the error repeats
         with pytest.raises(UserError, match=rf"{SHARD} has changed since the run began"):
             now.fill(np.arange(4))
     reader = now.open_reader(ReadPlace(0, 1, 4, 4, torch.device("cpu")))
@@ -80,7 +80,7 @@ def test_shard_changed_during_run_is_named(store, change, packing, monkeypatch):
 
 
 def test_shard_changed_during_checksum_is_named(store, monkeypatch):
-    """Its time is set back, so that only the time of its inode tells it from what was compared."""
+    """Restore the modification time, so that only the change time of the inode reveals the change."""
     real = local.map_vector
 
     def mapped(path: Path, *words):
@@ -118,7 +118,7 @@ except UserError as error:
 
 @pytest.mark.parametrize("packing", ["concatenate", pytest.param("best_fit", marks=pytest.mark.nightly)])
 def test_truncated_shard_is_named_without_sigbus(store, packing):
-    """Whoever reads what is no longer there is ended by SIGBUS: so it is another process that does."""
+    """Read in another process, because SIGBUS ends a process that reads beyond a truncated file."""
     command = [sys.executable, "-c", READS, str(Path(__file__).parent), str(store), packing]
     told = subprocess.run(command, capture_output=True, text=True)
     assert told.returncode == 0, f"ended by {told.returncode}: {told.stderr[-500:]}"
@@ -147,7 +147,7 @@ def test_shard_changed_with_restored_mtime_is_named(store, monkeypatch):
 
 
 def test_shard_changed_before_first_read_is_named(store):
-    """Of the same size: where it was written after the run began, its bytes are looked at."""
+    """Write bytes of the same size after the run began: the later time makes the run verify the content."""
     now = source(store)
     overwritten(store / SHARD)
     later = (store / SHARD).stat().st_mtime + 60
@@ -158,7 +158,7 @@ def test_shard_changed_before_first_read_is_named(store):
 
 @pytest.mark.parametrize("whole", [npy.WHOLE, 0])
 def test_shard_replaced_before_start_is_named(store, monkeypatch, whole):
-    """By a move, which keeps the time of an older file; a large one is known by pieces of its bytes."""
+    """Replace a shard by a move, which keeps an old time; large shards are verified by samples of their bytes."""
     tokens = np.load(store / SHARD)
     tokens[:] = ord("Z")
     np.save(store / "other.npy", tokens)
@@ -170,7 +170,7 @@ def test_shard_replaced_before_start_is_named(store, monkeypatch, whole):
 
 
 def exchanged(path: Path) -> None:
-    """Another file of the same size, older than the run."""
+    """Replace a file by another one of the same size that is older than the run."""
     content = bytearray(path.read_bytes())
     content[-4] ^= 1
     path.with_name("other").write_bytes(content)
@@ -200,7 +200,7 @@ def test_packing_plan_refuses_replaced_document_ends(store):
 
 
 def test_large_shard_changed_between_sampled_pieces_is_named(store, monkeypatch):
-    """Its time tells that it was written since: then all of it is compared."""
+    """Change a byte outside the sampled pieces: the newer time makes the run compare the complete file."""
     monkeypatch.setattr(npy, "WHOLE", 0)
     monkeypatch.setattr(npy, "PIECE", 8)
     about = json.loads((store / FILE).read_text())
@@ -220,7 +220,7 @@ def test_large_shard_changed_between_sampled_pieces_is_named(store, monkeypatch)
 
 
 def test_read_error_of_a_large_shard_is_named(store, monkeypatch):
-    """Of the pieces, as of the header."""
+    """Fail the read of the sampled pieces."""
 
     def fail(*_: object) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -250,7 +250,7 @@ def test_large_shards_without_sampled_checksums_are_read_completely(store, texts
 
 @pytest.mark.parametrize("packing", ["concatenate", "best_fit"])
 def test_token_beyond_vocabulary_is_named_when_read(store, packing):
-    """A store whose checksums are right, and whose manifest says less of its tokens than they are."""
+    """Write a store with valid checksums whose manifest records a smaller vocabulary than its tokens need."""
     about = json.loads((store / FILE).read_text())
     path = store / SHARD
     tokens = np.load(path)

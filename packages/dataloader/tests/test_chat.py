@@ -62,7 +62,7 @@ def chats(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def tokenizer(tmp_path: Path) -> Path:
-    """A byte-level BPE with merges over the words of the conversations, its template beside it."""
+    """Return a byte-level BPE tokenizer trained on the conversations, with its chat template next to it."""
     folder = tmp_path / "tokenizer"
     folder.mkdir()
     made = Tokenizer(models.BPE())
@@ -109,7 +109,7 @@ def test_loss_mask_covers_assistant_answers(chats, tokenizer, tmp_path, subwords
         ids = document[marks.astype(bool)].tolist()
         said = codec.tokenizer.decode(ids, skip_special_tokens=False) if subwords else codec.decode(ids)
         number = int(said.split()[2])
-        # a letter is a byte's token without a tokenizer, and none of them special: the line's end is all that ends it
+        # Without a tokenizer, tokens are bytes and no token is special, so an answer includes the newline that ends it.
         assert said == learnt(number, "" if subwords else "\n")
         numbers.add(number)
         assert not marks[-1]
@@ -131,7 +131,7 @@ def test_answers_with_weight_0_are_not_trained_on(tokenizer, tmp_path):
 
 
 def test_conversation_with_different_weight_is_not_duplicate(tokenizer, tmp_path):
-    """Within one call, and of a store that it is appended to."""
+    """Check duplicates within one call, and of the store in an append."""
     rows = [talk(7), talk(7), talk(7), talk(7)]
     rows[1][2]["weight"] = rows[3][2]["weight"] = 0
     (tmp_path / "chats.jsonl").write_text("\n".join(json.dumps({"messages": one}) for one in rows))
@@ -166,20 +166,20 @@ def test_run_loss_mask_matches_stored_mask(chats, tokenizer, packing, apart):
                 if place > 0:
                     wanted[place - 1] = True
             at += stop - start
-        # the first token of a conversation is never to be learnt, so that ends of documents take nothing away
+        # The first token of a conversation is never trained on, so document ends remove no target.
         assert np.array_equal(sample["loss_mask"], wanted)
         assert sample["loss_mask"].any()
 
 
 def encoded(tokenizer: Path, template: str, messages: list[dict[str, str]]) -> EncodedDocument | Dropped:
-    """One conversation, by a template in the place of the tokenizer's."""
+    """Encode one conversation with this template instead of the tokenizer's."""
     (tokenizer.parent / "chat_template.jinja").write_text(template)
     encode = DocumentEncoder(Settings(tokenizer=str(tokenizer), chat=True), TOKENIZERS)
     return encode(TextDocument("", "one", messages))
 
 
 def test_conversation_is_dropped_if_template_rewrites_earlier_turns(tokenizer):
-    """As those do that leave out thoughts of earlier turns."""
+    """Check a template like those that omit reasoning of earlier turns, one that raises, and one that marks no text."""
     template = "{% for m in messages %}[{{ m.role }}{{ ' thinks' if loop.last else '' }}:{{ m.content }}]{% endfor %}"
     found = encoded(tokenizer, template, talk(3))
     assert found == Dropped("chat: the template renders earlier turns differently if more turns follow")
@@ -275,7 +275,7 @@ PROMPT = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif 
 
 @pytest.mark.parametrize("marks", [True, False])
 def test_loss_mask_matches_transformers_assistant_mask(tokenizer, marks):
-    """Of a template without marks, what it marks of the same template with them."""
+    """Check a template with generation marks, and one without, which must give the same mask."""
     theirs = PreTrainedTokenizerFast(tokenizer_file=str(tokenizer), chat_template=MARKED + PROMPT)
     for number in range(5):
         for messages in (talk(number), talk(number)[1:3], talk(number)[1:]):
@@ -320,7 +320,7 @@ def test_fill_in_the_middle_refuses_conversations(chats, tokenizer):
 
 
 def test_fill_in_the_middle_refuses_mixture_with_chat(chats, tokenizer, make_store):
-    """Their mask says what is learnt of each token where it lay: it is refused by name, before a process starts."""
+    """Check that the error names the store before the run starts: its loss mask does not fit rearranged tokens."""
     (chats.parent / "code").mkdir()
     (chats.parent / "code" / "a.txt").write_text("def count(dogs): return len(dogs) " * 99)
     talks = prepared(chats, "--tokenizer", str(tokenizer), "--validation", "0")
@@ -391,7 +391,7 @@ def test_run_uses_tokenizer_and_template_of_store(chats, tokenizer, tmp_path):
 
 
 def test_conversation_with_lone_surrogate_is_dropped(chats, tokenizer):
-    """Before --clean removes it, and whatever the template writes."""
+    """Check that the text is judged before --clean removes the surrogate, and whatever the template writes."""
     chats.write_text(
         "\n".join(json.dumps({"messages": talk(n)}) for n in range(3)).replace("1 times", "1\\ud800 times")
     )
@@ -450,7 +450,7 @@ def test_append_uses_chat_template_of_store(chats, tokenizer, tmp_path):
 
 
 def test_append_refuses_different_special_tokens(chats, tokenizer, tmp_path):
-    """A template writes them by name, and the files that name them lie beside the tokenizer, which is the same."""
+    """Change the config next to an unchanged tokenizer, because templates write special tokens by name."""
     folder = prepared(chats, "--tokenizer", str(tokenizer))
     kept = (folder / "tokenizer_config.json").read_bytes()
     config = json.loads((tokenizer.parent / "tokenizer_config.json").read_text())

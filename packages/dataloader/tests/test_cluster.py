@@ -15,7 +15,7 @@ from gangline_dataloader.prepare.prepare_plan import SUBMITTED, WORK
 from gangline_dataloader.prepare.run import prepare
 from gangline_dataloader.prepare.settings import Settings
 
-# Slurm that runs a job at once, to its end, when it is submitted: so every job waits for those before it.
+# Fake sbatch that runs a job to its end at submission, so that every job has waited for those before it.
 SBATCH = """#!/bin/bash
 for script; do :; done
 grep -q merge_stats "$script" && { echo "Submitted batch job 99"; exit; }
@@ -34,14 +34,14 @@ exec "$@"
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Every file of a store, but datatrove's own."""
+    """Return the content of every file of a store except datatrove's logs, by relative path."""
     files = [path for path in folder.rglob("*") if path.is_file() and LOGS not in path.parts]
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
 @pytest.fixture
 def small_tasks(monkeypatch):
-    """Several tasks and several shards, of few texts."""
+    """Set small tasks and shards, so that few texts make several of each."""
     monkeypatch.setattr(Settings, "__init__", _small(Settings.__init__))
 
 
@@ -68,7 +68,7 @@ def test_two_datatrove_tasks_match_one_process_bitwise(texts, tmp_path, small_ta
 
 @pytest.fixture
 def slurm(tmp_path, monkeypatch):
-    """A place in PATH with sbatch, srun, scontrol and squeue; where jobs are noted."""
+    """Put fake sbatch, srun, scontrol and squeue commands on PATH; return the folder of submitted jobs."""
     programs, jobs = tmp_path / "bin", tmp_path / "jobs"
     programs.mkdir(), jobs.mkdir()
     for name, content in (
@@ -101,7 +101,8 @@ def test_slurm_jobs_prepare_the_store(texts, tmp_path, make_store, slurm, capsys
     arguments = (tmp_path / "arguments").read_text().splitlines()
     waits = [f"--dependency=afterok:{number}" in line for number, line in enumerate(arguments)]
     assert waits == [False, True, True, True]
-    assert commands.main([*command, *options]) == 0  # all is done: nothing is submitted, and the report is shown
+    # The store is complete: the call shows the report and submits no job.
+    assert commands.main([*command, *options]) == 0
     assert "documents" in capsys.readouterr().out
     assert len(list(slurm.iterdir())) == 4
 
@@ -110,7 +111,7 @@ def test_prepare_refuses_while_slurm_jobs_are_running(tmp_path, slurm):
     work = tmp_path / "out" / WORK
     work.mkdir(parents=True)
     (work / SUBMITTED).write_text('{"jobs": ["41", "42"]}')
-    refuse_if_submitted(work)  # they have ended
+    refuse_if_submitted(work)  # the jobs have ended
     (tmp_path / "queue").write_text("42_[0-7]\n")
     with pytest.raises(UserError, match="jobs 42 of an earlier call"):
         prepare([], tmp_path / "out", Settings(), 1, lambda *_: None)

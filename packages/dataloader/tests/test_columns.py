@@ -27,7 +27,7 @@ ENDS = np.cumsum([len(one) for one in DOCUMENTS])
 
 
 def array_of_mds(tokens: np.ndarray, kind: str) -> bytes:
-    """As streaming's NDArray encoding writes it."""
+    """Encode tokens as the NDArray encoding of streaming does."""
     base, *more = kind.split(":")
     raw = tokens.astype(more[0] if more else "int32" if base == "ndarray" else "int64").tobytes()
     if base == "bytes" or len(more) == 2:
@@ -38,7 +38,10 @@ def array_of_mds(tokens: np.ndarray, kind: str) -> bytes:
 
 
 def mds(folder: Path, kind: str, documents=DOCUMENTS, change: Callable[[bytes], bytes] = lambda data: data) -> None:
-    """Two shards, with a text before the tokens and a number behind them; `change` of the arrays but for the first."""
+    """Write two MDS shards with a text before the tokens and a number after them.
+
+    `change` edits all arrays but the first of each shard.
+    """
     folder.mkdir(exist_ok=True)
     entries = []
     fixed = 4 * int(kind.split(":")[2]) if kind.count(":") == 2 else None
@@ -76,7 +79,7 @@ def mds(folder: Path, kind: str, documents=DOCUMENTS, change: Callable[[bytes], 
 
 
 def arrow(folder: Path, suffix: str, rows=DOCUMENTS, column: str = "input_ids") -> Path:
-    """Three rows to a batch."""
+    """Write an Arrow or Parquet file with three rows per batch."""
     pa = pytest.importorskip("pyarrow")
     import pyarrow.parquet as parquet
 
@@ -214,7 +217,7 @@ def test_mds_shard_with_wrong_hash_is_refused(tmp_path):
     mds(tmp_path, "ndarray:int32")
     path = tmp_path / "shard.00001.mds"
     content = bytearray(path.read_bytes())
-    content[-9] ^= 1  # of the last token
+    content[-9] ^= 1  # a byte of the last token
     path.write_bytes(content)
     store = open_tokens(tmp_path, 1 << 31)
     with pytest.raises(UserError, match=r"shard.00001.mds is damaged: its sha1 is"):
@@ -277,7 +280,7 @@ def test_mds_array_with_inconsistent_size_is_refused(kind, tmp_path):
 @pytest.mark.parametrize("shape", ["64", "16", "9" * 30, "4,8"])
 def test_mds_array_of_another_static_shape_is_refused(shape, tmp_path):
     mds(tmp_path, "ndarray:uint32:32", list(RNG.integers(0, 200, (6, 32))))
-    for path in tmp_path.iterdir():  # 128 bytes each, as before
+    for path in tmp_path.iterdir():  # the data stays 128 bytes per array
         path.write_bytes(path.read_bytes().replace(b"uint32:32", f"uint32:{shape}".encode()))
     content = json.loads((tmp_path / "index.json").read_text())
     for entry, path in zip(content["shards"], sorted(tmp_path.glob("*.mds")), strict=True):
@@ -307,7 +310,8 @@ def test_mds_bytes_wider_than_given_dtype_are_refused(given, tmp_path):
     assert "int64" in str(refused.value).splitlines()[-1]
 
 
-HUBS = {  # as data sets of the Hub, and what datasets leaves beside them, are called; what is to be given for train
+# Names of Hub datasets and of files that `datasets` writes next to them; the pattern to give for train.
+HUBS = {
     "names": (("train-00000-of-00002", "train-00001-of-00002", "test-00000-of-00001"), "train-*.parquet"),
     "one each": (("train", "validation", "test"), "train.parquet"),
     "behind": (("wiki-train-0", "wiki-train-1", "wiki-validation-0"), "*train*.parquet"),
@@ -371,7 +375,7 @@ def test_null_token_in_row_is_refused(suffix, dtype, tmp_path):
 @pytest.mark.parametrize("length", [100, 4000, 1 << 22])
 @pytest.mark.parametrize("lie", ["tokens", "offsets", "both"])
 def test_arrow_length_beyond_buffer_is_refused(lie, length, tmp_path):
-    """pyarrow would return the memory that follows them, or end the process."""
+    """Claim lengths beyond the buffer, for which pyarrow would return the memory after it or crash."""
     pa, path = pytest.importorskip("pyarrow"), tmp_path / "a.arrow"
     table = pa.table({"tokens": pa.array([[1, 2, 3]], pa.list_(pa.int32()))})
     with pa.ipc.new_file(str(path), table.schema) as writer:
@@ -388,7 +392,7 @@ def test_arrow_length_beyond_buffer_is_refused(lie, length, tmp_path):
 
 
 def test_parquet_column_name_with_dot_is_read(tmp_path):
-    """Also beside a column with a field of that name, which Parquet writes in the same way."""
+    """Check also a file whose other column has a field of that name, which Parquet writes in the same way."""
     pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     tokens, other = pa.array([[1, 2], [3]]), pa.array([{"x": [7]}, {"x": [8, 9, 10]}])
     for name, table in (("one", {"tokens.x": tokens}), ("two", {"tokens": other, "tokens.x": tokens})):
@@ -412,7 +416,7 @@ def test_duplicate_column_names_are_refused(suffix, asked, tmp_path):
         open_tokens(path, 200, asked)
 
 
-EMPTY_ROWS = [[1, 2], [], [3], None, [], [], [], [4, 5], [], [], [6]]  # a batch of three has no tokens
+EMPTY_ROWS = [[1, 2], [], [3], None, [], [], [], [4, 5], [], [], [6]]  # the second batch of three rows has no tokens
 
 
 @pytest.mark.parametrize("suffix", [".arrow", ".parquet"])
@@ -429,7 +433,7 @@ def test_documents_after_empty_rows_keep_row_numbers(suffix, column, tmp_path):
 
 
 def write_table(path: Path, columns: dict, rows: int = 3) -> Path:
-    """In record batches or row groups of so many rows."""
+    """Write a table in record batches or row groups of `rows` rows."""
     pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     table = pa.table(columns)
     if path.suffix == ".parquet":
@@ -452,7 +456,7 @@ PADDED = {
 @pytest.mark.parametrize("name", ["a.arrow", "a.parquet", "no-statistics.parquet"])
 @pytest.mark.parametrize("column", [None, "input_ids"])
 def test_rows_with_padding_mask_are_refused(beside, name, column, tmp_path):
-    """In the last of several batches; without the padding, and without the column, they are read."""
+    """Put the padding in the last of several batches; without the padding, and without the column, rows are read."""
     untrained, trained = PADDED[beside]
     tokens = [[5, 6, 7]] * 8
     path = write_table(tmp_path / name, {"input_ids": tokens, beside: [trained] * 7 + [untrained]})
@@ -466,7 +470,7 @@ def test_rows_with_padding_mask_are_refused(beside, name, column, tmp_path):
 
 
 def test_class_and_text_labels_are_accepted(tmp_path):
-    """A class for each row, and lists of texts."""
+    """Check a class for each row, lists of texts, and nested lists."""
     for labels in ([-1, 0], [["a"], []], [[[-1]], [[0]]]):
         path = write_table(tmp_path / "a.parquet", {"input_ids": [[5, 6, 7]] * 2, "labels": labels})
         assert open_tokens(path, 200).total == 6
@@ -498,7 +502,7 @@ def test_exported_store_has_equal_tokens_and_documents(texts, make_store, tmp_pa
 
 
 def external(folder: Path, kind: str, tokens: np.ndarray) -> Path:
-    """A file of tokens in a format of others."""
+    """Write tokens to a file in a third-party format."""
     if kind == "bin":
         tokens.astype("<u2").tofile(folder / "train.bin")
         return folder / "train.bin"
@@ -512,7 +516,7 @@ def external(folder: Path, kind: str, tokens: np.ndarray) -> Path:
 @pytest.mark.parametrize("kind", ["bin", "mds", "arrow", "parquet"])
 @pytest.mark.parametrize("read_before", [True, False])
 def test_error_names_external_file_changed_during_run(kind, change, read_before, tmp_path, monkeypatch):
-    """It was read before, or is opened for the first time after the change."""
+    """Change the file after it was read, or before it is opened for the first time."""
     (tmp_path / "there").mkdir()
     path = external(tmp_path / "there", kind, np.arange(900))
     root = path.parent if kind == "mds" else path

@@ -39,7 +39,7 @@ class TestTokensInTheOrderOfText(TestTokens):
 
 
 class TestTokensPacked(TestTokens):
-    """Each document is cut into rows here, the text of the suite being one."""
+    """Packing splits documents into rows here, because the text of the suite is one document."""
 
     settings = ("data.packing=best_fit",)
     can = {"disjoint", "reads"}
@@ -53,7 +53,7 @@ class TestTokensPacked(TestTokens):
         return settings
 
     def place(self, source: DataSource, sample: Sample) -> tuple[int, int]:
-        """As the suite's, but the last row may be a few letters and padding."""
+        """Return the range as the suite does, but accept a last row of a few letters and padding."""
         read, text = bytes(sample["tokens"][:-1]).rstrip(b"\0").decode(), self.make_text()
         at = text.rindex(read) if text.endswith(read) else text.index(read)
         return at, at + len(read)
@@ -78,7 +78,7 @@ class TestMix(DataSourceSuite):
     can = {"disjoint", "reads"}
 
     def write_corpus(self, directory: Path, first: int = 0, words: int = 1500) -> tuple[str, ...]:
-        """Each source has one half of the words."""
+        """Write one half of the words to each source."""
         half, settings = words // 2, []
         for name, begin, count in (("web", first, half), ("code", first + half, words - half)):
             store = directory / f"{name}-{begin}-{count}"

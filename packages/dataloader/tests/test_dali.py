@@ -35,7 +35,7 @@ def store(texts, make_store) -> Path:
 
 
 def sources(store: Path, form: str, split: str = "train"):
-    """(data=dali, data=tokens) of the same options."""
+    """Return the sources (data=dali, data=tokens) of the same options."""
     asked = (*SIZES, *FORMS[form], f"data.path={store}")
     ours, theirs = build_small_run(*asked, "data=dali"), build_small_run(*asked, "data=tokens")
     assert find_problems(ours) == []
@@ -47,7 +47,7 @@ def place(index: int = 0, width: int = 1, micro: int = 2) -> ReadPlace:
 
 
 def content(batches: list[StoredBatch]) -> list[tuple]:
-    """Everything in some microbatches, as bytes."""
+    """Return all tensors of microbatches, as bytes."""
     names = ("tokens", "sample", "ends", "loss_mask", "document", "position")
     found = []
     for one in batches:
@@ -64,7 +64,7 @@ def by_sample(source, numbers: list[int]) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_dali_batches_match_token_reader_bitwise(form, store):
-    """Over an epoch and more, from several cursors, after jumps, for every share of several widths."""
+    """Compare batches over more than an epoch, from several cursors, after jumps, for shares of several widths."""
     ours, theirs = sources(store, form)
     assert ours.compute_fingerprint() == theirs.compute_fingerprint()
     for index, width, micro in [(0, 1, 12), (0, 2, 3), (1, 2, 2), (2, 3, 4)]:
@@ -102,7 +102,7 @@ def test_rank_shares_equal_samples_of_step(store):
 
 
 def test_tokens_have_stored_dtype_without_copy(store):
-    """What torch holds is DALI's memory, and stays whole while later steps are read."""
+    """Check that the tensors are memory of DALI, and keep their values while later steps are read."""
     ours, _ = sources(store, "windows")
     reader = ours.open_reader(place(micro=12))
     reader.begin(0, 0)
@@ -119,7 +119,7 @@ def test_prefetch_error_is_raised_by_failing_step(store):
     fill = ours.fill
 
     def broken(numbers, *more):
-        if numbers.max() >= 48:  # in the middle of what is gathered at once
+        if numbers.max() >= 48:  # in the middle of the steps that are read together
             raise UserError("the disk is gone")
         return fill(numbers, *more)
 

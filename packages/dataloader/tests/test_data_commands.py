@@ -41,7 +41,7 @@ def test_first_sample_of_step_matches_loop_cursor(passed, size, step, ramp):
 
 @pytest.fixture
 def run_dir(tmp_path, texts, make_store):
-    """A run of a mixture, written and not started."""
+    """Return the directory of a run of a mixture that was never started, and the run."""
     web = make_store(texts / "deep", shard_tokens=3000)
     (tmp_path / "more").mkdir()
     (tmp_path / "more" / "a.txt").write_text("ö" * 2000)
@@ -60,7 +60,7 @@ def run_dir(tmp_path, texts, make_store):
 
 
 def test_samples_command_lists_samples_and_documents_of_step(run_dir, capsys):
-    """Held against the samples themselves, and past samples that were passed over."""
+    """Compare the output with the samples themselves, also after skipped samples."""
     directory, run = run_dir
     source = build.build_mix(run.data, run, "train")
     for line, first in ((None, 8), (Attempt(2, None, skipped=21, skipped_from=6), 31)):

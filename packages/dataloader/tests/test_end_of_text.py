@@ -20,7 +20,7 @@ DEEP = "<｜end▁of▁sentence｜>"
 
 
 def tokenizer(folder: Path, *special: str, eos: object = None) -> str:
-    """Letters and special tokens, from number 256 on."""
+    """Save a tokenizer of letters and the given special tokens, which begin at number 256."""
     model = models.BPE({letter: n for n, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, [])
     made = Tokenizer(model)
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -101,7 +101,7 @@ def test_untokenizable_text_error_names_prepare_option(texts, make_store, tmp_pa
 
 
 def test_store_with_empty_end_of_text_accepts_append(texts, make_store, tmp_path):
-    """It meant byte 0, before it was refused."""
+    """Append to a store of an older version, in which an empty end of text meant byte 0."""
     store = make_store(texts)
     document = json.loads((store / "manifest.json").read_text())
     document.pop("checksum")

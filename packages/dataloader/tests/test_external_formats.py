@@ -35,7 +35,7 @@ def llama(path: Path) -> None:
 
 
 def megatron(path: Path, dtype: str = "<i4", code: int = 4) -> None:
-    """Each document a sequence, but for the first, which is two."""
+    """Write Megatron files with one sequence per document, but two sequences in the first document."""
     lengths = [2, 3, *(len(one) for one in DOCUMENTS[1:])]
     pointers = np.concatenate([[0], np.cumsum(lengths)[:-1]]) * np.dtype(dtype).itemsize
     index = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, code, len(lengths), 6)
@@ -88,7 +88,7 @@ def test_run_reads_external_files(write, tmp_path):
 
 def test_megatron_document_numbers_include_empty_documents(tmp_path):
     path, lengths = tmp_path / "train.bin", [0, 2, 0, 0, 3, 1, 0]
-    index = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 4, 7, 7)  # the sequences 4 and 5 are one document
+    index = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 4, 7, 7)  # sequences 4 and 5 are one document
     pointers = (np.cumsum(lengths) - lengths) * 4
     index += np.array(lengths, "<i4").tobytes() + pointers.astype("<i8").tobytes()
     path.with_suffix(".idx").write_bytes(index + np.array([0, 1, 2, 3, 4, 6, 7], "<i8").tobytes())
@@ -190,7 +190,7 @@ def test_raw_tokens_of_a_named_dtype_are_read(column, tmp_path):
     [("int64", None), ("int64", ":uint16"), ("int64", ":uint32"), ("int64", ":int32"), ("uint32", ":uint16")],
 )
 def test_raw_tokens_wider_than_given_dtype_are_refused(dtype, column, tmp_path):
-    """Read as named, every second token would be 0."""
+    """Read tokens with too narrow a dtype, which would give 0 for at least every second token."""
     path = tmp_path / "train.bin"
     for tokens in (RNG.integers(0, 50_257, 5001), RNG.integers(0, 300, 100_000)):
         tokens.astype(dtype).tofile(path)
@@ -203,7 +203,7 @@ def test_raw_tokens_wider_than_given_dtype_are_refused(dtype, column, tmp_path):
 
 
 def test_error_for_misdetected_dtype_suggests_int64_copy(tmp_path):
-    """A false alarm: every second token is small."""
+    """Write uint16 tokens of which every second one is 0, so that they look like uint32."""
     path, tokens = tmp_path / "train.bin", np.stack([RNG.integers(0, 50_257, 500), np.zeros(500, int)], 1).reshape(-1)
     tokens.astype("<u2").tofile(path)
     with pytest.raises(UserError, match="seems to hold uint32") as refused:
@@ -211,12 +211,12 @@ def test_error_for_misdetected_dtype_suggests_int64_copy(tmp_path):
     assert f"np.fromfile('{path}', '<u2').astype('<i8').tofile(" in str(refused.value)
     np.fromfile(path, "<u2").astype("<i8").tofile(path)
     assert np.array_equal(open_tokens(path, 50_304, ":int64").shard(0), tokens)
-    tokens[:-1].astype("<u2").tofile(path)  # uint32 tokens would have an even number of halves
+    tokens[:-1].astype("<u2").tofile(path)  # an odd number of uint16 values cannot be uint32 tokens
     assert open_tokens(path, 50_304, ":uint16").total == len(tokens) - 1
 
 
 def test_raw_uint16_tokens_are_read_without_dtype(tmp_path):
-    """Also a few, and those of the smallest vocabulary."""
+    """Check also few tokens, and tokens of a small vocabulary."""
     path = tmp_path / "train.bin"
     for tokens in (np.zeros(300, int), RNG.integers(0, 16, 300), RNG.integers(0, 50_257, 5000), np.array([300, 1])):
         tokens.astype("<u2").tofile(path)

@@ -17,7 +17,7 @@ from gangline_dataloader.prepare import fast_bpe
 from gangline_dataloader.prepare.inputs import list_inputs
 from gangline_dataloader.prepare.settings import TIKTOKEN, TOKENIZERS, Settings
 
-# How Llama 3 splits a text.
+# Split pattern of Llama 3.
 LLAMA3 = "|".join(
     (
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)",
@@ -38,7 +38,7 @@ ODD = [
 
 @pytest.fixture(scope="module")
 def texts() -> list[str]:
-    """Real files, and odd ones."""
+    """Return real files and unusual texts."""
     library = Path(sysconfig.get_paths()["stdlib"])
     return [path.read_text(errors="replace") for path in sorted(library.glob("*.py"))[:120]] + ODD
 
@@ -52,7 +52,7 @@ def trained(tmp_path_factory) -> Path:
 
 
 def changed(path: Path, where: Path, **values: object) -> Path:
-    """The tokenizer with other top-level entries."""
+    """Write the tokenizer with other top-level entries to `where`."""
     where.write_text(json.dumps({**json.loads(path.read_text()), **values}))
     return where
 
@@ -94,7 +94,7 @@ def test_unmergeable_word_matches_tokenizers(trained, tmp_path, ignored):
     vocabulary = {**model["vocab"], "Ġgangline": len(model["vocab"])}
     path = changed(trained, tmp_path / "w.json", model={**model, "ignore_merges": ignored, "vocab": vocabulary})
     codec = Settings(tokenizer=str(path)).open_codec(TIKTOKEN)
-    assert isinstance(codec, fast_bpe.FastBpe) is not ignored  # merging does not look words up
+    assert isinstance(codec, fast_bpe.FastBpe) is not ignored  # merges do not look words up in the vocabulary
     expected = Tokenizer.from_file(str(path)).encode("a gangline", add_special_tokens=False).ids
     assert codec.encode_file(b"a gangline", "it").tolist() == expected
     assert (vocabulary["Ġgangline"] in expected) is ignored

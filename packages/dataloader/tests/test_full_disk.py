@@ -19,7 +19,7 @@ from gangline_dataloader.prepare.settings import Settings
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A disk of 400 kB, and the size that a file may have there (None: the disk sets the limit)."""
+    """Yield a disk of 400 kB and the maximum size of a file there (None: the disk sets the limit)."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(disk)]
@@ -32,7 +32,7 @@ def small_disk(tmp_path):
 
 @pytest.fixture
 def numbers(tmp_path) -> Path:
-    """Two files of 80 kB."""
+    """Return a folder with two files of 80 kB."""
     (tmp_path / "numbers").mkdir()
     draw = random.Random(0)
     for name in "ab":

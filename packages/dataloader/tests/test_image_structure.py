@@ -26,7 +26,7 @@ WAYS = {
 
 
 def encoded(kind: str = "JPEG", **ways: object) -> bytes:
-    """A picture of 200 x 160 pixels with some noise."""
+    """Encode an image of 200 x 160 pixels with some noise."""
     rng = np.random.default_rng(0)
     coarse = Image.fromarray(rng.integers(40, 200, (20, 25, 3), dtype=np.uint8)).resize((200, 160))
     pixels = np.asarray(coarse, np.int16) + rng.integers(-9, 10, (160, 200, 3), dtype=np.int16)
@@ -54,7 +54,7 @@ def test_zeroed_bytes_of_a_jpeg_are_found(way):
 @pytest.mark.parametrize("ways", [{}, {"optimize": True}, {"quality": 30}])
 @pytest.mark.parametrize("mode", ["L", "RGB"])
 def test_single_color_jpeg_passes(ways, mode):
-    """With optimized tables its entropy-coded data is zeros."""
+    """Check images whose entropy-coded data is zeros with optimized tables."""
     file = io.BytesIO()
     Image.new(mode, (3000, 2000)).save(file, "JPEG", **ways)
     assert find_damage(file.getvalue()) == ""

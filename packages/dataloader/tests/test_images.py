@@ -30,7 +30,7 @@ COLOURS = {"red": (220, 30, 30), "green": (30, 200, 30), "blue": (30, 30, 220)}
 
 
 def picture(number: int) -> tuple[bytes, str]:
-    """A smooth picture whose left half has one colour, encoded as JPEG, and its name."""
+    """Return a smooth image whose left half has one color, encoded as JPEG, and its text."""
     name = list(COLOURS)[number % 3]
     width, height = 40 + number % 7, 36 + number % 5
     pixels = np.zeros((height, width, 3), np.float32)
@@ -43,7 +43,7 @@ def picture(number: int) -> tuple[bytes, str]:
 
 @pytest.fixture
 def shards(tmp_path: Path) -> Path:
-    """Two tar files of 30 pictures each, as `webdataset` writes them."""
+    """Return a folder of two tar files with 30 images each, as `webdataset` writes them."""
     folder = tmp_path / "shards"
     folder.mkdir()
     for shard in range(2):
@@ -67,7 +67,7 @@ def source(shards: Path, *settings: str, split: str = "train") -> ImageSource:
 
 
 def test_uncropped_images_match_pillow(shards):
-    """Against Pillow's own decoder and resizing, which rounds elsewhere."""
+    """Compare with Pillow's own decoder and resizing, which round differently."""
     one = source(shards, "data.least_area=1", "data.flip=false")
     for i in range(12):
         sample = one.sample(i)
@@ -125,7 +125,7 @@ def test_crop_depends_on_seed_and_sample(shards):
 
 
 def test_training_on_jpegs_reduces_loss(shards, tmp_path):
-    """Every part of the way is there: tar, decoder, reader, loop, the edit that embeds patches."""
+    """Train with every part of the path: tar file, decoder, reader, loop, and the edit that embeds patches."""
     words = (
         "recipe=tiny", *SIZES, f"data.path={shards}", "patches=on", "data.flip=false", "data.validation_fraction=0.1",
         "batch.global_size=18", "batch.micro_size=9", "run.steps=40", "run.sample=0", f"run.dir={tmp_path / 'run'}",
@@ -165,7 +165,7 @@ def test_undecodable_image_error_names_sample_and_byte(shards):
     [(14, True, 0), (15, True, 0), (16, True, 0), (17, False, 1), (18, False, 1), (40, False, 1)],
 )
 def test_truncated_text_has_no_end_token(length, end, truncated, tmp_path):
-    """T + 1 - places = 17 tokens of a text and its end: all are targets, and an end is one where the text ends."""
+    """Check T + 1 - places = 17 positions for a text and its end: all are targets; a truncated text has no end."""
     path, text = tmp_path / "a.tar", bytes(65 + n % 26 for n in range(length))
     with tarfile.open(path, "w") as tar:
         for number in range(10):
@@ -210,7 +210,7 @@ def noise(kind: str) -> bytes:
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])
 @pytest.mark.parametrize("change", ["sector", "truncated", "end"])
 def test_a_damaged_image_is_refused(kind, change, shards):
-    """libjpeg would decode these JPEGs to grey or wrong pixels, with a warning."""
+    """Damage images; libjpeg would decode these JPEGs to gray or wrong pixels with only a warning."""
     content = noise(kind)
     half = len(content) // 2
     damaged = {
@@ -230,7 +230,7 @@ def test_a_damaged_image_is_refused(kind, change, shards):
 
 
 def huge() -> bytes:
-    """A JPEG whose header says 65500 x 65500 pixels: its structure is sound."""
+    """Return a JPEG with a sound structure, whose header says 65500 x 65500 pixels."""
     content = picture(0)[0]
     at = content.index(b"\xff\xc0") + 5
     return content[:at] + b"\xff\xdc" * 2 + content[at + 4 :]

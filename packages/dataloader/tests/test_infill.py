@@ -19,7 +19,7 @@ PRE, MID, SUF, END = 100, 101, 102, 0
 
 
 def parts(row: list[int]) -> tuple[list[int], list[int], list[int]]:
-    """(prefix, middle, suffix) of a document that was rearranged as PSM."""
+    """Return (prefix, middle, suffix) of a document that was rearranged as PSM."""
     assert row[0] == PRE
     suffix, middle = row.index(SUF), row.index(MID)
     return row[1:suffix], row[middle + 1 :], row[suffix + 1 : middle]
@@ -53,7 +53,7 @@ def test_suffix_prefix_middle_puts_middle_after_prefix():
 
 
 def test_rearranged_share_equals_fim_rate():
-    """2000 documents: a binomial share has a standard deviation of 0.01."""
+    """Count rearranged documents of 2000, where a binomial share has a standard deviation of 0.01."""
     infill, changed, spm = Infill(0.3, 0.5, (PRE, MID, SUF), END, 7, "train"), 0, 0
     for number in range(200):
         row = np.tile(np.array([*range(1, 20), END], np.uint16), 10)
@@ -61,7 +61,7 @@ def test_rearranged_share_equals_fim_rate():
         begins = row.reshape(10, 20)[row.reshape(10, 20)[:, 0] == PRE]
         changed, spm = changed + len(begins), spm + int((begins[:, 1] == SUF).sum())
     assert changed / 2000 == pytest.approx(0.3, abs=0.04)
-    assert spm / changed == pytest.approx(0.5 + 0.5 / 17, abs=0.08)  # a prefix may be empty, too
+    assert spm / changed == pytest.approx(0.5 + 0.5 / 17, abs=0.08)  # PSM with an empty prefix also begins PRE, SUF
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def store(texts, make_store, tmp_path) -> Path:
 
 
 def letters(texts, make_store, tmp_path, *end: str) -> Path:
-    """A store of words by their letters, with the three marks and an end of text, or none."""
+    """Make a store of texts as single letters, with the three FIM tokens and with or without an end of text."""
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     vocabulary = {letter: n for n, letter in enumerate(sorted(alphabet))}
     tokenizer = Tokenizer(models.BPE(vocabulary, []))
@@ -106,7 +106,7 @@ def test_rearranged_sample_is_deterministic(store, packing):
 
 @pytest.mark.parametrize("packing", ["concatenate", "best_fit"])
 def test_tokens_stay_in_document_without_end_of_text(texts, make_store, tmp_path, packing):
-    """Letters of each document, as often as before, but for those that make room for the marks."""
+    """Check that each document has only its own letters, and loses only those that make room for the FIM tokens."""
     store = letters(texts, make_store, tmp_path)
     asked = (*SIZES, f"data.path={store}", f"data.packing={packing}", "data.document_masking=true")
     plain, run = build_small_run(*asked), build_small_run(*asked, "data.fim_rate=1")

@@ -17,7 +17,7 @@ LISTINGS = {"train": lambda path: of_train(str(path)), "prepare": lambda path: o
 
 @pytest.fixture
 def folder(tmp_path) -> Path:
-    """Two files, one of them in a folder, and a private file elsewhere."""
+    """Return a folder with one file and one file in a subfolder; a private file is outside."""
     (tmp_path / "corpus" / "deep").mkdir(parents=True)
     (tmp_path / "corpus" / "a.txt").write_text("a")
     (tmp_path / "corpus" / "deep" / "b.txt").write_text("b")
@@ -59,7 +59,7 @@ def test_links_inside_folder_are_read_without_loops(command, folder):
 
 @pytest.mark.parametrize("command", LISTINGS)
 def test_explicitly_named_link_is_read(command, folder):
-    """By its name or a pattern: as the caches of data sets have them."""
+    """Name the link itself or a pattern that matches it, because caches of datasets consist of links."""
     (folder / "notes.txt").symlink_to("../private/key")
     assert [file.size for file in LISTINGS[command](folder / "notes.txt")] == [6]
     assert sorted(file.size for file in LISTINGS[command](folder / "*.txt")) == [1, 6]

@@ -21,7 +21,7 @@ WEIGHTS = "data.weights={web: 0.7, code: 0.3}"
 
 @pytest.fixture
 def stores(tmp_path: Path, make_store) -> dict[str, Path]:
-    """Two byte stores, each of one letter, so that a sample shows which it is from."""
+    """Return two byte stores of one letter each, so that a sample shows its source."""
     made = {}
     for name, letter in (("web", "w"), ("code", "c")):
         for number in range(40):
@@ -51,8 +51,8 @@ def test_samples_follow_mixture_weights(stores, split):
     source = build.build_mix(run.data, run, split)
     if split == "train":
         web = (letters(source, range(2000)) == ord("w")).mean()
-        assert web == pytest.approx(0.7, abs=0.04)  # of 65,536 it is exact; here chance has 0.01
-    else:  # each held-out sequence once, then again
+        assert web == pytest.approx(0.7, abs=0.04)  # exact over 65,536 samples; the standard deviation here is 0.01
+    else:  # each held-out sequence once, then again in the same order
         parts = dict(zip(source.names, (store.count_rows(16) for store in source.stores), strict=True))
         count = source.count_samples()
         seen = letters(source, range(2 * count))
@@ -69,7 +69,7 @@ def test_stage_changes_weights_at_named_sample(stores):
 
 
 def test_mixture_resumes_bitwise_at_any_cursor(stores):
-    """Built anew at each cursor, as a resumed run does, in whatever order the sources were written."""
+    """Build the mixture again at each cursor, as a resumed run does, with the sources in another order."""
     options = (WEIGHTS, "data.stages=[{from: 500, weights: {web: 0.001, code: 0.999}}]", "data.document_masking=true")
     run = run_of(stores, *options)
     whole = build.build_mix(run.data, run, "train")

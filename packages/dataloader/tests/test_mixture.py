@@ -31,7 +31,7 @@ def mixtures(draw, epochs=None):
 @settings(max_examples=25, deadline=None)
 @given(order=mixtures(), data=st.data())
 def test_each_source_is_read_epoch_by_epoch(order, data):
-    """Of any stretch from the start on, every finished epoch of a source shows each row once, and used() counts it."""
+    """Check that each finished epoch of a source shows each row once, and that count_used() counts the samples."""
     many = data.draw(st.integers(1, 2 * BLOCK))
     place = order(np.arange(many))
     assert np.array_equal(order.count_used(many), np.bincount(place.source, minlength=len(order.rows)))
@@ -47,7 +47,6 @@ def test_each_source_is_read_epoch_by_epoch(order, data):
 @settings(max_examples=60, deadline=None)
 @given(order=mixtures(), data=st.data())
 def test_batch_is_independent_of_rank_count_and_history(order, data):
-    """The samples of a step do not depend on the width that reads them, nor on what was read before."""
     start, size = data.draw(st.integers(0, 10**12)), data.draw(st.integers(1, 64))
     whole = order(np.arange(start, start + size))
     width = data.draw(st.integers(1, 8))
@@ -58,7 +57,7 @@ def test_batch_is_independent_of_rank_count_and_history(order, data):
     parts = [again(np.arange(a, b)) for a, b in itertools.pairwise(cuts) if b > a]
     for name in ("source", "epoch", "row"):
         joined = np.concatenate([getattr(part, name) for part in parts])
-        if order.phases == again.phases:  # shares as floats are exact for most weights, not for all
+        if order.phases == again.phases:  # converting shares to floats is exact for most weights, but not for all
             assert np.array_equal(getattr(whole, name), joined)
         assert np.array_equal(getattr(whole, name), getattr(order(np.arange(start, start + size)[::-1]), name)[::-1])
 
@@ -66,7 +65,7 @@ def test_batch_is_independent_of_rank_count_and_history(order, data):
 @settings(max_examples=25, deadline=None)
 @given(order=mixtures(epochs=st.integers(1, 4)))
 def test_a_source_ends_after_its_epochs(order):
-    """Never more of a source than it may give; and all of it, where no stage gives it a weight of 0."""
+    """Check that a source never gives more than its epochs, and gives all of them if no weight is 0."""
     wanted = sum(one.rows * one.epochs for one in order.ingredients)
     assert order.end is not None
     assert order.end <= wanted
@@ -133,7 +132,7 @@ def test_invalid_stages_are_refused():
 
 
 def test_start_at_late_sample_computes_only_one_block():
-    """Counted in blocks that were dealt, not in seconds: one, wherever it is."""
+    """Count the computed blocks instead of seconds: one block at any position."""
     for number in (0, 10**6, 10**15):
         order = MixtureOrder([Ingredient("a", 10**8), Ingredient("b", 10**6)], [WeightStage(0, (1, 2))], 0)
         order(np.arange(number // BLOCK * BLOCK, number // BLOCK * BLOCK + 16))

@@ -21,7 +21,7 @@ from gangline_dataloader.store.manifest import read
 
 
 def resemblance(one: str, other: str) -> float:
-    """Of the sets of five words in a row, exactly."""
+    """Return the exact resemblance of the sets of five consecutive words of two texts."""
     sets = []
     for text in (one, other):
         words = text.lower().split()
@@ -30,7 +30,7 @@ def resemblance(one: str, other: str) -> float:
 
 
 def pair(rng, words: int, changed: int) -> tuple[str, str]:
-    """Two texts that differ in a run of words at the end."""
+    """Return two texts that differ in a run of words at the end."""
     one = [f"w{n}" for n in rng.integers(0, 50_000, words)]
     other = one[: words - changed] + [f"x{n}" for n in rng.integers(0, 50_000, changed)]
     return " ".join(one), " ".join(other)
@@ -38,7 +38,7 @@ def pair(rng, words: int, changed: int) -> tuple[str, str]:
 
 @pytest.mark.parametrize("changed", [0, 20, 60, 120, 200, 300])
 def test_signatures_estimate_the_exact_resemblance(changed):
-    """Mean error and spread over 60 pairs are those of 128 independent draws."""
+    """Check that mean error and spread over 60 pairs are those of 128 independent draws."""
     rng = np.random.default_rng(changed)
     errors, exact = [], 0.0
     for _ in range(60):
@@ -73,7 +73,7 @@ def test_ascii_shingles_match_unicode_shingles():
 
 
 def test_signatures_are_stable_across_versions():
-    """Stores and resumed calls depend on it, whatever the version of the library."""
+    """Check stored values, because stores and resumed calls depend on them in every version of the library."""
     text = "The quick brown fox jumps over the lazy dog, again and again."
     assert compute_signature(text)[:4].tolist() == [3369256999, 3346357008, 3274915766, 3288578002]
 
@@ -86,7 +86,7 @@ def test_a_pair_at_the_threshold_is_compared(threshold):
 
 
 def reference(signatures: np.ndarray, alive: np.ndarray, threshold: float) -> np.ndarray:
-    """Every pair, in the words of the docstring."""
+    """Compare every pair as the docstring of mark_near_unique says, and return its mask."""
     bands, places = choose_bands(threshold)
     kept = np.ones(len(signatures), bool)
     for i in range(len(signatures)):
@@ -100,7 +100,7 @@ def reference(signatures: np.ndarray, alive: np.ndarray, threshold: float) -> np
 
 @pytest.mark.parametrize("threshold", [0.3, 0.8, 0.95])
 def test_near_duplicate_choice_matches_pairwise_comparison(threshold):
-    """Clusters and chains of variants in any order, over tasks of any size, some of them empty."""
+    """Check clusters and chains of variants in any order, over tasks of any size, including empty tasks."""
     rng = np.random.default_rng(5)
     texts = []
     for _ in range(12):
@@ -134,7 +134,7 @@ def test_documents_without_words_are_never_duplicates():
 
 @pytest.fixture
 def variants(tmp_path: Path) -> tuple[Path, Path]:
-    """Two sources: 20 texts, and of each one that is nearly the same and one that is not."""
+    """Return two folders: 20 texts; for each text a near-duplicate and an unrelated one, and one exact duplicate."""
     rng = np.random.default_rng(1)
     folders = tmp_path / "first", tmp_path / "second"
     for folder in folders:

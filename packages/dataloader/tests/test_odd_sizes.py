@@ -15,7 +15,7 @@ from gangline_dataloader import commands
 from gangline_dataloader.sources import build
 from gangline_testkit.runs import build_small_run
 
-SIZE = 24  # samples of a step
+SIZE = 24  # samples per step
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def stores(tmp_path, make_store) -> list[Path]:
 
 
 def steps(source, width: int, micro: int, cursor: int, count: int) -> list[bytes]:
-    """Everything that each step's batches hold, the ranks one behind another."""
+    """Return all bytes of the batches of each step, in the order of the ranks."""
     readers = [source.open_reader(ReadPlace(rank, width, SIZE, micro, torch.device("cpu"))) for rank in range(width)]
     for reader in readers:
         reader.begin(cursor, 0)
@@ -66,6 +66,6 @@ def test_any_rank_count_and_start_match_one_process(stores, weights, T, packing)
     whole = steps(source(), 1, SIZE, 0, 12)
     for width, micro in ((1, 1), (2, 4), (3, 8), (4, 6), (8, 3)):
         assert steps(source(), width, micro, 0, 12) == whole
-    cursor = (source().count_samples() or 5000) - 2 * SIZE + 5  # an epoch ends in the steps that are read ahead
+    cursor = (source().count_samples() or 5000) - 2 * SIZE + 5  # an epoch ends within the prefetched steps
     last = steps(source(), 1, SIZE, cursor, 5)
     assert steps(source(), 4, 3, cursor + 2 * SIZE, 3) == last[2:]

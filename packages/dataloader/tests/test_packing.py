@@ -29,7 +29,7 @@ def rows_of(ends: np.ndarray, capacity: int) -> list[list[tuple[int, int]]]:
 @settings(max_examples=300, deadline=None)
 @given(lengths=st.lists(st.integers(1, 60), min_size=1, max_size=80), capacity=st.integers(2, 40))
 def test_packing_keeps_every_token_and_target_once(lengths, capacity):
-    """Also of documents that are longer than a row."""
+    """Check also documents that are longer than a row."""
     ends = np.cumsum(lengths)
     rows = rows_of(ends, capacity)
     assert max(sum(stop - start for start, stop in row) for row in rows) <= capacity
@@ -47,7 +47,7 @@ def test_packing_keeps_every_token_and_target_once(lengths, capacity):
 @settings(max_examples=60, deadline=None)
 @given(lengths=st.lists(st.integers(1, 30), min_size=1, max_size=60))
 def test_packing_matches_best_fit_decreasing(lengths):
-    """Against best-fit decreasing written down plainly: as many rows, with the same room left in each."""
+    """Compare with a plain best-fit decreasing: as many rows, with the same room left in each."""
     room: list[int] = []
     for length in sorted(lengths, reverse=True):
         fitting = [left for left in room if left >= length]
@@ -60,7 +60,7 @@ def test_packing_matches_best_fit_decreasing(lengths):
 
 @pytest.mark.parametrize("T", [2048, 8192])
 def test_padding_of_web_like_documents_is_small(T):
-    """At most 0.05 %, of a shard of 2^26 tokens; lognormal lengths, median 403, mean 738."""
+    """Check at most 0.05 % of padding in a shard of 2^26 tokens; lognormal lengths, median 403, mean 738."""
     rng = np.random.default_rng(0)
     lengths = np.maximum(1, rng.lognormal(np.log(403), 1.1, 90_000).astype(np.int64))
     pieces, rows = pack_documents(np.cumsum(lengths), T + 1)
@@ -167,7 +167,7 @@ def test_unpackable_data_and_options_are_refused(store, tmp_path):
     assert "data.order=text" in problem.what
     with pytest.raises(UserError, match="--pack 0"):
         commands.main(["prepare", "--out", str(store), "--pack", "0"])
-    with pytest.raises(UserError, match="is not a complete token store"):  # and no other store is made instead
+    with pytest.raises(UserError, match="is not a complete token store"):  # the command creates no other store
         commands.main(["prepare", "--out", str(tmp_path / "slip"), "--pack", "48"])
     assert not (tmp_path / "slip").exists()
 

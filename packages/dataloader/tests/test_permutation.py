@@ -28,7 +28,7 @@ def test_every_small_range_is_permuted(ranges):
 @settings(max_examples=300, deadline=None)
 @given(n=st.integers(2, 1 << 48), key=st.integers(), tweak=st.integers(0, 1 << 40), data=st.data())
 def test_large_range_permutation_is_injective(n, key, tweak, data):
-    """What is injective on a finite set is a bijection: a run of indices and some far ones are looked at."""
+    """Check a run of indices and some distant ones; an injective map on a finite set is a bijection."""
     first = data.draw(st.integers(0, n - 1))
     some = np.unique(
         np.concatenate(
@@ -42,7 +42,7 @@ def test_large_range_permutation_is_injective(n, key, tweak, data):
 
 
 def chi_squared(values: np.ndarray, bins: int) -> float:
-    """Per degree of freedom, mean over blocks of 1024 neighbours; 1 for independent uniform draws."""
+    """Return chi-squared per degree of freedom, the mean of blocks of 1024 neighbors; 1 for uniform draws."""
     blocks = values[: len(values) // 1024 * 1024].reshape(-1, 1024)
     expected = 1024 / bins
     counts = np.stack([np.bincount(block, minlength=bins) for block in blocks])
@@ -51,10 +51,10 @@ def chi_squared(values: np.ndarray, bins: int) -> float:
 
 @pytest.mark.parametrize("n", [LARGE, 1 << 20, 262_016])
 def test_permutation_is_statistically_random(n):
-    """High bits and low bits of neighbours are spread as chance spreads them, neighbours land far apart, seeds differ.
+    """Check that high and low bits of neighbors are uniform, that neighbors land far apart, and that seeds differ.
 
     Blocks of 1024 out of 2**18 indices: the mean of 256 chi-squared values with 63 degrees of freedom has a standard
-    deviation of 0.011, so 0.9 to 1.1 is nine of them.
+    deviation of 0.011, so the limits 0.9 and 1.1 are nine standard deviations from 1.
     """
     index = np.arange(min(n, 1 << 18))
     values = KeyedPermutation(n, "seed 0")(index)
@@ -71,11 +71,11 @@ def test_span_bounds_row_displacement(n, span, epoch):
     out = SpanPermutation(n, span, "key")(np.arange(n), epoch)
     assert np.array_equal(np.sort(out), np.arange(n))
     reach = n if span is None else min(span, n)
-    for start in range(0, n // reach * reach, reach):  # what is read together lies together
+    for start in range(0, n // reach * reach, reach):  # samples that are read together come from one span
         assert len(np.unique(out[start : start + reach] // reach)) == 1
 
 
 def test_epochs_of_a_span_differ():
     first, second = (SpanPermutation(4000, 100, "key")(np.arange(4000), epoch) for epoch in (0, 1))
     assert (first == second).mean() < 0.05
-    assert (first[:100] % 100 == first[100:200] % 100).mean() < 0.1  # nor is one span shuffled like the next
+    assert (first[:100] % 100 == first[100:200] % 100).mean() < 0.1  # each span has its own order

@@ -30,7 +30,7 @@ from gangline_dataloader.store.fields import add_checksum
 from gangline_dataloader.store.local import LocalTokens
 from gangline_dataloader.store.manifest import VALIDATION, read
 
-# `gangline`, in which each call of one function takes longer.
+# Program that runs `gangline` with a delay in each call of one function.
 SLOW = """
 import sys, time
 from unittest.mock import patch
@@ -46,12 +46,12 @@ with patch("{0}", slow):
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Every file of a store."""
+    """Return the content of every file of a store, by relative path."""
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def texts_of(folder: Path) -> list[str]:
-    """The documents of a byte store."""
+    """Return the documents of a byte store."""
     store = LocalTokens(folder)
     everything = np.empty((1, store.total), store.dtype)
     store.copy_windows(np.array([0]), store.total, everything)
@@ -90,7 +90,7 @@ def test_document_keeps_split_when_others_are_removed(texts, make_store):
 
 
 def test_killed_prepare_resumes_bitwise(texts, make_store, tmp_path):
-    """Killed where tasks are half done and where shards are half written."""
+    """Kill prepare while tasks are half done, and again while shards are half written."""
     out = tmp_path / "killed"
     undisturbed = make_store(texts)
     for where, seconds, wait in (
@@ -125,7 +125,7 @@ def test_killed_prepare_resumes_bitwise(texts, make_store, tmp_path):
 
 
 def end_second_task(store: Path, identity: str, stage: int, number: int) -> None:
-    """The work of a worker, ended in task 1 as the system does where memory runs out."""
+    """Run a worker's item, but kill the process in task 1, as the system does when memory runs out."""
     if (stage, number) == (0, 1):
         os.kill(os.getpid(), signal.SIGKILL)
     run.run_stage_item(store, identity, stage, number)
@@ -146,7 +146,7 @@ def test_killed_worker_is_reported_in_one_message(texts, make_store, tmp_path, m
 
 
 def test_every_input_format_gives_equal_documents(tmp_path, make_store):
-    """Text, JSONL, and both compressed."""
+    """Check JSONL files without compression and with three kinds of compression."""
     wanted = [f"Text number {n}, with an ö and a\nnewline." for n in range(5)]
     lines = "".join(json.dumps({"id": n, "body": text}) + "\n\n" for n, text in enumerate(wanted)).encode()
     forms = {
@@ -170,7 +170,7 @@ def test_compressed_parquet_rows_are_read(tmp_path, make_store, ending):
 
 
 def test_lone_surrogate_is_read_like_data_text(tmp_path, make_store):
-    """As bytes that are not UTF-8, and counted as those."""
+    """Check that the surrogate is read and counted as bytes that are not UTF-8."""
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "a\\ud800b?\\ufffd"}\n')
     (content,) = FilePart(TextFile(str(path), path.name, path.stat().st_size)).read()
@@ -209,7 +209,7 @@ def test_combining_marks_after_control_characters_are_composed():
 
 
 def test_text_in_another_encoding_is_dropped_or_counted(tmp_path, make_store):
-    """As data=text has it: most of it no UTF-8, or some letters of a text that is."""
+    """Check the rule of data=text: mostly invalid UTF-8 is dropped, and a few invalid bytes are replaced."""
     folder = tmp_path / "in"
     folder.mkdir()
     contents = {
@@ -292,14 +292,14 @@ def test_prepare_leaves_unrelated_out_folder_unchanged(texts, make_store, tmp_pa
     assert [path.name for path in other.iterdir()] == ["mine.txt"]
     store = make_store(texts)
     before = contents(store)
-    assert commands.main(["prepare", str(texts), "--out", str(store)]) == 0  # the same once more: nothing to do
+    assert commands.main(["prepare", str(texts), "--out", str(store)]) == 0  # a repeated call changes no file
     with pytest.raises(UserError, match="holds a token store of other inputs or options"):
         commands.main(["prepare", str(texts), "--out", str(store), "--keep-duplicates"])
     assert contents(store) == before
 
 
 def test_prepare_with_renamed_inputs_refuses_existing_store(texts, tmp_path):
-    """Names decide what is held out, and the report has the words."""
+    """Name the same files differently: names decide what is held out, and the report stores the arguments."""
     (texts.parent / "idn").mkdir()
     folder = (texts / "deep").rename(texts.parent / "idn" / "en")
     out, words = tmp_path / "out", ["--validation", "0.3", "--workers", "1"]
@@ -314,7 +314,7 @@ def test_prepare_with_renamed_inputs_refuses_existing_store(texts, tmp_path):
 
 @pytest.mark.parametrize("append", [False, True])
 def test_store_with_older_identity_format_is_recognized(append, texts, tmp_path, make_store):
-    """Names and sources of files were not part of it."""
+    """Write the identity of older versions, which did not include names and sources of files."""
     (tmp_path / "first.txt").write_text("first")
     out = make_store(tmp_path / "first.txt", validation=0) if append else tmp_path / "out"
     words = ["--out", str(out), "--validation", "0.3", "--workers", "1", *(["--append"] if append else [])]
@@ -346,7 +346,7 @@ def test_store_inside_input_folder_is_not_read(texts, capsys):
     assert commands.main(command) == 0
     assert contents(texts / "deep" / "store") == before
     assert capsys.readouterr().out == said
-    (texts / "deep" / "store" / "manifest.json").unlink()  # as a kill just before the end leaves it
+    (texts / "deep" / "store" / "manifest.json").unlink()  # as after a kill just before the end
     (texts / "deep" / "store" / WORK).mkdir()
     assert commands.main(command) == 0
     assert contents(texts / "deep" / "store") == before
@@ -416,7 +416,7 @@ def test_prepare_failing_in_first_task_leaves_no_files(tmp_path, make_store):
     def call(**settings) -> None:
         run.prepare([str(folder)], out, Settings(**settings), 1, lambda *progress: None)
 
-    for settings in ({"field": "nope"}, {}):  # in the first row, and in the second file of a task
+    for settings in ({"field": "nope"}, {}):  # error in the first row, then in the second file of a task
         with pytest.raises(UserError, match="has no field"):
             call(**settings)
         assert sorted(tmp_path.rglob("*")) == before
@@ -434,7 +434,7 @@ def test_concurrent_prepare_keeps_plan_of_running_call(texts, tmp_path):
     out = tmp_path / "out"
     (out / WORK).mkdir(parents=True)
     with run.lock_store(out):
-        (out / WORK / "plan.json").write_text("{}")  # it has just begun
+        (out / WORK / "plan.json").write_text("{}")  # the plan of a call that has just begun
         with pytest.raises(UserError, match="is writing to"):
             commands.main(["prepare", str(texts), "--out", str(out)])
     assert (out / WORK / "plan.json").exists()
@@ -455,9 +455,9 @@ def test_append_can_disable_language_filter_of_store(tmp_path):
 
 
 def test_files_are_flushed_before_referencing_document_is_written(texts, tmp_path, monkeypatch):
-    """A loss of power may lose what was not flushed, also a name that its directory was not flushed for."""
-    written: dict[int, str] = {}  # inodes whose content may be lost
-    unnamed: set[str] = set()  # files whose name may be lost
+    """Record flushes: a power loss may lose unflushed content, and names whose directory was not flushed."""
+    written: dict[int, str] = {}  # inodes whose content was flushed
+    unnamed: set[str] = set()  # files whose directory was not flushed
     folder, documents = str(tmp_path / "out"), []
     rename, flush = os.replace, os.fsync
 
@@ -502,7 +502,7 @@ ODD = {
     "words", [["prepare", "{texts}"], ["prepare", "--pack", "32"], ["tokenizer", "--vocab-size", "300"]]
 )
 def test_url_as_out_is_refused(words, texts, tmp_path, monkeypatch):
-    """And not in a directory whose name must be a path on a local or shared file system, not a URL."""
+    """Check also that no directory named after the URL is created."""
     monkeypatch.chdir(tmp_path)
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(

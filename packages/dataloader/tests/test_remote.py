@@ -33,8 +33,10 @@ pytest.importorskip("aiohttp", reason="fsspec reads http with it")
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Files with ranges, as an object store gives them; `server.trouble(path)` may answer instead, and
-    `server.spoilt(path, content)` say another length, and give another content.
+    """HTTP server of files with byte ranges, like an object store.
+
+    `server.trouble(path)` may return a status to answer instead. `server.spoilt(path, content)` returns the length and
+    the content to send.
     """
 
     protocol_version = "HTTP/1.1"
@@ -64,7 +66,7 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *words: object) -> None:
-        """Quiet."""
+        """Discard log messages."""
 
 
 @pytest.fixture
@@ -87,7 +89,7 @@ def store(texts, make_store) -> Path:
 
 @pytest.fixture
 def talks(tmp_path, make_store) -> Path:
-    """A store of conversations."""
+    """Return a store of conversations."""
     turns = [("user", "count {n}" * 4), ("assistant", "{n} and {n} " * 9)]
     rows = [{"messages": [{"role": role, "content": text.format(n=n)} for role, text in turns]} for n in range(150)]
     (tmp_path / "talks.jsonl").write_text("\n".join(map(json.dumps, rows)))
@@ -122,7 +124,7 @@ def test_remote_samples_equal_local_samples(server, store, tmp_path, split, pack
 
 
 def test_cache_size_stays_within_limit(server, store, tmp_path, monkeypatch):
-    """A span of few shards, and room for it: samples are the same, and shards make room for others."""
+    """Use a span of few shards and a cache with room for it: samples are equal, and shards are evicted."""
     limit = 60_000
     monkeypatch.setattr(windows, "AHEAD", 16)
     asked = (*SIZES, "data.shuffle_span=2000", f"data.cache={tmp_path / 'cache'}", f"data.cache_bytes={limit}")
@@ -153,7 +155,7 @@ def test_span_larger_than_cache_is_refused_with_sizes(server, store, tmp_path):
 @pytest.mark.parametrize("packing", ["concatenate", "best_fit"])
 @pytest.mark.parametrize("span", ["null", "2400"])
 def test_cache_of_suggested_size_fetches_each_file_once(server, talks, tmp_path, packing, span, monkeypatch):
-    """Of conversations, whose files of what is to be learnt are as large as the tokens, and of what is held out."""
+    """Use conversations, whose loss mask files are as large as their tokens, and read the validation part too."""
     monkeypatch.setattr(windows, "AHEAD", 16)
     asked = (*SIZES, f"data.path={url(server, talks)}", f"data.cache={tmp_path / 'cache'}", f"data.packing={packing}")
     asked = (*asked, f"data.shuffle_span={span}", "data.document_masking=true")
@@ -172,7 +174,7 @@ def test_cache_of_suggested_size_fetches_each_file_once(server, talks, tmp_path,
         for one in (source, held_out):
             for store in one.stores:
                 for opened in (store.shard, store.shard_ends, store.shard_loss):
-                    opened.cache_clear()  # as where more shards are read than are mapped
+                    opened.cache_clear()  # as if more shards were read than stay mapped
         assert cache.count_bytes() <= needed
     fetched = [path for path, wanted in server.asked if path.endswith(".npy")]
     assert any(path.endswith(".loss.npy") for path in fetched)
@@ -197,7 +199,7 @@ def test_http_503_is_retried_and_counted(server, store, tmp_path):
 
 
 def test_answers_of_wrong_length_are_retried(server, store, tmp_path):
-    """Busy at first, then too short, shorter than it says, too long, and then as it should be."""
+    """Answer busy first, then too little, less than the stated length, too much, and then the correct content."""
     answers = [
         lambda content: (len(content) // 2, content[: len(content) // 2]),
         lambda content: (len(content), content[: len(content) // 2]),
@@ -222,7 +224,7 @@ def test_answers_of_wrong_length_are_retried(server, store, tmp_path):
 
 
 def test_three_runs_share_a_small_cache(server, store, tmp_path):
-    """Each lets go what the others fetch, in processes of their own; nobody reads anything else."""
+    """Run three processes that evict each other's files; all samples must be correct."""
     asked = (*SIZES, "data.shuffle_span=2000", "data.document_masking=true")
     script = tmp_path / "reader.py"
     script.write_text(READER)
@@ -285,7 +287,7 @@ def test_large_file_is_downloaded_in_few_ranges(server, tmp_path):
 
 
 def test_abandoned_download_does_not_write_to_other_files(server, tmp_path, monkeypatch):
-    """Its file is given up, and the number of its descriptor is another's by then."""
+    """Write late, after the file is given up and its descriptor number belongs to another file."""
     (tmp_path / "a.npy").write_bytes(b"x" * 1000)
     real, late, given_up, done = os.pwrite, threading.Event(), threading.Event(), threading.Event()
 
@@ -310,7 +312,7 @@ def test_abandoned_download_does_not_write_to_other_files(server, tmp_path, monk
 
 
 def test_shard_evicted_immediately_is_still_read(server, store, tmp_path, monkeypatch):
-    """Other ranks may let it go as soon as it is there: whoever asked for it has it open."""
+    """Delete each file once it is fetched, as other ranks may; the reader has it open."""
     asked = (*SIZES, f"data.cache={tmp_path / 'cache'}")
     run, local = (build_small_run(*asked, f"data.path={path}") for path in (url(server, store), store))
     mine, reference = (build.build_tokens(one.data, one, "train") for one in (run, local))
@@ -319,7 +321,7 @@ def test_shard_evicted_immediately_is_still_read(server, store, tmp_path, monkey
     def opened(self, *words):
         found = real(self, *words)
         for path in self.folder.glob("*.npy"):
-            path.unlink(missing_ok=True)  # the next shard arrives in another thread meanwhile
+            path.unlink(missing_ok=True)  # another thread may fetch the next shard meanwhile
         return found
 
     monkeypatch.setattr(FileCache, "open", opened)
@@ -329,7 +331,7 @@ def test_shard_evicted_immediately_is_still_read(server, store, tmp_path, monkey
 
 @pytest.mark.parametrize("status", [401, 403])
 def test_forbidden_file_is_not_retried(server, texts, make_store, tmp_path, status):
-    """S3 answers so for names that are not there, where nobody may list them."""
+    """Answer 401 or 403, as S3 does for missing names if listing them is not allowed."""
     store = make_store(texts, clean=(), shard_tokens=3000, validation=0)
     server.trouble = lambda path: None if (server.root / path.lstrip("/")).is_file() else status
     asked = (*SIZES, f"data.cache={tmp_path / 'cache'}")
@@ -407,7 +409,7 @@ def test_remote_store_is_verified_and_shown_like_local(server, talks, capsys):
 
 
 def test_remote_validation_part_matches_manifest_of_store(server, store, tmp_path, capsys):
-    """As on disk: without what an interrupted --append put behind it, and an error names the URL."""
+    """Check as on disk: the part excludes what an interrupted --append added, and errors name the URL."""
     where, cache = url(server, store), FileCache(tmp_path / "cache", 1 << 30)
     before = RemoteTokens(f"{where}/validation", cache, 5.0).identity
     shards = len(read(store / "validation").shards)
@@ -441,7 +443,7 @@ def test_remote_validation_part_matches_manifest_of_store(server, store, tmp_pat
 
 @pytest.mark.parametrize("status", [403, 404])
 def test_remote_validation_part_is_read_without_store(server, store, tmp_path, status):
-    """S3 answers 403 for what is not there, where nobody may list names."""
+    """Answer 403, as S3 does for missing names if listing them is not allowed, or 404."""
     server.trouble = lambda path: status if path == f"/{store.name}/{FILE}" else None
     where = f"{url(server, store)}/validation"
     found = RemoteTokens(where, FileCache(tmp_path / "cache", 1 << 30), 5.0)
@@ -450,7 +452,7 @@ def test_remote_validation_part_is_read_without_store(server, store, tmp_path, s
 
 
 def test_verify_checks_plans_of_listable_remote_store(store, capsys):
-    """The file system of a directory, which lists names and sizes as an object store does."""
+    """Use the file system of a directory, which lists names and sizes as an object store does."""
     where = store.as_uri()
     assert commands.main(["verify", where]) == 0
     capsys.readouterr()

@@ -22,7 +22,7 @@ CONTENT = {number: bytes([number]) * 500 for number in range(3)}
 
 
 def opened(cache: FileCache, number: int, *answers: bytes) -> bytes:
-    """File `number`, of which a fetch brings one of `answers` after the other, else what it should be."""
+    """Return the content of file `number`; each fetch gives the next of `answers`, and then the correct content."""
     content, arriving = CONTENT[number], iter(answers)
     fetch = lambda path: path.write_bytes(next(arriving, content))  # noqa: E731
     with cache.open(f"shard-{number:05d}.npy", 500, xxhash.xxh3_128(content).hexdigest(), fetch) as file:
@@ -36,7 +36,7 @@ def source(store: Path, place: Path, *words: str):
 
 
 def test_full_cache_keeps_unrelated_files(texts, make_store, tmp_path):
-    """Beside its folder, and in it under names that the cache does not make."""
+    """Check files next to the cache folder, and files in it with names that the cache does not use."""
     store = make_store(texts, clean=(), shard_tokens=3000, validation=0)
     place = tmp_path / "precious"
     (place / "folder").mkdir(parents=True)
@@ -80,14 +80,14 @@ def test_least_recently_used_file_is_evicted(tmp_path):
 
 
 def test_cached_file_with_silent_corruption_is_fetched_again(tmp_path, monkeypatch):
-    """Under the same name, size and time: a process compares each file with its checksum once."""
+    """Change a cached file but not its name, size and time: each process verifies each file once."""
     cache = FileCache(tmp_path, 1000)
     opened(cache, 0)
     (path,) = cache.folder.glob("*.npy")
     about = path.stat()
     path.write_bytes(b"?" * 500)
     os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))
-    monkeypatch.setattr(caches, "_checked", set())  # another process
+    monkeypatch.setattr(caches, "_checked", set())  # as in another process
     assert opened(cache, 0) == CONTENT[0]
     assert path.read_bytes() == CONTENT[0]
 
@@ -103,7 +103,7 @@ def test_overwritten_cached_file_is_fetched_again(tmp_path):
 
 @pytest.mark.parametrize("evicted", [False, True])
 def test_error_names_cached_file_changed_during_run(texts, make_store, tmp_path, monkeypatch, evicted):
-    """One that makes room for others is still mapped, and no change."""
+    """Check also an evicted file, which stays mapped and does not count as changed."""
     read = source(make_store(texts, clean=(), shard_tokens=3000, validation=0), tmp_path)
     whole = [read.sample(number)["tokens"].tobytes() for number in range(read.count_samples())]
     for path in (tmp_path / FOLDER).glob("*-shard-00000.npy"):
@@ -137,7 +137,7 @@ def test_manifest_whose_checksum_is_a_path_is_refused(texts, make_store, tmp_pat
 
 
 def test_file_removed_during_checksum_is_still_read(tmp_path, monkeypatch):
-    """Its name goes between the opening and the comparison; what is open stays."""
+    """Remove the name between the open and the checksum; the open file stays readable."""
     cache = FileCache(tmp_path, 1000)
     opened(cache, 0)
     caches._checked.clear()

@@ -24,7 +24,7 @@ from gangline_testkit.runs import build_small_run
 @settings(deadline=None, max_examples=60)
 @given(st.data())
 def test_grown_source_shows_each_row_once_per_epoch(data):
-    """Whatever it had when the epoch began; samples before the cursor are what they were."""
+    """Check that an epoch has the rows of its start, and that samples before the cursor stay the same."""
     sizes = sorted(data.draw(st.sets(st.integers(1, 30), min_size=2, max_size=4)))
     order = SingleOrder(Ingredient("a", sizes[0]), 7)
     cursor, seen = 0, 0
@@ -48,7 +48,7 @@ def test_grown_source_shows_each_row_once_per_epoch(data):
 @settings(deadline=None, max_examples=20)
 @given(st.data())
 def test_grown_mixture_shows_each_row_once_per_epoch(data):
-    """With caps and stages, too; samples before the cursor are what they were."""
+    """Check mixtures with caps and stages too; samples before the cursor stay the same."""
     names = "abc"[: data.draw(st.integers(1, 3))]
     caps = [data.draw(st.none() | st.integers(1, 4)) for _ in names]
     weights = st.lists(st.integers(0, 9), min_size=len(names), max_size=len(names)).filter(any)
@@ -83,7 +83,7 @@ def test_grown_mixture_shows_each_row_once_per_epoch(data):
 
 
 def grown(store: Path, by: Path) -> None:
-    """Another store's shards behind those of this one."""
+    """Append the shards of another store to this store."""
     mine, theirs = (json.loads((each / FILE).read_text()) for each in (store, by))
     for number in range(len(theirs["shards"]["tokens"])):
         to = len(mine["shards"]["tokens"]) + number
@@ -126,7 +126,7 @@ def test_resume_continues_with_grown_corpus(tmp_path, make_store):
     reader.begin(rows, 5)
     assert reader.take()[0].tokens[0].numpy().tobytes() == more[0]
     reader.close()
-    # the next start finds the store as it is, and the run's past in the checkpoint
+    # The next start reads the grown store, and the past of the run from the checkpoint.
     later = source(store)
     assert later.compute_fingerprint() != now.compute_fingerprint()
     assert later.continues(now.compute_fingerprint(), rows + 3, json.loads(json.dumps(now.state(rows + 3))))
@@ -165,7 +165,7 @@ def stores(tmp_path, make_store) -> dict[str, Path]:
 
 
 def test_resume_accepts_mixture_changed_after_cursor(stores):
-    """Also to a source that there was none of, whose name comes first."""
+    """Add a source that the mixture did not have, and whose name comes first."""
     two = {name: stores[name] for name in ("web", "code")}
     first = mixed(two, WEB)
     state = json.loads(json.dumps(first.state(100)))
@@ -200,7 +200,7 @@ def test_resume_accepts_epoch_cap_not_yet_reached(stores):
     mixture = first.order.mixture
     (code,) = (number for number, one in enumerate(mixture.ingredients) if one.name == "code")
     rows = mixture.ingredients[code].rows
-    cursor = 4 * rows  # three in ten of them are of code: its first epoch is over
+    cursor = 4 * rows  # 30 % of the samples are from code, so its first epoch is over
     assert 1.05 < mixture.count_used(cursor)[code] / rows < 2
     for epochs in (2, 9):
         later = mixed(two, WEB, f"data.epochs={{code: {epochs}}}")
@@ -212,7 +212,7 @@ def test_resume_accepts_epoch_cap_not_yet_reached(stores):
 
 
 def test_resume_with_grown_store_requires_explicit_weights(stores, tmp_path, make_store):
-    """Without data.weights the shares are what each store holds: they would be others, also of what was read."""
+    """Leave data.weights unset: the shares follow the store sizes, so they would also change samples already read."""
     two = {name: stores[name] for name in ("web", "code")}
     first = mixed(two)
     fingerprint, state = first.compute_fingerprint(), json.loads(json.dumps(first.state(100)))

@@ -34,7 +34,7 @@ def prepared(*words: object) -> None:
 
 @pytest.fixture
 def store(tmp_path) -> Path:
-    """With nothing held out beside it, and plans of packed rows."""
+    """Return a store without a validation part, with plans of packed rows."""
     prepared(letters(tmp_path / "a", "a"), "--out", tmp_path / "store", "--validation", "0", "--pack", "16")
     return tmp_path / "store"
 
@@ -48,7 +48,7 @@ def source(store: Path, split: str, *words: str, data: str = "tokens"):
 
 
 def rows_of(source, epochs: int = 1) -> set[int]:
-    """The rows of the store that it gives."""
+    """Return the rows of the store that a source gives."""
     (part,) = source.parts
     return set(source.locate_samples(np.arange(epochs * part.count)).row.tolist())
 
@@ -99,7 +99,7 @@ def test_resume_refuses_different_validation_fraction(store, data, other):
 
 
 def test_resume_refuses_store_with_new_validation_part(store, tmp_path):
-    """More was put behind the store, of which a part is held out: all that was there would be trained on."""
+    """Append documents with a validation part: all rows of the old store would then be trained on."""
     was = source(store, "train", "data.validation_fraction=0.1")
     prepared(letters(tmp_path / "b", "b"), "--out", store, "--append", "--validation", "0.2")
     assert (store / VALIDATION).exists()
@@ -108,7 +108,7 @@ def test_resume_refuses_store_with_new_validation_part(store, tmp_path):
 
 
 def settled(store: Path, *words: str, data: str = "tokens"):
-    """A run of a store, and the words that it is given."""
+    """Build a run of a store with the given overrides."""
     stores = [f"data.path={store}"] if data == "tokens" else [f"data.sources.one={store}"]
     sizes = ("model.vocab_size=256", "batch.sequence_length=16", "validate.every=5")
     return build_small_run(*sizes, f"data={data}", *stores, *words)
@@ -118,7 +118,7 @@ def settled(store: Path, *words: str, data: str = "tokens"):
 @pytest.mark.parametrize("packing", ["concatenate", "best_fit"])
 @pytest.mark.parametrize("share", ["0.3", "0"])
 def test_complete_store_as_validation_set_has_all_windows(store, tmp_path, data, packing, share):
-    """Those of what prepare held out of it, too."""
+    """Check that the windows include those of the part that prepare held out."""
     path = tmp_path / "more"
     prepared(letters(tmp_path / "b", "b"), "--out", path, "--validation", share, "--pack", "16")
     named = f"path: {path}" if data == "tokens" else f"sources: {{one: {path}, two: {store}}}"

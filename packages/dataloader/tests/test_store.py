@@ -19,7 +19,7 @@ from gangline_dataloader.store.write import ShardWriter
 
 
 def written(folder: Path, documents: list[list[np.ndarray]]) -> Manifest:
-    """A store of so many shards, each of some documents."""
+    """Write a store with one shard for each list of documents."""
     folder.mkdir(exist_ok=True)
     shards = Shards()
     for number, some in enumerate(documents):
@@ -34,7 +34,7 @@ def written(folder: Path, documents: list[list[np.ndarray]]) -> Manifest:
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_windows_and_ends_match_concatenated_shards(data, tmp_path):
-    """Whatever the shards, also where a window lies in three of them."""
+    """Check any shards, including a window that spans three shards."""
     rng = np.random.default_rng(data.draw(st.integers(0, 1 << 30)))
     lengths = data.draw(st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=6), min_size=1, max_size=5))
     documents = [[rng.integers(0, 1000, n) for n in some] for some in lengths]

@@ -21,7 +21,7 @@ from gangline_testkit.runs import build_small_run
 
 @pytest.fixture
 def store(texts, make_store, tmp_path) -> Path:
-    """With a tokenizer of 257 tokens, a chat template, a plan and a validation part."""
+    """Return a store with a tokenizer of 257 tokens, a chat template, a plan and a validation part."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({letter: n for n, letter in enumerate(letters)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -42,7 +42,7 @@ def opened(store: Path):
 
 
 def swapped(path: Path) -> None:
-    """Two tokens change their numbers."""
+    """Swap the numbers of two tokens."""
     content = json.loads(path.read_text())
     vocabulary = content["model"]["vocab"]
     vocabulary["e"], vocabulary["t"] = vocabulary["t"], vocabulary["e"]
@@ -87,7 +87,7 @@ def test_verify_names_damaged_or_missing_part(kind, distant, store, capsys):
 
 @pytest.mark.parametrize("flip", ['"file"', '"held_out"', '"sources"', '"kept"', '"end_of_text": 256', '"checksum"'])
 def test_verify_refuses_a_manifest_with_a_flipped_bit(flip, store):
-    """By whatever reads the store."""
+    """Check that prepare refuses the manifest too."""
     manifest = store / FILE
     whole = manifest.read_text()
     assert flip in whole
@@ -110,7 +110,7 @@ def test_verify_names_a_plan_with_a_flipped_bit(store, capsys):
 
 @pytest.mark.parametrize("lost", [True, False])
 def test_suggested_command_restores_plan_of_remote_store(lost, store, tmp_path, capsys):
-    """The command that makes a plan takes no URL: a copy of the store is planned, and its plan uploaded."""
+    """Check the suggestion: the command takes no URL, so a copy of the store is planned and its plan uploaded."""
     name, where = "pack-32.json", store.as_uri()
     if lost:
         (store / name).unlink()
@@ -145,7 +145,7 @@ def test_a_run_refuses_a_store_with_another_tokenizer(store):
 @pytest.mark.parametrize("what", [VALIDATION, f"{VALIDATION}/{FILE}"])
 @pytest.mark.parametrize("distant", [False, True])
 def test_a_store_without_its_validation_part_is_refused(what, distant, store, texts, tmp_path):
-    """By train, by show and by an --append, which would else begin another one."""
+    """Check a run, `show`, and an --append, which would otherwise begin another validation part."""
     (shutil.rmtree if what == VALIDATION else Path.unlink)(store / what)
     where = store.as_uri() if distant else str(store)
     sizes = ("model.vocab_size=257", "batch.sequence_length=32", f"data.cache={tmp_path / 'cache'}")
@@ -159,7 +159,7 @@ def test_a_store_without_its_validation_part_is_refused(what, distant, store, te
 
 
 def test_store_without_manifest_checksum_is_refused_as_older(store):
-    """Whatever else such stores lack: the message says why."""
+    """Remove other fields that older stores lack too; the message must still name the older version."""
     about = json.loads((store / FILE).read_text())
     del about["held_out"], about["tokenizer"]["beside_xxh3"], about["shards"]["pieces_xxh3"]
     (store / FILE).write_text(json.dumps(add_checksum(about)))

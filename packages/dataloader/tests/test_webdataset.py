@@ -76,7 +76,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
 
 @pytest.mark.parametrize("kind", DAMAGE)
 def test_damaged_tar_file_is_refused_with_byte(kind, tmp_path):
-    """A tar file from which tarfile returns some members and no error."""
+    """Damage a tar file so that tarfile returns some members and no error."""
     change, message = DAMAGE[kind]
     path = write_tar(tmp_path / "a.tar")
     assert len(list_samples(str(path))) == 6
@@ -116,7 +116,7 @@ def test_shard_written_by_gnu_tar_is_read(tmp_path):
 
 
 def test_identity_changes_with_the_bytes_of_a_shard(tmp_path):
-    """Of a copy elsewhere it stays; names, places and sizes of the members are the same in all."""
+    """Swap contents of equal size, so that only bytes differ; a copy elsewhere keeps the identity."""
     members = [("0.jpg", bytes(100_000)), ("0.txt", b"red"), ("1.jpg", bytes(100_000)), ("1.txt", b"dog")]
     path, copy = tmp_path / "a.tar", tmp_path / "copy"
     copy.mkdir()
@@ -167,7 +167,7 @@ DOUBLED: dict[str, tuple[list[tuple[str, bytes]], str]] = {
 
 @pytest.mark.parametrize("kind", DOUBLED)
 def test_sample_with_duplicate_member_kind_is_refused(kind, tmp_path):
-    """Which of two images belongs to a text is not known."""
+    """Write a second image or text to a sample, so that the pair is ambiguous."""
     members, message = DOUBLED[kind]
     with pytest.raises(UserError, match=rf"a\.tar: {message}"):
         list_samples(str(write_tar(tmp_path / "a.tar", members)))
@@ -182,7 +182,7 @@ def test_members_of_sample_need_not_be_adjacent(tmp_path):
 
 @pytest.mark.parametrize("kind", [tarfile.LNKTYPE, tarfile.SYMTYPE])
 def test_an_image_that_is_a_link_is_refused(kind, tmp_path):
-    """As GNU tar stores a second name of a file: its sample was dropped if its text was a link as well."""
+    """Write image and text as links, as GNU tar stores second names; such a sample must not be dropped."""
     path = write_tar(tmp_path / "a.tar")
     with tarfile.open(path, "a") as tar:
         for name in ("009.jpg", "009.txt"):
@@ -217,7 +217,7 @@ def test_tar_files_with_capitals_are_read(tmp_path):
 
 @pytest.mark.parametrize("name", ["2.tar.gz", "2.tgz", "2.TAR.GZ", "2.tar.zst", "2.tar.bz2", "2.txz"])
 def test_compressed_tar_files_are_refused_by_name(name, tmp_path):
-    """Also alone in a folder, and as data.path."""
+    """Check the file also alone in a folder, and as data.path."""
     write_folder(tmp_path / "with", "0.tar", name)
     write_folder(tmp_path / "alone", name)
     for path in (tmp_path / "with", tmp_path / "alone", tmp_path / "alone" / name):

@@ -27,7 +27,7 @@ T = 5
 
 
 class Memory(Sharded):
-    """Shards in memory, with documents that end anywhere, also with a shard."""
+    """Shards in memory with documents of any length; each shard ends with a document."""
 
     def __init__(self, lengths, seed=0, documents=True):
         draws = np.random.default_rng(seed)
@@ -81,7 +81,7 @@ def samples(source, numbers):
 @settings(deadline=None, max_examples=60)
 @given(st.data())
 def test_batches_equal_single_samples(data):
-    """Windows that lie in two or three shards, documents that end with the window, several chunks."""
+    """Check windows that span two or three shards, documents that end with the window, and several chunks."""
     lengths = data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=6).filter(lambda n: sum(n) > T))
     source = single(lengths, data.draw(st.booleans()))
     width, micro, accumulation = (data.draw(st.integers(1, 3)) for _ in range(3))
@@ -100,7 +100,7 @@ def test_batches_equal_single_samples(data):
 def test_mixture_batches_equal_sample_reader_batches():
     source = mixed()
     reader, other = source.open_reader(ReadPlace(1, 2, 12, 3, CPU)), SampleReader(source, ReadPlace(1, 2, 12, 3, CPU))
-    for cursor in (0, 65_530):  # the second over the border of a block
+    for cursor in (0, 65_530):  # the second cursor crosses a block boundary
         reader.begin(cursor, 0)
         other.begin(cursor, 0)
         for _ in range(6):
@@ -125,7 +125,7 @@ def test_reader_raises_at_first_incomplete_step():
 
 
 def test_document_search_does_not_copy_ends(monkeypatch):
-    """numpy searches in a common dtype: a needle of another one would have it copy every end of a shard."""
+    """Check the dtype of the search: with another dtype, numpy would copy all document ends of a shard."""
     source = single([2000])
     searched = []
     search = np.searchsorted
@@ -142,7 +142,7 @@ def test_document_search_does_not_copy_ends(monkeypatch):
 
 
 def test_slow_read_does_not_overwrite_batches_after_seek(monkeypatch):
-    """A thread that waits for its shard for longer than `begin` waits for the thread."""
+    """Keep the reader thread waiting for its shard for longer than `begin` waits for the thread."""
     monkeypatch.setattr(read_ahead, "PATIENCE", 0.01)
     source, going, late = single([2000]), threading.Event(), []
     fill = source.fill
@@ -167,7 +167,7 @@ def test_slow_read_does_not_overwrite_batches_after_seek(monkeypatch):
 
 
 def test_lookup_of_replaced_sample_order_is_not_cached():
-    """A return to a checkpoint from before a corpus grew, while samples are read ahead."""
+    """Change the order during a lookup, as a rollback to a checkpoint from before a grown corpus does."""
     source, asked, going = single([2000]), threading.Event(), threading.Event()
     before = source.order
 
@@ -192,7 +192,7 @@ def test_lookup_of_replaced_sample_order_is_not_cached():
 
 
 def test_unreadable_step_raises_on_every_later_take():
-    """It is gathered with others, which are given first; nothing behind it is."""
+    """Fail one step of several that are read together: steps before it are given, and none after it."""
     source = single([2000])
     fill = source.fill
 
