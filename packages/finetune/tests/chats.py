@@ -16,7 +16,10 @@ SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
 
 def tokenizer(directory: Path, template: str | None = TEMPLATE, bos: bool = False) -> Path:
-    """Write a tokenizer of bytes with three special tokens; its tokenizer.json. bos: it begins a text by the second."""
+    """Write a byte tokenizer with three special tokens and return the path of its tokenizer.json.
+
+    bos: the second special token is added before each text
+    """
     directory.mkdir(parents=True, exist_ok=True)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())[: 256 - len(SPECIAL)]
     made = Tokenizer(models.BPE(vocab={letter: number for number, letter in enumerate(alphabet)}, merges=[]))
@@ -38,7 +41,7 @@ def tokenizer(directory: Path, template: str | None = TEMPLATE, bos: bool = Fals
 
 
 def chat(number: int, turns: int = 1) -> list[dict[str, str]]:
-    """A chat whose answers follow from its questions."""
+    """Return a chat whose answers follow from its questions."""
     found = [{"role": "system", "content": "Add."}] if number % 3 == 0 else []
     for turn in range(turns):
         a, b = number % 7, (number + turn) % 5
@@ -52,5 +55,5 @@ def write(path: Path, rows: list[dict]) -> Path:
 
 
 def chats(path: Path, count: int = 40) -> Path:
-    """Write chats of one to three turns as JSON lines."""
+    """Write chats of one to three turns as JSON lines and return their path."""
     return write(path, [{"messages": chat(number, 1 + number % 3)} for number in range(count)])

@@ -18,7 +18,7 @@ SETTINGS = (
 )
 SETTINGS += ("data=chat", "lora=on", "optimizer.learning_rate=0.02", "schedule=constant")
 
-LM_EVAL = ("gangline_finetune.evaluate.tasks", "lm_eval.evaluator")  # what each run that asks imports, for seconds
+LM_EVAL = ("gangline_finetune.evaluate.tasks", "lm_eval.evaluator")  # slow imports of each run that evaluates
 
 TASKS = {
     "choice": """
@@ -45,9 +45,9 @@ metric_list: [{metric: exact_match}]
 
 
 def made(folder: Path, tasks: Mapping[str, str], count: int, bos: bool = False) -> tuple[str, ...]:
-    """Write the tasks as `own_NAME` to NAME.yaml, of `count` questions each; the words of `train` that learn them.
+    """Write each task as `own_NAME` to NAME.yaml, and return the overrides of a run that trains on the tasks.
 
-    bos: the tokenizer begins each text by a BOS.
+    count: number of questions per task; bos: the tokenizer adds a BOS token before each text
     """
     base = llama(folder / "base")
     path = tokenizer(folder / "base", bos=bos)

@@ -9,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from gangline_models.hugging_face.commands import list_overrides
 
-SHORT = (  # of a run of a few steps, whose loss moves
+SHORT = (  # a run of a few steps whose loss changes
     "batch.global_size=4",
     "batch.sequence_length=16",
     "run.sample=0",
@@ -24,7 +24,7 @@ TOKENS = torch.tensor([[1, 7, 3, 200, 45, 9, 9, 101, 3]])
 
 
 def llama(directory: Path, seed: int = 0, hidden: int = 48) -> list[str]:
-    """Write a Llama with random weights; what to type behind `train` to start from it."""
+    """Write a Llama with random weights and return the overrides of a run that starts from it."""
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=256,
@@ -44,10 +44,10 @@ def llama(directory: Path, seed: int = 0, hidden: int = 48) -> list[str]:
 
 @torch.no_grad()
 def logits(model: torch.nn.Module) -> torch.Tensor:
-    """Of a few tokens, (1, T, V), in float32."""
+    """Return the logits (1, T, V) of a few tokens in float32."""
     return model.eval()(TOKENS).logits.float()
 
 
 def opened(directory: Path) -> torch.nn.Module:
-    """As transformers opens it."""
+    """Load the model with transformers."""
     return LlamaForCausalLM.from_pretrained(directory, dtype=torch.float32)

@@ -70,7 +70,7 @@ def test_resume_from_adapter_checkpoint_matches_complete_checkpoint(runs, base):
         assert torch.equal(merged(runs, names[0]), merged(runs, names[1]))
     places = [runs.directory / name for name in names]
     assert sample(places[0], "a", 8, temperature=0.0) == sample(places[1], "a", 8, temperature=0.0)
-    runs.train(f"resume={names[0]}", "run.steps=5", "checkpoint.save_frozen=true")  # from then on they hold all
+    runs.train(f"resume={names[0]}", "run.steps=5", "checkpoint.save_frozen=true")  # later checkpoints are complete
     assert nbytes(places[0] / "checkpoints" / "step-00000005") > 1.3 * nbytes(
         places[0] / "checkpoints" / "step-00000004"
     )
@@ -114,7 +114,7 @@ def test_missing_or_changed_base_is_refused(runs, capsys):
 
 
 def test_complete_checkpoint_is_kept_if_base_is_missing(runs):
-    """A run from whole checkpoints to such without the base: the last whole one is the only copy of a base gone."""
+    """Resume without saving the base, when the base has changed or is gone and only the checkpoint has it."""
     here = runs.directory
     shutil.copytree(here / "base", here / "lent")
     words = [word.replace(str(here / "base"), str(here / "lent")) for word in runs.base]
@@ -143,7 +143,7 @@ def test_complete_checkpoint_is_kept_if_base_is_missing(runs):
 
 
 def test_initial_adapter_may_be_deleted(runs):
-    """It lies in the checkpoints; the base alone is looked for."""
+    """Check that checkpoints contain the adapter, so that only the base is read again."""
     here = runs.directory
     runs.train("run.dir=first", *runs.base)
     assert main(["export", str(here / "first"), str(here / "adapter"), "--adapter-only", "lora"]) == 0

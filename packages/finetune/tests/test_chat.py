@@ -46,7 +46,7 @@ def test_tokens_and_mask_match_transformers(tmp_path, words):
 
 
 def answers(words):
-    """What of each chat is learnt, as text."""
+    """Return the text of each chat that contributes to the loss."""
     found = source([*words, "data.validation_fraction=0"])
     return [found.codec.decode_special(chat.tokens[chat.learnt].tolist()) for chat in found.chats]
 
@@ -189,7 +189,7 @@ def test_missing_template_or_mismatched_tokenizer_is_refused(tmp_path, words):
 
 
 def test_sampling_uses_tokenizer_and_template_of_run(tmp_path, words):
-    """Without `data.tokenizer` that is the one beside the weights."""
+    """Check a run without `data.tokenizer`, which uses the tokenizer next to the weights."""
     from gangline_basics.sampling.text import build_codec, find_ends
 
     llama(tmp_path / "model")
@@ -211,7 +211,7 @@ def test_template_that_changes_earlier_turns_is_refused(tmp_path, words):
 
 
 def test_missing_chat_file_error_does_not_suggest_null(tmp_path, words):
-    """Neither a corpus of texts nor bytes are."""
+    """Check a missing file: null would select a corpus of plain text or bytes, which are not chats."""
     for word in (f"data.path={tmp_path}/none.jsonl", f"data.tokenizer={tmp_path}/none.json"):
         assert "none.json" in problems([*words, word])
         assert "=null" not in problems([*words, word])

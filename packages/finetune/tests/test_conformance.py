@@ -15,7 +15,7 @@ class TestLora(ModelEditSuite):
 
 @pytest.mark.nightly
 class TestDora(ModelEditSuite):
-    """Lengths of rows that tp has cut, and draws of features that it has cut."""
+    """DoRA with row norms and dropout masks of matrices that tp shards."""
 
     choice = "lora=on"
     settings = ("lora.rank=3", "lora.dora=true", "lora.dropout=0.3", "lora.targets=[wq,wo,w_up,w_down]")

@@ -63,7 +63,7 @@ def source(runs, *more, split="train"):
 
 
 def log_likelihoods(model, of) -> torch.Tensor:
-    """(pairs, 2) by transformers, a chat at a time."""
+    """Compute the log-likelihoods (pairs, 2) with transformers, one chat at a time."""
     found = []
     for pair in of.pairs:
         for side in pair:
@@ -113,7 +113,7 @@ def test_two_ranks_match_one_rank(runs):
 
 
 def test_loss_matches_trl(runs, tmp_path, monkeypatch):
-    """The same pairs through TRL's trainer: its policy is not its reference, as after some steps."""
+    """Compare with TRL's trainer on the same pairs; the policy differs from the reference, as after some steps."""
     from datasets import Dataset
     from transformers import AutoTokenizer
     from trl import DPOConfig, DPOTrainer
@@ -204,7 +204,7 @@ def test_chats_that_repeat_prompt_match_bare_answers(runs):
 
 
 def test_loss_covers_all_answers_of_each_side(runs):
-    """And nothing that was said to the model between them; by the numbers of transformers."""
+    """Check that messages between answers do not count, and compare log-likelihoods with transformers."""
     asked, sure = ({"role": "user", "content": text} for text in ("1+1?", "sure?"))
     yes, no, oh = ({"role": "assistant", "content": text} for text in ("2", "3", "Oh, it is 2."))
     rows = [
@@ -241,7 +241,7 @@ def test_shared_prefix_of_chats_becomes_prompt(runs):
 
 
 def test_signal_stops_reference_model_scoring(runs, monkeypatch, capsys):
-    """Between portions, and people are told how far it is."""
+    """Check that scoring stops between portions and prints its progress."""
     from types import SimpleNamespace
 
     import gangline.train.reference_model as asking

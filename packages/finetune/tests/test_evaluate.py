@@ -33,7 +33,7 @@ def here(tmp_path_factory):
 
 
 def compare_with_lm_eval(here, run, out, names):
-    """Compare each number of the tasks by `gangline eval` of a run with that by lm-eval's own model of an export."""
+    """Compare all metrics of `gangline eval` on a run with lm-eval's own model of the run's export."""
     import lm_eval
     from lm_eval.tasks import TaskManager
 
@@ -66,7 +66,7 @@ def test_metrics_match_lm_eval_on_export(here, monkeypatch, capsys):
 
 
 def test_metrics_match_lm_eval_with_extended_context(here, monkeypatch, capsys):
-    """Stretched rotary positions: the export sees 256 tokens, the run's rows have 64."""
+    """Check scaled rotary positions: the export has a context of 256 tokens, and the rows of the run have 64."""
     monkeypatch.setenv("HF_DATASETS_CACHE", str(here / "cache"))
     text = (here / "text.yaml").read_text().replace("* 9", "* 40").replace("{metric: word_perplexity}, ", "")
     for name, long in (
@@ -92,7 +92,7 @@ def test_metric_too_large_for_a_float_is_infinite(here, monkeypatch, capsys):
 
 
 def test_runs_start_warm_after_lm_eval_import(here):
-    """It imports scikit-learn, which sets variables of the whole process."""
+    """Check that runs start warm: lm-eval imports scikit-learn, which sets environment variables of the process."""
     import lm_eval.evaluator  # noqa: F401
 
     command = warm.make_command(TRAIN, {**copy_environment(), "OMP_NUM_THREADS": "1"})
@@ -119,7 +119,7 @@ def test_generated_answers_match_transformers(here):
 
 
 class Mute(TextModel):
-    """It is asked for its vocabulary alone."""
+    """Model that only has a vocabulary and fails if it must score texts."""
 
     def score_rows(self, rows):
         raise AssertionError("it was asked how likely texts are")
@@ -170,7 +170,8 @@ def test_invalid_task_is_refused_before_evaluation(here, monkeypatch, capsys):
 
 
 def test_unknown_tasks_are_refused(here, monkeypatch, capsys):
-    # Tasks of our own stand for lm-eval's, of which it reads 14,000 files; `test_evaluate_live` asks for one of those.
+    # The local directory replaces lm-eval's own task files, of which lm-eval would read 14,000. `test_evaluate_live`
+    # requests a task from lm-eval's own files.
     monkeypatch.setattr("lm_eval.tasks.manager.__file__", str(here / "manager.py"))
     for task, told in (
         ("no_such_task_at_all", "lm-eval task no_such_task_at_all is unknown"),

@@ -58,7 +58,7 @@ def test_live_metrics_match_gangline_eval(runs, layout, monkeypatch):
 
 def test_live_evaluation_does_not_change_training(runs):
     runs.train("run.dir=asked", *runs.asked, "callback.eval.limit=2")
-    runs.train("run.dir=not", *runs.asked, "callback.eval.every=100")  # it is never asked
+    runs.train("run.dir=not", *runs.asked, "callback.eval.every=100")  # the run ends before its first evaluation
     for ours, theirs in zip(runs.read_records("asked"), runs.read_records("not"), strict=True):
         assert (ours["loss"], ours["grad_norm"]) == (theirs["loss"], theirs["grad_norm"])
 

@@ -12,7 +12,7 @@ from gangline_finetune.lora.modules import DroppedLowRank
 
 
 def test_adapters_of_one_block_have_different_dropout_masks():
-    """Each draw has the linear's own path in its key, and the block its own."""
+    """Check masks whose random key contains the block and the path of the linear layer."""
     run = compose_one(["recipe=quick", "lora=on", "lora.dropout=0.5", "model.layers=2"])
     model = construct(compose_model(run)[0]).train()
     kept: dict[tuple[int, ...], list[torch.Tensor]] = {}

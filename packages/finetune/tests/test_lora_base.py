@@ -20,7 +20,8 @@ from gangline_testkit import ModelEditSuite, RealRuns
 from gangline_testkit.sessions import open_session
 
 SETTINGS = (*SHORT, "run.steps=3", "lora=on", "lora.rank=4")
-# Codes of a block: the inputs of w_down are 48. Those of o_proj are heads of 8 features, which no block of 16 divides.
+# Block sizes of the codes; w_down has 48 inputs. o_proj is not in the list: its heads have 8 features, and no block of
+# 16 divides 8.
 BLOCKS = dict.fromkeys(("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"), 32) | {"down_proj": 16}
 
 
@@ -74,7 +75,7 @@ def test_quantized_matmul_matches_dequantized_and_saves_no_weights():
 
 
 def rounded(base: Path, to: Path, kind: str) -> Path:
-    """The base with its matrices rounded, by the definition and not by the package's plan."""
+    """Write a copy of the base with rounded matrices, by the definition and not by the package's plan."""
     shutil.copytree(base, to)
     path = to / "model.safetensors"
     tensors = load_file(path)
@@ -147,7 +148,7 @@ def test_low_precision_base_matches_rounded_base(runs, kind, capfd):
 
 
 def test_weight_bytes_match_closed_form(tmp_path):
-    """What a process holds of weights, and what a checkpoint would: as `explain` says, and as counted by hand."""
+    """Compare the bytes of weights in a process with a count by hand and with `explain`."""
     dim, hidden, vocabulary, layers = 64, 128, 256, 2
     words = (
         f"model.dim={dim}",
@@ -158,7 +159,7 @@ def test_weight_bytes_match_closed_form(tmp_path):
     )
     words += (f"model.vocab_size={vocabulary}", "model.tied=false", "precision=bf16", "lora=on", "lora.rank=2")
     linears = layers * (4 * dim * dim + 3 * dim * hidden)
-    scales = layers * (3 * dim * dim // 64 + dim * dim // 32 + 3 * dim * hidden // 64)  # heads are 32 wide
+    scales = layers * (3 * dim * dim // 64 + dim * dim // 32 + 3 * dim * hidden // 64)  # wo: heads of 32 features
     norms, adapters = (2 * layers + 1) * dim, layers * 2 * (4 * 2 * dim + 3 * (dim + hidden))
     wanted = {
         "full": 6 * (linears + 2 * vocabulary * dim),
@@ -185,7 +186,7 @@ def test_unsupported_lora_base_combinations_are_refused(runs):
 
 
 def test_dora_uses_norms_of_quantized_weights(runs):
-    """And an adapter of peft with them is taken, and written, as of those."""
+    """Check that an adapter exported from a quantized base gives the same merged weights when a run starts from it."""
     here = runs.directory
     words = ("lora.dora=true", "lora.base=8bit", *runs.base)
     runs.train("run.dir=dora", *words)

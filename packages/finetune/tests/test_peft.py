@@ -101,7 +101,7 @@ def test_incompatible_adapter_is_refused(runs):
 
 @pytest.fixture
 def adapter(runs, tmp_path):
-    """Write an adapter of peft whose config says something else, too: (what it says, words of a run from it)."""
+    """Write a peft adapter and return (path of its config, overrides of a run that starts from it)."""
     config = LoraConfig(r=3, lora_alpha=8, target_modules=["q_proj"], task_type="CAUSAL_LM")
     get_peft_model(opened(runs.directory / "base"), config).save_pretrained(tmp_path / "ad")
     path = tmp_path / "ad" / "adapter_config.json"
@@ -127,7 +127,7 @@ def test_unsupported_adapter_config_is_refused(runs, adapter):
         path.write_text(json.dumps({**plain, "init_lora_weights": value}))
         assert "has use_dora=False" in runs.expect_refusal(
             "run.dir=no", *words, "lora.dora=true"
-        )  # and nothing before that
+        )  # init_lora_weights was accepted
 
 
 def test_absent_adapter_fields_use_peft_defaults(runs, adapter):

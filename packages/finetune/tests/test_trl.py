@@ -24,7 +24,7 @@ SETTINGS += ("precision=fp32", "data=chat", "optimizer.learning_rate=0.01", "sch
 
 
 def reward(completions, **_) -> list[float]:
-    """More for letters that come late in the alphabet: hardly two texts have the same."""
+    """Return a higher reward for letters late in the alphabet, so that two texts rarely have the same reward."""
     return [sum(map(ord, text)) / 1000 for text in completions]
 
 
@@ -55,7 +55,7 @@ def test_export_trained_with_trl_grpo_is_imported(tmp_path, capsys):
             disable_tqdm=True,
         )
         prompts = Dataset.from_list([{"prompt": f"{n}+{n}?"} for n in range(8)])
-        # The path alone: TRL finds weights, tokenizer and generation config in the directory.
+        # Pass only the path: TRL finds weights, tokenizer and generation config in the directory.
         trainer = GRPOTrainer(str(tmp_path / "policy"), reward, args=args, train_dataset=prompts)
         trainer.train()
         assert trainer.state.global_step == 3

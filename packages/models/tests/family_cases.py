@@ -31,7 +31,7 @@ LONG = {
     },
 }
 
-# name -> (their class of configuration without "Config", what it is given)
+# name -> (transformers config class without "Config", its arguments)
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("Qwen2", COMMON),
     "qwen2-tied-yarn": ("Qwen2", COMMON | {"tie_word_embeddings": True, "rope_parameters": YARN}),
@@ -141,7 +141,7 @@ NEXT: dict[str, Any] = COMMON | {
     "linear_conv_kernel_dim": 3,
     "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5, "rope_theta": 1e4},
     "num_experts": 0,
-    "rms_norm_eps": 1e-2,  # or the norm behind a delta-rule layer makes much of what rounding leaves of small numbers
+    "rms_norm_eps": 1e-2,  # a smaller value amplifies rounding errors in the norm after a delta-rule layer
 }
 CASES |= {
     "qwen3-next-dense": ("Qwen3Next", NEXT),
@@ -150,7 +150,7 @@ CASES |= {
         NEXT | {"attention_bias": True, "rope_parameters": YARN | {"partial_rotary_factor": 0.5}},
     ),
 }
-# The same of families whose feed-forwards are experts: they need gangline-moe.
+# Families whose feed-forwards are experts; they need gangline-moe.
 ROUTED: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt-oss": (
         "GptOss",
@@ -246,15 +246,15 @@ SPARSE: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
-LENGTH = 48  # of the rows that the models are compared on
+LENGTH = 48  # tokens per row when models are compared
 
 
 def theirs(name: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """Their model with random numbers in every parameter, biases and norms too, large enough that each counts."""
+    """Return the transformers model with random values in every parameter, large enough to affect the logits."""
     family, values = (CASES | ROUTED | CORE | SPARSE)[name]
     config = getattr(transformers, f"{family}Config")(**values, attn_implementation="eager")
     with torch.random.fork_rng():
-        torch.manual_seed(3)  # the middle of what is one number a head (A_log) is what their class has drawn
+        torch.manual_seed(3)  # transformers draws values with one number per head (A_log), and their mean is kept
         model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").to(dtype).eval()
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():

@@ -1,7 +1,7 @@
 """Directories of small models: read as a run, written again, and read with a changed config.json.
 
-What is saved by transformers holds every field; older and edited files do not. Where a file is read as it was before,
-by them and by us, nothing is computed again.
+Files saved by transformers hold every field; older and edited files lack some. If transformers and gangline read a
+changed file as they read the original one, no logits are computed again.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from gangline_testkit.inputs import make_full_batch
 
 
 def run_of(directory: Path) -> Run:
-    """The run that the directory's config.json asks for, with the edits that are installed."""
+    """Return the run that the directory's config.json describes, with the installed edits."""
     batch = BatchSection(sequence_length=LENGTH, global_size=2)
     model, edits = read_edited_config(directory)
     return build_default_run(model=model, batch=batch, **{installed().find_part(edit).group: edit for edit in edits})
 
 
 def computed(run: Run) -> dict[str, Any]:
-    """What its config.json says of what it computes."""
+    """Return the config.json fields of the run's model that decide what it computes, and its edits."""
     format = get_model_format(run.model)
     assert format is not None
     return format.describe(run.model) | {group: repr(edit) for group, edit in run.edits.items()}
@@ -62,7 +62,7 @@ def problems(run: Run) -> str:
 
 
 def ours(run: Run, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
-    """The run's model with the weights that it starts from."""
+    """Build the run's model with its initial weights."""
     tree, plan = compose_model(run)
     model = materialise(construct(tree), plan, dtype=dtype)
     with torch.no_grad():
@@ -89,7 +89,7 @@ def tokens(vocab_size: int) -> Batch:
 
 
 def compare_logits(model: PreTrainedModel, directory: Path) -> None:
-    """Theirs of the model that was saved there, and ours of that directory."""
+    """Compare the logits of a saved transformers model with the logits of gangline's model from the same directory."""
     run = run_of(directory)
     assert problems(run) == ""
     batch = tokens(model.config.vocab_size)
@@ -100,7 +100,7 @@ def compare_logits(model: PreTrainedModel, directory: Path) -> None:
 
 
 def compare_there_and_back(model: PreTrainedModel, directory: Path, out: Path) -> None:
-    """Read, written again to `out`: the same tensors and the same model, to them and to us."""
+    """Import the directory, export to `out`, and check that tensors, fields and logits in transformers are the same."""
     run = run_of(directory)
     write(run, ours(run), out)
     before, after = load_file(directory / "model.safetensors"), load_file(out / "model.safetensors")
@@ -118,13 +118,13 @@ def compare_there_and_back(model: PreTrainedModel, directory: Path, out: Path) -
 
 
 def with_one_layer_fewer(content: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-    """How many layers a config.json gives the model, and the config.json of a model without the last layer."""
+    """Return the number of layers in a config.json, and the config.json of a model without the last layer."""
     count = "n_layer" if "n_layer" in content else "num_hidden_layers"
     lists = {name: content[name][:-1] for name in ("layer_types", "no_rope_layers") if content.get(name)}
     return content[count], content | lists | {count: content[count] - 1}
 
 
-DECIDING_ALSO = {"max_position_embeddings"}  # where rotary positions are stretched
+DECIDING_ALSO = {"max_position_embeddings"}  # matters if rotary positions are scaled
 GONE = object()
 ODD = (
     *(0, -1, None, "x", 10**9, 2**62, 10**400, 0.0, 1.5, 1e308, math.nan, 1, True, False),
@@ -133,7 +133,7 @@ ODD = (
 
 
 def places(content: dict[str, Any]) -> Iterator[tuple[str, ...]]:
-    """The path of every field, those inside of rope_parameters too."""
+    """Yield the path of every field that matters, including fields inside of rope_parameters."""
     for name, value in content.items():
         if name in HARMLESS - DECIDING_ALSO:
             continue
@@ -158,10 +158,10 @@ def changed(content: dict[str, Any], path: tuple[str, ...], value: Any) -> dict[
 
 
 def files(content: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(the field, the file without it or with null), of the file and of one as older versions wrote it."""
+    """Yield (field, file without the field or with null), for the file and for its form in older versions."""
     rope = dict(content.get("rope_parameters") or {})
     older = [content]
-    if "layer_types" in content:  # older files leave it to the class
+    if "layer_types" in content:  # older files rely on the class's default
         older.append(changed(content, ("layer_types",), GONE))
     if "rope_theta" in rope:
         flat = changed(content, ("rope_parameters",), GONE)
@@ -178,7 +178,7 @@ def files(content: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 class Files:
-    """One model, read again and again with another config.json beside the same weights."""
+    """One saved model that is read again and again with another config.json."""
 
     def __init__(self, name: str, directory: Path) -> None:
         self.model = theirs(name)
@@ -193,19 +193,19 @@ class Files:
         return AutoConfig.from_pretrained(self.directory).to_dict()
 
     def their_logits(self) -> torch.Tensor | None:
-        """None: they refuse the file, or begin with weights that it does not hold."""
+        """Return the logits of transformers; None if it refuses the file or if the file lacks weights."""
         try:
             model, how = AutoModelForCausalLM.from_pretrained(
                 self.directory, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
             )
             with torch.no_grad():
                 found: torch.Tensor = model.eval()(self.batch.tokens).logits
-        except Exception:  # whatever they raise
+        except Exception:  # transformers raises errors of any class
             return None
         return None if how["missing_keys"] or how["mismatched_keys"] or not found.isfinite().all() else found
 
     def wrong(self, field: str, content: dict[str, Any]) -> str | None:
-        """What is wrong with how we read that file."""
+        """Return the error in how gangline reads that file, or None."""
         (self.directory / "config.json").write_text(json.dumps(content))
         try:
             run = run_of(self.directory)
@@ -219,42 +219,46 @@ class Files:
         try:
             if computed(run) == self.read and self._config() == self.known:
                 return None
-        except Exception:  # they refuse it
+        except Exception:  # transformers refuses it
             return None
         if (expected := self.their_logits()) is None:
             return None
         try:
             model = ours(run)
-        except UserError:  # the weights say otherwise, which transformers passes over
+        except UserError:  # the weights contradict the file, and transformers does not check that
             return None
         with torch.no_grad():
             gap = (model.compute_logits(self.batch) - expected).abs().max()
-        # What a field decides moves logits by 1e-2 and more. A norm's default epsilon may be 1000 times smaller than
-        # the one saved: rounding is then ten times what it is there, in theirs as in ours (each against float64).
+        # A field that matters changes logits by 1e-2 or more. The default epsilon of a norm may be 1000 times smaller
+        # than the saved one: rounding errors are then ten times larger, in transformers and in gangline (each against
+        # float64).
         return None if gap < 1e-4 * max(1.0, float(expected.abs().max())) else f"logits differ by {float(gap)}"
 
     def wrong_import(self, field: str, content: dict[str, Any]) -> str | None:
-        """What is wrong with how `gangline import` and a run read that file. Raises what is no UserError."""
+        """Return the error in how `gangline import` and a run read that file.
+
+        Raises errors of the import that are not UserError.
+        """
         (self.directory / "config.json").write_text(json.dumps(content))
         with suppress(UserError):
             list_overrides(self.directory)
         return self.wrong(field, content)
 
     def all_odd_wrong(self) -> dict[str, str]:
-        """Of each field with a value of another kind or size, and read wrongly: what is wrong."""
+        """Return the errors of all fields that are misread with a value of another type or size."""
         found = {}
         for path in places(self.content):
             for value in ODD:
                 try:
                     wrong = self.wrong_import(path[-1], changed(self.content, path, value))
-                except Exception as error:  # named with the value that it is of
+                except Exception as error:  # reported with the value that causes it
                     wrong = repr(error)
                 if wrong:
                     found[f"{'.'.join(path)}={value!r:.20}"] = wrong
         return found
 
     def all_wrong(self) -> dict[str, str]:
-        """Of each field that is absent or null, and read wrongly: what is wrong."""
+        """Return the errors of all fields that are misread if they are absent or null."""
         found = {}
         for field, content in files(self.content):
             if wrong := self.wrong(field, content):

@@ -16,11 +16,11 @@ from gangline import UserError
 from gangline_models.hugging_face.commands import list_overrides
 from gangline_models.hugging_face.config import read_edited_config
 
-Saved = Callable[[str], tuple[PreTrainedModel, Path]]  # name -> their model, and the directory that it was saved in
+Saved = Callable[[str], tuple[PreTrainedModel, Path]]  # name -> (transformers model, directory in which it is saved)
 
 
 class Families:
-    """Tests that ask for a `family` are run of each one in `cases`: by day of those that are not in `nightly`."""
+    """Tests with an argument `family` run for each family in `cases`; families in `nightly` run nightly."""
 
     cases: ClassVar[Iterable[str]] = ()
     nightly: ClassVar[frozenset[str]] = frozenset()
@@ -32,7 +32,7 @@ class Families:
 
 
 class FamilySuite(Families):
-    """Each family computes what transformers computes, and its weights and its config.json go there and back."""
+    """Each family matches transformers, and its weights and config.json survive a round trip."""
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -70,18 +70,18 @@ class FamilySuite(Families):
 
 
 class AbsentFields(Families):
-    """A field of config.json that is absent or null means what it means to transformers, or is refused by its name."""
+    """An absent or null field of config.json has the default of transformers, or is refused by name."""
 
     def test_absent_fields_match_transformers_defaults(self, family: str, tmp_path: Path) -> None:
         wrong = Files(family, tmp_path).all_wrong()
-        assert not wrong, wrong  # this module's assertions are not explained by pytest
+        assert not wrong, wrong  # pytest does not explain assertions of this module
 
 
 class OddFields(Families):
-    """A field of config.json with an odd value means what it means to transformers, or is refused with a message."""
+    """A field of config.json with an unusual value is read as transformers reads it, or is refused with a message."""
 
-    sample: ClassVar[str] = ""  # the case that runs by day
-    fields: ClassVar[Iterable[tuple[str, object]]] = ()  # field and value, by day
+    sample: ClassVar[str] = ""  # family of the test that is not nightly
+    fields: ClassVar[Iterable[tuple[str, object]]] = ()  # (field, value) of the test that is not nightly
 
     @pytest.mark.nightly
     def test_all_unusual_values_match_transformers_or_are_refused(self, family: str, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from family_suite import AbsentFields
 
 class TestAbsentFields(AbsentFields):
     cases = tuple(CASES)
-    nightly = frozenset(  # others say it by day
+    nightly = frozenset(  # by default, the other families cover these fields
         {
             "qwen2",
             "qwen2-yarn-between-pairs",

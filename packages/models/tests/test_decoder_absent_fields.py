@@ -38,7 +38,7 @@ TYPES = {"llama": "llama", "llama3": "llama", "mistral": "mistral", "qwen3": "qw
 
 
 def without(content: dict[str, Any]):
-    """(the field, the file without it, with null, or with a part of it)."""
+    """Yield (field, file without the field, with null, or with a part of the field)."""
     for name in content.keys() - {"architectures"}:
         rest = {key: value for key, value in content.items() if key != name}
         yield name, rest
@@ -67,7 +67,7 @@ def test_absent_fields_match_transformers_defaults(name, tmp_path):
             continue
         try:
             full = AutoConfig.for_model(TYPES[name], **content).to_dict()
-        except Exception:  # they refuse the file
+        except Exception:  # transformers refuses the file
             continue
         expected = computed(tmp_path / "full", full | {"architectures": content["architectures"]})
         if found != expected:

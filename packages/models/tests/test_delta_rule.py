@@ -12,7 +12,7 @@ B, T, G, H, K, V = 2, 23, 2, 4, 6, 5
 
 
 def given(seed: int = 0) -> list[Tensor]:
-    """q, k, v, log of the decay, beta."""
+    """Return q, k, v, the log of the decay, and beta."""
     generator = torch.Generator().manual_seed(seed)
 
     def drawn(*shape: int) -> Tensor:
@@ -24,7 +24,7 @@ def given(seed: int = 0) -> list[Tensor]:
 
 
 def token_by_token(q, k, v, log_decay, beta, document: Tensor | None) -> Tensor:
-    """As the recurrence says it."""
+    """Compute the output with the recurrence, token by token."""
     q, k = (normalise_length(x).repeat_interleave(H // G, dim=2) for x in (q, k))
     out = []
     for row in range(B):
@@ -59,7 +59,7 @@ def test_chunked_delta_rule_matches_recurrence(chunk, document):
 @pytest.mark.parametrize("document", [None, DOCUMENTS], ids=["one document", "documents"])
 def test_decoding_from_chunk_state_matches_recurrence(first, document):
     arguments = [x.detach() for x in given()]
-    if document is not None:  # the texts that are written go on in the document in which their first tokens end
+    if document is not None:  # generated tokens continue the document of the last given token
         document = torch.cat((document[:, :first], document[:, first - 1 : first].expand(-1, T - first)), dim=1)
     want = token_by_token(*arguments, document)
     begun = None if document is None else document[:, :first]

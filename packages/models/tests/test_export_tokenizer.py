@@ -36,7 +36,7 @@ def test_export_includes_tokenizer_files_and_eos_token(tokenizer, tmp_path):
 
 
 def test_eos_token_is_read_from_special_tokens_map(tokenizer, tmp_path):
-    """As transformers reads them: before the config, unless that lists its added tokens."""
+    """Check that the map precedes the config, unless the config lists its added tokens, as in transformers."""
     config = tmp_path / "tokenizer_config.json"
 
     def named() -> dict:
@@ -75,7 +75,7 @@ def test_link_out_of_the_tokenizer_directory_is_refused(tokenizer, tmp_path_fact
 
 
 def test_links_of_the_hugging_face_cache_are_followed(tokenizer, tmp_path_factory, tmp_path):
-    """huggingface_hub links snapshots/REVISION/FILE to ../../blobs/HASH."""
+    """Create links as huggingface_hub does, from snapshots/REVISION/FILE to ../../blobs/HASH."""
     hub = tmp_path_factory.mktemp("hub")
     repository = hub / "models--owner--name"
     snapshot, blobs = repository / "snapshots" / "0a1b", repository / "blobs"

@@ -101,7 +101,7 @@ class TestFamilies(FamilySuite):
             ours(run_of(tmp_path))
 
     def test_attention_tensor_in_layer_without_attention_is_refused(self, saved, tmp_path):
-        """Layers with attention have a tensor of that name; layer 0 of this model has none."""
+        """Add the tensor to layer 0, which has no attention; layers with attention have a tensor of that name."""
         _, directory = saved("qwen3-next-dense")
         shutil.copytree(directory, tmp_path, dirs_exist_ok=True)
         tensors, name = load_file(directory / "model.safetensors"), "model.layers.0.self_attn.q_norm.weight"
@@ -186,7 +186,7 @@ OURS = [name for name, offer in installed().get_offers("model").items() if offer
 
 @pytest.mark.parametrize("name", OURS)
 def test_transformers_opens_the_config_of_every_part(name):
-    """Its fields have types, and 256.0 is none where it wants 256."""
+    """Check the types of fields: transformers does not accept 256.0 for 256."""
     config = installed().get_offers("model")[name].part.config()
     run = build_default_run(model=config, batch=BatchSection(sequence_length=LENGTH))
     content = json.loads(json.dumps(make_run_config_json(run, name, "float32")))

@@ -15,13 +15,14 @@ from gangline_basics.sampling.sampler import generate
 from gangline_models.modules.latent import LatentUp
 
 START = 9
-# Their rotary positions turn faster or slower as the text grows; ours are of the run's rows (`gangline_models.rope`).
+# As the text grows, transformers rescales the rotary positions of these models; gangline uses the length of the rows of
+# the run (`gangline_models.rope`).
 GROWING = {"qwen2-dynamic", "phi3-longrope"}
 
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
-    """name -> (their model, our run and model, in float64)."""
+    """Return a function that builds (transformers model, run, gangline model) by name, in float64."""
 
     def make(name: str):
         directory = tmp_path_factory.mktemp(name)
@@ -71,7 +72,7 @@ def test_batched_generation_matches_single_prompts(name, pair):
 
 
 class Adapted(Linear):
-    """A product that is more than its weight, as with an adapter around it."""
+    """Linear layer that computes more than its matmul, as with an adapter around it."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(x) + x.roll(1, -1) @ self.weight.T

@@ -55,7 +55,7 @@ CASES = {
 
 
 def randomised(config: DecoderConfig, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
-    """Our model with random weights everywhere, the norms too, large enough that every part of it counts."""
+    """Build a model with random weights, including norms, large enough that every part affects the output."""
     tree, plan = plan_decoder(replace(config, init_std=0.15))
     model = make_whole_model(tree, plan, seed=0, dtype=dtype)
     generator = torch.Generator().manual_seed(1)
@@ -254,7 +254,7 @@ def test_each_listed_shard_is_filled_once():
     filled = []
 
     def fill(shard):
-        sleep(0.0005)  # as reading does, it lets the other thread run
+        sleep(0.0005)  # lets the other thread run, as reading does
         filled.append(shard)
 
     read.fill_each(fill, [*range(40)])
@@ -285,13 +285,13 @@ def test_several_parameters_map_to_one_fused_tensor(how, tmp_path):
     export(tmp_path / "out", arrays.items(), plan=plan, shapes=shapes, config={})
     whole = torch.cat([arrays[name] for name in "qkv"])
     assert torch.equal(load_file(tmp_path / "out/model.safetensors")["joined.w"], whole if how == "same" else whole.T)
-    local = torch.empty(2, 3)  # a part of k
+    local = torch.empty(2, 3)  # a slice of k
     load_pretrained(tmp_path / "out", [Shard("model/k", (3, 5), torch.float32, (1, 2), local)], plan)
     assert torch.equal(local, arrays["k"][1:3, 2:5])
 
 
 def test_expert_stacks_map_to_interleaved_columns(tmp_path):
-    """Each of theirs transposed, its columns ours in turns: the products of experts in one array."""
+    """Check one transposed Hugging Face tensor whose columns alternate between gate and up of all experts."""
     both = {"rows": (0, 8), "every": 2, "dim": 1}
     rules = [HFName("gate", "joined.w", "transpose", **both), HFName("gate_bias", "joined.b", **both)]
     rules += [HFName(n.pattern.replace("gate", "up"), n.theirs, n.how, (1, 8), 2, 1) for n in rules]
@@ -310,7 +310,7 @@ def test_expert_stacks_map_to_interleaved_columns(tmp_path):
 
 
 class TestNamesThatLieOtherwise:
-    """Theirs transposed, or stacked in ours: what a plan may say and the decoder does not need."""
+    """Tensors transposed, or stacked in gangline: a plan may declare them, and the decoder does not need them."""
 
     PLAN = Plan(
         "e",
@@ -344,7 +344,7 @@ class TestNamesThatLieOtherwise:
             assert torch.equal(shard.local, arrays[name][shard.box.slices]), name
 
     def test_export_copies_arrays_from_reused_buffer(self, tmp_path):
-        """As a reader of checkpoints gives them: what is kept until others come is a copy."""
+        """Pass arrays from one buffer, as a checkpoint reader does: arrays that wait for others must be copied."""
         plan = Plan("e", "b", "h", 1, names=(HFName("q", "qkv", rows=(0, 5)), HFName("k", "qkv", rows=(3, 5))))
         shapes = {"q": (3, 4), "k": (2, 4)}
         wanted = {name: torch.randn(shape) for name, shape in shapes.items()}
@@ -388,7 +388,7 @@ def test_unknown_config_field_is_refused_by_name(part, tmp_path):
 
 
 def without(directory: Path, name: str, change: Callable[[torch.Tensor], torch.Tensor] | None = None) -> None:
-    """Take a tensor out of the file that the index says it is in, or change it there."""
+    """Remove a tensor from the file that the index lists for it, or change the tensor there."""
     weight_map = json.loads((directory / "model.safetensors.index.json").read_text())["weight_map"]
     path = directory / weight_map[name]
     tensors = load_file(path)
@@ -406,7 +406,7 @@ def add(directory: Path, name: str) -> None:
 
 
 def copied(directory: Path) -> None:
-    """Write a tensor of the first file with other numbers into the last one, too; the index stays."""
+    """Write a tensor of the first file, with other values, also into the last file; the index does not change."""
     tensor = "model.embed_tokens.weight"
     save_file(load_file(last(directory)) | {tensor: torch.ones(97, 32)}, last(directory))
 
@@ -676,7 +676,7 @@ class TestRefusals:
 
     @pytest.mark.parametrize("fault", FAULTS)
     def test_import_and_train_refuse_same_faulty_weights(self, fault, directory, capsys):
-        """In the same words, before any weights are read."""
+        """Check that both use the same message, before any weights are read."""
         assert import_model([str(directory)]) == 0
         capsys.readouterr()
         words = FAULTS[fault](directory)
@@ -727,7 +727,7 @@ class TestRefusals:
 
 
 def test_run_survives_export_and_import(runs, capsys):
-    """train -> export -> transformers reads it -> import -> train on from it."""
+    """Train, export, load with transformers, import, and train on from the import."""
     runs.train("run.dir=first", "model.tied=true")
     out = runs.directory / "hf"
     assert export_run([str(runs.directory / "first"), str(out)]) == 0
@@ -748,7 +748,7 @@ def test_run_survives_export_and_import(runs, capsys):
     capsys.readouterr()
     shutil.rmtree(out)
     assert "model.weights" in runs.expect_refusal(*command, "run.dir=third")
-    printed = runs.train("resume=second", "run.steps=2")  # its checkpoint has them
+    printed = runs.train("resume=second", "run.steps=2")  # weights are in the checkpoint of the run
     assert len(runs.read_records("second")) == 2, printed
     with pytest.raises(UserError, match="no checkpoint step-00000099"):
         export_run([str(runs.directory / "first"), str(out), "--checkpoint", "step-00000099"])

@@ -37,7 +37,7 @@ class TestOn(ModelEditSuite):
 
 
 class TestTwoTokensAhead(ModelEditSuite):
-    """Embedding and head are one matrix, which two modules use, too."""
+    """The embedding is tied to the head, and two MTP modules use the matrix too."""
 
     choice = "mtp=on"
     model = ("model.tied=true", "model.z_loss=0.001")
@@ -46,13 +46,13 @@ class TestTwoTokensAhead(ModelEditSuite):
 
 
 def cross_entropies(model: torch.nn.Module, batch: Batch) -> list[Tensor]:
-    """Of each depth the sum over the targets that count, one after another (arXiv 2412.19437, equations 21 to 24)."""
+    """Sum the loss over counted targets one by one, for each depth (arXiv 2412.19437, equations 21 to 24)."""
     hidden, found = model.head.norm(model.hidden(batch)), []
     B, T = batch.shape
     for k, module in enumerate(model.head.mtp, 1):
         following = torch.zeros_like(batch.tokens)
         following[:, : T - k] = batch.tokens[:, k:]
-        following[:, T - k] = batch.targets[:, T - 1]  # the row's last token; what is behind it nobody knows
+        following[:, T - k] = batch.targets[:, T - 1]  # the last token of the row; later tokens are unknown
         merged = torch.cat(
             (module.embed_norm(F.embedding(following, model.embed.weight)), module.hidden_norm(hidden)), -1
         )
@@ -78,7 +78,7 @@ def test_mtp_loss_matches_paper(kind):
     with frame(Frame(loss_mask=batch.loss_mask, collected=collected)):
         loss = model(batch)
         loss.backward()
-    assert loss.equal(plain(batch))  # what is reported has none of it
+    assert loss.equal(plain(batch))  # the reported loss leaves out the MTP loss
     first, second = cross_entropies(model, batch)
     assert collected.losses[0, "", "mtp_loss"].item() == pytest.approx(0.25 * (first + second).item(), rel=1e-12)
     got = {name: weight.grad.clone() for name, weight in model.named_parameters()}
@@ -93,8 +93,9 @@ FINISHED = [("full", False, 2), ("selective", False, 1), pytest.param("none", Tr
 
 @pytest.mark.parametrize(("recompute", "compiled", "calls"), FINISHED)
 def test_mtp_blocks_are_recomputed_and_compiled(recompute: str, compiled: bool, calls: int | None) -> None:
-    """As other blocks are: what a module's attention projects is computed `calls` times where nothing is compiled, and
-    all is as without.
+    """Compare recomputed and compiled modules with plain modules.
+
+    calls: number of times that a module projects its queries in a step, if nothing is compiled
     """
     counters.clear()
     run, batch, got = build_small_run("mtp=on", "mtp.depth=2"), make_microbatch([3, 8, 9], 0, 12, 61, "documents"), []
@@ -136,7 +137,7 @@ TRAINED = ("mtp=on", "mtp.depth=2", "run.steps=12", "optimizer.learning_rate=0.0
 
 
 def test_mtp_loss_falls_and_is_logged_separately(tmp_path: Path):
-    """On one process and on two; the loss is the model's own alone."""
+    """Train on one process and on two, and check that the logged loss is the main model's alone."""
     assert train_session(tmp_path / "one", *TRAINED) == 0
     assert train_on_ranks(2, tmp_path / "two", *TRAINED, "parallel=ddp") == 0
     one, two = (read_lines(tmp_path / name, "metrics.jsonl") for name in ("one", "two"))
@@ -203,7 +204,7 @@ def test_missing_mtp_weights_are_initialized_or_refused(tmp_path: Path):
     file = directory / "model.safetensors"
     tensors = load_file(file)
     save_file({n: t for n, t in tensors.items() if "layers.3" not in n and "layers.2" not in n}, file, {"format": "pt"})
-    assert read_edited_config(directory)[1] == []  # config.json speaks of them, but they are not there
+    assert read_edited_config(directory)[1] == []  # config.json declares the modules, but their weights are missing
     (drawn,) = compose(["recipe=tiny", *LATENT, "mtp=on", f"model.weights={directory}"])
     check(drawn)
     assert "they are initialised randomly" in "".join(drawn.edits["mtp"].list_notices(drawn))
@@ -220,7 +221,7 @@ def test_missing_mtp_weights_are_initialized_or_refused(tmp_path: Path):
 
 
 def test_leftover_weight_file_adds_no_mtp_modules(tmp_path: Path):
-    """Such as those that an older download left behind."""
+    """Check a directory with a weight file that an older download left there."""
     run = deepseek()
     directory = write(run, make_whole_model(*compose_model(run), seed=3, dtype=torch.float32), tmp_path / "out")
     tensors = load_file(directory / "model.safetensors")

@@ -24,7 +24,7 @@ BLOCKS += ("feed_forward.w_gate", "feed_forward.w_up", "feed_forward.w_down")
 
 
 def words(dim: int, base: int = 32) -> tuple[str, ...]:
-    """A model of that width, of more heads, with the rates that mup asks for."""
+    """Return the settings of a model of this width, with more heads and with the learning rates that mup requires."""
     rates = ", ".join(f"blocks.*.{name}: {base / dim}" for name in BLOCKS)
     return (
         "mup=on", f"mup.base_dim={base}", f"model.dim={dim}", f"model.heads={dim // 8}", f"model.kv_heads={dim // 8}",
@@ -48,7 +48,7 @@ def test_mup_scales_init_attention_and_logits_with_width() -> None:
     (narrow,) = compose(["recipe=tiny", *words(32)])
     _, base = compose_model(narrow)
     assert tree.head.scale == 1 / 4
-    assert tree.blocks[0].attention.scale == 1 / math.sqrt(8)  # heads of one width: more of them
+    assert tree.blocks[0].attention.scale == 1 / math.sqrt(8)  # heads keep their width, and there are more of them
     for name, shape in get_parameter_shapes(tree).items():
         there, here = base.init(name), plan.init(name)
         factor = 0.5 if len(shape) >= 2 and name.startswith("blocks.") else 1.0
@@ -82,7 +82,7 @@ def test_mup_is_layout_invariant(tmp_path: Path) -> None:
 
 
 def changes(run_dir: Path, *chosen: str) -> dict[str, float]:
-    """Module -> root mean square of what five steps changed of its output for one batch; "logits" too."""
+    """Train five steps; return module -> root mean square of the change of its output for one batch, with "logits"."""
     s = open_session(run_dir, *chosen, "precision=fp32", "schedule.warmup_steps=0", "batch.micro_size=8")
     model, (batch, *_) = s.runtime.model, s.batches.take(0, 0)
     before = outputs(model, batch)
@@ -95,7 +95,7 @@ def changes(run_dir: Path, *chosen: str) -> dict[str, float]:
 
 
 def outputs(model: Any, batch: Batch) -> dict[str, Tensor]:
-    """What each module gives for a batch, by its path."""
+    """Return the output of each module for a batch by path, and the logits."""
     found: dict[str, Tensor] = {}
 
     def keep(path: str, out: object) -> None:
@@ -115,8 +115,10 @@ def outputs(model: Any, batch: Batch) -> dict[str, Tensor]:
 
 
 def grows(by_width: dict[int, list[dict[str, float]]], module: str) -> float:
-    """The power of the width by which what steps change of a module's output grows: the slope of a line through the
-    means over runs, for one of them may change two or three times what another does.
+    """Return the exponent with which changes of a module's output grow with the width.
+
+    It is the slope of a line through the means over runs, because the change in one run may be two or three times the
+    change in another.
     """
     x = [math.log(width) for width in by_width]
     y = [sum(math.log(changed[module]) for changed in runs) / len(runs) for runs in by_width.values()]
@@ -126,7 +128,7 @@ def grows(by_width: dict[int, list[dict[str, float]]], module: str) -> float:
 
 @pytest.mark.parametrize("widths", [(64, 256), pytest.param((64, 128, 256, 512), marks=pytest.mark.nightly)])
 def test_mup_activation_updates_are_independent_of_width(tmp_path: Path, widths: tuple[int, ...]) -> None:
-    """The coordinate check of the paper (appendix D.1): of every module's output, and of the logits."""
+    """Run the coordinate check of the paper (appendix D.1) on the output of every module and on the logits."""
 
     def of_each_width(name: str, words_of: Callable[[int], Iterable[str]]) -> dict[int, list[dict[str, float]]]:
         return {

@@ -170,7 +170,7 @@ def test_export_of_damaged_checkpoint_is_refused(tmp_path, capsys):
 
 
 def test_missing_gangline_models_names_package_to_install(tmp_path):
-    """Core and basics alone: where weights are asked for, what to install is said."""
+    """Run `train` with core and basics only and request pretrained weights."""
     code = (
         "import os, sys\n"
         "sys.modules['gangline_models'] = None\n"

@@ -18,7 +18,7 @@ def test_omitted_options_use_class_defaults(part):
 
 
 def test_rope_choice_replaces_preset_rope():
-    """YaRN with factor 32, from 4096 positions, is the shape's own: another factor keeps the rest."""
+    """Check that a new YaRN factor keeps the other values of the preset, such as 4096 original positions."""
     rope = compose_one(["model=gpt-oss-20b", "model.rope.factor=8"]).model.rope
     assert (rope.factor, rope.original_max_position, rope.truncate) == (8.0, 4096, False)
     assert compose_one(["model=gpt-oss-20b", "model/rope=plain"]).model.rope == PlainRope()

@@ -42,7 +42,7 @@ def directory(tmp_path):
 
 @pytest.fixture(autouse=True)
 def forget_modules():
-    """Each test has modules of its own under the same names."""
+    """Remove the modules of a test, because every test has other modules of the same names."""
     yield
     for name in ("theirs", "broken_format", "other_format"):
         sys.modules.pop(name, None)
@@ -97,7 +97,7 @@ def gangline_model_edits():
 
 
 def test_broken_edit_format_is_refused(tmp_path, directory):
-    """The model may be one with that edit."""
+    """Check a refusal: the model may belong to the edit whose format is broken."""
     (tmp_path / "broken_format.py").write_text("raise OSError('libfoo.so is missing')")
     (tmp_path / "theirs.py").write_text(EDIT)
     with as_installed("gangline-theirs", "theirs", path=tmp_path), pytest.raises(UserError) as refused:

@@ -16,13 +16,13 @@ from gangline_moe.routers.config import Sigmoid
 from gangline_moe.routers.sigmoid import SigmoidRouter
 from gangline_testkit import rank
 
-# Rows begin at multiples of 64 bytes (the last bits of a product may depend on where its operands begin), and every
-# element of an activation is computed by the vector loop (the scalar loop for what is left rounds otherwise).
+# Rows begin at multiples of 64 bytes, because the last bits of a matmul may depend on where its operands begin. Every
+# activation is computed by the vector loop, because the scalar loop for the remainder rounds differently.
 WIDTH = 32
 
 
 def share(module: torch.nn.Module, comm: Comm) -> None:
-    """Keep this rank's experts alone."""
+    """Keep only this rank's experts."""
     module.bind(comm)
     for stack in module.experts.children():
         own = stack.weight.detach().chunk(comm.size)[comm.index].clone()
@@ -30,7 +30,7 @@ def share(module: torch.nn.Module, comm: Comm) -> None:
 
 
 def through(module, x: Tensor, grad: Tensor) -> dict[str, Tensor]:
-    """Output and gradients."""
+    """Return the output of a layer and the gradients of its input, router logits and experts."""
     x = x.clone().requires_grad_()
     y = module(x)
     y.backward(grad)
@@ -45,7 +45,7 @@ def inputs(dtype: torch.dtype, world: int) -> tuple[Tensor, Tensor]:
 
 
 class GivenLogits(SigmoidRouter):
-    """Takes its logits as given: a product over other rows may have other bits."""
+    """Router with given logits, because a matmul over other rows may give other bits."""
 
     logits: Tensor
 
@@ -54,7 +54,7 @@ class GivenLogits(SigmoidRouter):
 
 
 def made(dtype: torch.dtype, skew: float, x: Tensor, part: slice = slice(None)):
-    """A layer for the sequences `part` of `x`. With `skew` all tokens go to the first two experts."""
+    """Build a layer for the sequences `part` of `x`; a large `skew` sends all tokens to the first two experts."""
     module = layer(Sigmoid(), dtype=dtype, dim=WIDTH, hidden=WIDTH)
     module.router.bias.zero_()
     module.router.bias[:2] += skew
@@ -81,7 +81,7 @@ def alone(dtype: torch.dtype, skew: float, world: int) -> dict[str, Tensor]:
 
 
 class Counting(Wrapped):
-    """Bytes that leave this rank, by the width of a row."""
+    """Communicator that counts the bytes that leave this rank, by the width of a row."""
 
     def __init__(self, inner: Comm) -> None:
         super().__init__(inner)
@@ -103,7 +103,7 @@ class Counting(Wrapped):
 
 
 def bytes_sent(rows_each: int, width: int, experts: int) -> tuple[int, int, int]:
-    """(of rows, of counts, the least there can be), there and back; `experts` experts, rows at random."""
+    """Return (bytes of rows, bytes of counts, minimum bytes of rows) for dispatch and combine of random rows."""
     comm = Counting(rank.make_comms(Mesh.of({"dp_shard": rank.world}), False).get_comm("dp_shard"))
     generator = torch.Generator().manual_seed(rank.index)
     expert = torch.randint(0, experts, (rows_each,), generator=generator).sort().values

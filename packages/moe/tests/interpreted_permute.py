@@ -29,7 +29,7 @@ def test_kernels_match_plain_operators(monkeypatch, tokens, k, experts, width, d
 
 def test_kernels_without_rows_return_zeros(monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    made = sort_by_expert(torch.full((3, 2), 4), 4, whole=False)  # every pair was dropped
+    made = sort_by_expert(torch.full((3, 2), 4), 4, whole=False)  # all pairs are dropped
     x, weight = torch.randn(3, 8, requires_grad=True), torch.rand(3, 2, requires_grad=True)
     y = Combine.apply(Permute.apply(x, made), weight, made)
     dx, dweight = torch.autograd.grad(y.sum(), (x, weight))
@@ -39,7 +39,7 @@ def test_kernels_without_rows_return_zeros(monkeypatch):
 
 
 def test_large_top_k_uses_plain_operators(monkeypatch):
-    """With expert choice their number changes from batch to batch, and a kernel is compiled for each."""
+    """Check k above `MOST`: expert choice changes k from batch to batch, and each k would compile a kernel."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     from gangline_moe.dispatch import permute_triton
 

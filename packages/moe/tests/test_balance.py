@@ -34,7 +34,7 @@ def test_sequence_loss_matches_formula():
 
 
 def test_even_load_has_minimal_balancing_loss():
-    """T for each sequence, and for the whole batch E · 1/E for each token."""
+    """Compare with T for each sequence, and with E · 1/E for each token of the batch."""
     even = torch.full((4, E), 1 / E, dtype=torch.float64)
     choice = Choice(torch.tensor([[0, 1], [2, 3], [0, 1], [2, 3]]), even[:, :2], even, even)
     assert float(compute_sequence_loss(choice, ALL[:1, :4])) == pytest.approx(4)
@@ -63,7 +63,7 @@ def test_router_losses_are_collected_in_training_only():
 
 
 def test_masked_tokens_do_not_change_balancing_losses():
-    """Twice as much padding behind the same tokens: the losses are those of the tokens alone."""
+    """Add twice as much padding after the tokens and compare with the losses without padding."""
     router = Softmax(seq_aux_loss=0.1, global_aux_loss=0.2, z_loss=0.3)
     module, x = layer(router), x_of()
     (B, T), names = x.shape[:2], ("seq_aux_loss", "global_aux_loss", "z_loss")
@@ -115,7 +115,7 @@ def test_step_summary_reports_imbalance():
 
 
 def test_load_counts_all_tokens_except_padding():
-    """So the bias moves as if each row were no longer than what is in it, whatever a prompt's targets count for."""
+    """Check that the bias moves as if rows had no padding, with any loss mask."""
     module, x = layer(Sigmoid(bias_rate=0.1, global_aux_loss=0.1)), x_of()
     B, T, D = x.shape
     _, alone = collected(module, x)

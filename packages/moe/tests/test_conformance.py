@@ -11,7 +11,7 @@ class TestOn(ModelEditSuite):
 
 
 class TestExpertParallel(ModelEditSuite):
-    """Four experts on two ranks of each fold, every balancing term on, a shared expert, a dense block left."""
+    """Four experts on two ranks of each fold, with every balancing loss, a shared expert and one dense block."""
 
     choice = "moe=on"
     settings = (
@@ -29,7 +29,7 @@ class TestExpertParallel(ModelEditSuite):
 
 
 class Published(ModelEditSuite):
-    """A published shape with few and narrow experts, in one process."""
+    """Published shape with few, narrow experts, in one process."""
 
     settings = ("moe.experts=8", "moe.top_k=2", "moe.ffn_dim=16")
     layouts = (1,)

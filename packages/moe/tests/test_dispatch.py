@@ -8,7 +8,7 @@ import torch
 
 from gangline_testkit.pool import get_pool
 
-MANY = -1  # so many experts on a rank that their rows travel together and are regrouped
+MANY = -1  # more experts per rank than separate messages allow: rows travel together and are regrouped
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ MANY = -1  # so many experts on a rank that their rows travel together and are r
     ],
 )
 def test_dispatch_matches_one_process_bitwise(world, dtype, skew, ranks_per_node):
-    """Output, gradients of the input, of what the router gave, and of the experts' weights."""
+    """Compare outputs and the gradients of inputs, router logits and expert weights."""
     of_ranks = get_pool(world).run(ranks.on_ranks, dtype, skew, ranks_per_node)
     want = get_pool(1).run(ranks.alone, dtype, skew, world)[0]
     for name in want:

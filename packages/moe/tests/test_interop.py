@@ -76,7 +76,7 @@ CASES = {
 
 
 def words(directory):
-    """The run that `gangline import` would print."""
+    """Return the run that `gangline import` would print."""
     from gangline_models.hugging_face.commands import _list_part_overrides, _list_settings
 
     config, edits = read_edited_config(directory)
@@ -115,7 +115,7 @@ def test_logits_equal_those_of_transformers(case, tmp_path):
 
 
 def test_weights_of_surplus_expert_are_refused(tmp_path):
-    """By import, and by train in the same words."""
+    """Check that import and train refuse with the same message."""
     torch.manual_seed(0)
     MixtralForCausalLM(MIXTRAL).save_pretrained(tmp_path / "hf")
     words, path = list_overrides(tmp_path / "hf"), tmp_path / "hf" / "model.safetensors"
@@ -189,7 +189,7 @@ def test_moe_options_without_hugging_face_equivalent_refuse_export(options, conf
     ],
 )
 def test_export_refusal_lists_options_to_set(options, dense):
-    """And what is said suffices."""
+    """Check that export accepts the run after the listed options are set."""
     config = PLAIN | {"architectures": [dense]}
     with pytest.raises(UserError, match=f"Hugging Face has no {dense} with the experts of this run") as refused:
         MoeFormat().write(options, config)

@@ -33,7 +33,7 @@ BOUNDED = FeedForwardNode(dim=D, ffn_dim=20, gating=Gating(slope=1.7, limit=0.6,
 
 
 def layer(router: RouterConfig | None = None, dtype=torch.float64, seed=0, dim=D, hidden=H, dense=None, **options):
-    """A layer with random weights."""
+    """Return a layer with random weights."""
     given = MoeOptions(ffn_dim=hidden, router=router or Softmax(), **options)
     node = make_layer_node(dense or FeedForwardNode(dim=dim, ffn_dim=20), given)
     module = construct(node).to(dtype).to_empty(device="cpu")
@@ -52,7 +52,7 @@ def x_of(tokens=7, sequences=2, dtype=torch.float64, dim=D):
 
 
 def one_by_one(module, x: Tensor) -> Tensor:
-    """Every token through its experts alone."""
+    """Compute the output token by token and expert by expert."""
     choice = module.router(x)
     flat, E = x.flatten(0, 1), len(module.experts.w_gate.weight)
     rows = []
@@ -83,7 +83,7 @@ def test_layer_matches_per_token_reference(router):
 
 
 def bounded_one_by_one(module, x: Tensor) -> Tensor:
-    """As `one_by_one`, with biases and bounded products, in formulas of torch alone."""
+    """Compute the output token by token, with biases and clamped gating, with torch operators only."""
     choice, experts, rows = module.router(x), module.experts, []
     for n, token in enumerate(x.flatten(0, 1)):
         y = torch.zeros_like(token)
@@ -99,13 +99,13 @@ def bounded_one_by_one(module, x: Tensor) -> Tensor:
 @pytest.mark.parametrize("kind", ["together", "product by product"])
 def test_biased_and_clamped_experts_match_reference(kind, monkeypatch):
     module = layer(Biased(), dense=BOUNDED, experts=5)
-    if kind != "together":  # as where an edit wraps one of the products
+    if kind != "together":  # as with an edit that wraps one of the matmuls
         monkeypatch.setattr("gangline_moe.experts.Stack", type("Other", (), {}))
     compare_with_one_by_one(module, bounded_one_by_one)
 
 
 def compare_with_one_by_one(module, formula):
-    """Values and gradients, of weights, biases and input."""
+    """Compare outputs and the gradients of weights, biases and input."""
     x = x_of().requires_grad_()
     got, want = module(x), formula(module, x)
     torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-13)
@@ -119,7 +119,7 @@ def compare_with_one_by_one(module, formula):
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.bfloat16, 3e-2), (torch.float16, 3e-3)])
 @pytest.mark.parametrize("kind", ["grouped", "by the precision"])
 def test_grouped_matmul_matches_reference_in_every_dtype(dtype, bound, kind):
-    """Runs of no row, of one, and of many; and no rows at all."""
+    """Check experts with no rows, one row and many rows, and a batch without rows."""
     products = PlainProducts() if kind == "grouped" else PrecisionProducts(Plain(dtype, torch.float32))
     generator = torch.Generator().manual_seed(0)
     for counts in ([0, 5, 1, 0, 9], [0, 0, 0, 0, 0], [15, 0, 0, 0, 0]):
@@ -135,7 +135,7 @@ def test_grouped_matmul_matches_reference_in_every_dtype(dtype, bound, kind):
 
 
 class Halved(Plain):
-    """A precision that does more than multiply."""
+    """Precision whose matmuls also halve their input."""
 
     def linear(self, x, w, b=None):
         return super().linear(x / 2, w, b)
@@ -148,7 +148,7 @@ class Halved(Plain):
 
 
 def test_experts_use_matmul_of_custom_precision():
-    """Halving the input of each product is halving its matrix."""
+    """Compare with halved weights: a matmul of half the input equals a matmul with half the matrix."""
     precision = Halved(torch.float64, torch.float64)
     assert type(choose_products(Plain(torch.bfloat16, torch.float32))) is PlainProducts
     asked, halved, x = layer(), layer(), x_of().requires_grad_()
@@ -183,7 +183,7 @@ def test_all_tokens_on_one_expert_match_reference():
 
 @pytest.mark.parametrize("router", ROUTERS, ids=str)
 def test_nan_router_weight_gives_nonfinite_step(router):
-    """No expert number is out of range, and the step is not finite, so the strategy leaves the weights alone."""
+    """Check that expert numbers stay in range and the step is non-finite, so that the strategy skips the update."""
     module, x = layer(router), x_of()
     with torch.no_grad():
         module.router.gate.weight[2, 1] = math.nan
@@ -226,7 +226,7 @@ def test_ample_capacity_drops_no_tokens():
 
 
 def test_layer_saves_bounded_bytes_for_backward():
-    """What a layer keeps for its backward pass is what it says: the rows and two products, no copy of the tokens."""
+    """Check that a layer saves its rows and two matmul outputs, and no copy of the tokens."""
     module, x = layer(dtype=torch.float32), x_of(64, dtype=torch.float32).requires_grad_()
     kept: dict[int, int] = {}
 
@@ -238,14 +238,14 @@ def test_layer_saves_bounded_bytes_for_backward():
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         module(x)
     pairs, tokens = 2 * 64 * 2, 2 * 64
-    rows = pairs * (2 * D + 2 * H) * 4  # what went in, what came out, two products
+    rows = pairs * (2 * D + 2 * H) * 4  # input rows, output rows, two matmul outputs
     of_router = tokens * (2 * 8 * 4 + 2 * (4 + 8) + 4 * 4) + tokens * D * 4
     assert sum(kept.values()) - own <= rows + of_router
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 def test_deferred_expert_gradients_are_bit_identical(dtype):
-    """What is deferred has the bits of what is not, and names the parameters themselves."""
+    """Check that deferred gradients have the same bits and belong to the same parameters."""
 
     def gradients(later: bool) -> dict[str, Tensor | None]:
         module, kept = layer(dtype=dtype, dim=16, hidden=16), []

@@ -47,7 +47,7 @@ def record(step: int, **loads: list[float]) -> StepRecord:
 
 @pytest.fixture
 def run_dir(tmp_path):
-    """Ten steps: at first even, then one expert takes all; a step that was done twice."""
+    """Write ten steps, first with even load, then with most tokens on one expert; step 1 is recorded twice."""
     loads = [EVEN] * 5 + [UNEVEN] * 5
     lines = [record(1, b0=UNEVEN, b10=EVEN, b2=EVEN)]
     lines += [record(step + 1, b0=load, b10=EVEN, b2=EVEN) for step, load in enumerate(loads)]

@@ -29,7 +29,7 @@ def test_preset_parameter_count_matches_published(model, choice, parameters):
 
 
 def test_deepseek_v3_expert_parameters_match_formula():
-    """61 blocks, of which 3 dense: 58 x (256 experts + 1 shared of width 2048, and the router's gate)."""
+    """Compare with 58 sparse blocks (61 less 3 dense): 256 experts, 1 shared expert of width 2048, and a gate."""
     tree = tree_of(DEEPSEEK, "moe=deepseek_v3", "moe/router=grouped")
     ours = sum(
         value[0] * value[1] * (value[2] if len(value) > 2 else 1)

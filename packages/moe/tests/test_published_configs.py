@@ -13,7 +13,7 @@ import pytest
 from gangline.errors import UserError
 from gangline_models.hugging_face.config import read_edited_config
 
-# Fields of files on the hub, beside the sizes that all have; each of these values is in a published file.
+# Fields of config.json files on the Hugging Face hub, besides sizes; each value is from a published file.
 COMMON: dict[str, Any] = {
     **{"bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu", "initializer_range": 0.02, "use_cache": True},
     **{"attention_dropout": 0.0, "torch_dtype": "bfloat16", "transformers_version": "4.40.1", "rms_norm_eps": 1e-5},

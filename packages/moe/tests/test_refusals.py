@@ -65,7 +65,7 @@ def test_invalid_router_options_are_refused(settings, message):
 
 
 def test_ep_is_refused_under_ddp():
-    """ddp has ranks, and folds none of them."""
+    """Check a strategy that has data ranks and does not support folds."""
     words = ("moe=on", "model.vocab_size=256", "parallel=ddp", "launch.processes=2", "moe.ep_axes=[dp_replicate]")
     with pytest.raises(UserError, match=r"moe.ep=2 is not possible: parallel=ddp does not shard the experts"):
         check(build_small_run(*words, "moe.ep=2"))
@@ -81,7 +81,7 @@ def test_model_without_feed_forwards_is_refused():
 
 
 def test_unset_ep_defaults_to_largest_possible_size():
-    """`ep` is as large as experts and data ranks allow."""
+    """Check that `ep` is as large as the numbers of experts and data ranks allow."""
     from gangline_testkit.toys.plugin import Rows
 
     def ep(run):

@@ -10,7 +10,7 @@ from gangline_moe.routers.base import divide_by_sum
 
 @pytest.mark.parametrize("least", [0.0, 1e-20])
 def test_single_expert_weight_has_zero_gradient(least):
-    """w / w has a gradient of rounding, which SOAP would make a basis of."""
+    """Check that there is no rounding error of w / w, from which SOAP would compute its first basis."""
     weight = torch.rand(7, 1, dtype=torch.float64, requires_grad=True)
     divided = divide_by_sum(weight, least)
     divided.backward(torch.randn(7, 1, dtype=torch.float64))

@@ -23,7 +23,7 @@ MODEL = ("model.vocab_size=256", "model.dim=32", "model.heads=2", "model.kv_head
 
 @pytest.fixture(scope="module")
 def here(tmp_path_factory):
-    """A directory with two runs in it, `dense` and `sparse`."""
+    """Train the runs `dense` and `sparse` in one directory, and return the directory."""
     with RealRuns(tmp_path_factory.mktemp("upcycle")) as runs:
         runs.train("run.dir=dense", "run.steps=4")
         runs.train("run.dir=sparse", "run.steps=4", "moe=on", "moe.router.bias_rate=0.1")
@@ -44,7 +44,7 @@ def dense_model(here):
 
 @pytest.mark.parametrize("settings", [(), ("moe.top_k=4", "moe.experts=16"), ("moe.every=2",)])
 def test_upcycled_model_matches_dense_logits(here, settings):
-    """Copies of one feed-forward, weighted by shares that add up to 1, are that feed-forward."""
+    """Check copies of one feed-forward whose weights add up to 1: their sum equals the feed-forward."""
     run = run_of(here, *settings)
     tree, plan = compose_model(run)
     model = make_whole_model(tree, plan, seed=0)

@@ -28,7 +28,7 @@ LENGTH, ROWS = 16, 4
 
 
 class Counting(Wrapped):
-    """Adds up the bytes of what this rank hands to each kind of call, by axis where asked."""
+    """Communicator that adds up the bytes this rank passes to each kind of collective."""
 
     def __init__(self, inner: Comm, into: Counter[str]) -> None:
         super().__init__(inner)
@@ -55,7 +55,7 @@ class Counting(Wrapped):
 
 
 def batch_of(step: int) -> Batch:
-    """Sequences that count in steps of a size to be seen, with one token in ten at random."""
+    """Return sequences that count up by a constant stride, with one token in ten replaced at random."""
     generator = torch.Generator().manual_seed(step * 100 + rank.index)
     start, stride = torch.randint(0, 32, (2, ROWS, 1), generator=generator)
     tokens = (start + (stride % 4 + 1) * torch.arange(LENGTH + 1)) % 32
@@ -74,7 +74,7 @@ def built(
     after: int = 10,
     compute: torch.dtype = torch.float32,
 ) -> ComposedRuntime:
-    """A runtime with its first weights; `counter`: of the bytes on each axis."""
+    """Build a runtime with initialized weights; `counter` counts the bytes passed to collectives on each axis."""
     axes = axes or {"dp_replicate": 1, "dp_shard": rank.world}
     parallel = ThreeD(tp=1, pp=1, zero=zero, **axes)
     kinds = {"sum": SumGradients(), "bf16": RoundedGradients(), "onebit": SignGradients(start_step=after)}
@@ -86,7 +86,7 @@ def built(
 
 
 class ByAxis(Counting):
-    """Counts as "axis call", and again as "axis call dtype"."""
+    """Counts the bytes of a collective twice: under "axis call" and under "axis call dtype"."""
 
     def _count(self, kind: str, x: Tensor) -> None:
         super()._count(f"{self.axis} {kind}", x)
@@ -94,7 +94,10 @@ class ByAxis(Counting):
 
 
 def trained(zero: int, gradients: str, steps: int, broken: bool) -> float:
-    """The mean loss of the last steps. broken: what is lost is forgotten."""
+    """Train and return the mean loss of the last five steps.
+
+    broken: set the error feedback to zero before each step.
+    """
     runtime = built(zero, gradients)
     run = build_default_run(model=MODEL)
     optimizer = build_adamw(Adamw(weight_decay=0.0), run, runtime)
@@ -116,7 +119,7 @@ def pieces_grad(runtime: ComposedRuntime) -> list[Tensor]:
 
 
 def first_gradients(zero: int) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """Of step 0: uncompressed, compressed from step 1 on, and from step 0 on."""
+    """Return the gradients of step 0: uncompressed, compressed from step 1 on, and compressed from step 0 on."""
     found = []
     for reduction, after in (("sum", 0), ("onebit", 1), ("onebit", 0)):
         runtime = built(zero, reduction, after=after)
@@ -126,7 +129,7 @@ def first_gradients(zero: int) -> tuple[list[Tensor], list[Tensor], list[Tensor]
 
 
 def local_arrays(zero: int, axes: dict[str, int]) -> tuple[tuple, dict[str, int], bool]:
-    """(all names with their shapes, where this rank's rows begin, whether they are the errors themselves)."""
+    """Return (names and shapes of the error-feedback arrays, this rank's first rows, whether step 0 fills them)."""
     runtime = built(zero, "onebit", axes, after=0)
     registry, shards = runtime.local()
     before = all(not shard.local.any() for shard in shards)
@@ -136,7 +139,7 @@ def local_arrays(zero: int, axes: dict[str, int]) -> tuple[tuple, dict[str, int]
 
 
 def bytes_by_axis(zero: int, gradients: str, axes: dict[str, int]) -> tuple[Counter[str], int]:
-    """(bytes of one step by axis and call, numbers of the model)."""
+    """Return (bytes of one step by axis and collective, number of parameters of the model)."""
     found: Counter[str] = Counter()
     runtime = built(zero, gradients, axes, found, after=0)
     runtime.step([batch_of(0)])
@@ -145,7 +148,10 @@ def bytes_by_axis(zero: int, gradients: str, axes: dict[str, int]) -> tuple[Coun
 
 
 def dtypes_on_the_wire(zero: int) -> tuple[set[str], set[str], set[str]]:
-    """(of what is added over ranks, of what is gathered, of the pieces' gradients), big messages only."""
+    """Return (dtypes that ranks add up, dtypes that ranks gather, dtypes of the gradients that this rank keeps).
+
+    Collectives that carry at most 1000 bytes in a step are left out.
+    """
     found: Counter[str] = Counter()
     runtime = built(zero, "sum", None, found, compute=torch.bfloat16)
     runtime.step([batch_of(0)])

@@ -13,7 +13,10 @@ ROWS, LENGTH, VOCABULARY = 8, 12, 61
 
 
 def batches(step: int, rows: int) -> list[Batch]:
-    """`ROWS` sequences of a step in microbatches of `rows`: parts of one long cycle, which has every token once."""
+    """Return the `ROWS` sequences of a step in microbatches of `rows` sequences.
+
+    All sequences are slices of one long cycle, in which each token occurs once.
+    """
     cycle = torch.randperm(VOCABULARY, generator=torch.Generator().manual_seed(0))
     starts = LENGTH * torch.arange(ROWS)[:, None] + 5 * step
     tokens = cycle[(starts + torch.arange(LENGTH + 1)) % VOCABULARY]
@@ -25,7 +28,7 @@ def batches(step: int, rows: int) -> list[Batch]:
 
 
 def losses(settings: tuple[str, ...], steps: int, microbatch: int = ROWS) -> list[float]:
-    """The mean loss of each step of a training with AdamW."""
+    """Train with AdamW and return the mean loss of each step."""
     run = build_small_run(*settings)
     runtime = runtime_of(run)
     optimizer = registry.build(run.optimizer, run, runtime)

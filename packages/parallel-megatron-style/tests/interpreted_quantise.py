@@ -14,7 +14,7 @@ from gangline_parallel_megatron_style.precision.quantise import quantise
 
 @pytest.fixture
 def kernels(monkeypatch):
-    """The kernels, which Triton interprets."""
+    """Return the module of the Triton kernels, with the Triton interpreter switched on."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     from gangline_parallel_megatron_style.precision import quantise_triton
 
@@ -26,7 +26,7 @@ def kernels(monkeypatch):
 @pytest.mark.parametrize("odd", [0.0, float("nan"), float("-inf")])
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (33, 270), (257, 16)])
 def test_kernels_match_plain_operators(kernels, monkeypatch, form, grain, odd, rows, columns):
-    """Of float32 values: Triton's interpreter rounds to float8 in a way of its own."""
+    """Compare values that kernels return in float32, because the Triton interpreter rounds to float8 differently."""
     torch.manual_seed(rows)
     x = (torch.randn(rows, columns) * torch.randn(rows, 1).exp() * 10).bfloat16()
     x[rows // 2, columns // 3] = odd

@@ -20,17 +20,18 @@ from gangline_testkit.compare import assert_number_close, close
 from gangline_testkit.scenarios import FLOAT64, RunLayout, Scenario
 from gangline_testkit.strategy_ranks import StrategyJob
 
-LENGTH = 16  # tokens: divides over cp 4 in zig-zag halves, and over cp 2 x tp 4
+LENGTH = 16  # tokens: divisible over cp 4 in zig-zag halves, and over cp 2 x tp 4
 
 
 @dataclass(frozen=True)
 class Composition:
-    """A layout and what trains on it.
+    """A layout and the run that trains on it.
 
-    on: axes and options of the strategy, "pp=2 tp=2 zero=3"; axes that are not named have one rank.
-    model: options of the model, "layers=4 kv_heads=1"; more: whole settings, "batch.micro_size=2".
-    batches: "ragged" masks (some samples count nothing), "documents", or "whole".
-    lanes: the size of a fold on which core's toy module lies, taken out of the axes `out_of`; 0: no such module.
+    on: axes and options of the strategy, such as "pp=2 tp=2 zero=3"; an axis that is not listed has one rank.
+    model: options of the model, such as "layers=4 kv_heads=1".
+    more: complete settings, such as "batch.micro_size=2".
+    batches: "ragged" (loss masks of every length, including 0), "documents" or "whole".
+    lanes: size of the fold of core's toy module, which is made from the axes `out_of`; 0: no toy module.
     """
 
     on: str
@@ -41,8 +42,8 @@ class Composition:
     out_of: tuple[str, ...] = ("dp_shard",)
     dtype: torch.dtype = torch.float64
     steps: int = 2
-    bound: float = FLOAT64  # relative to the largest magnitude of an array; 0: the same bits
-    deterministic: bool = False  # sums in rank order
+    bound: float = FLOAT64  # relative to the largest magnitude of an array; 0: bit-identical
+    deterministic: bool = False  # add up in rank order
 
     def __str__(self) -> str:
         fold = f"lanes={self.lanes}/{'+'.join(self.out_of)}" if self.lanes else ""
@@ -66,17 +67,17 @@ class Composition:
 
 
 class Layouts(StrategySuite):
-    """The suite's machinery for the composed strategy."""
+    """Suite for strategies, run on compositions of `parallel=3d`."""
 
     choice = "parallel=3d"
 
     def job_of(self, composition: Composition) -> StrategyJob:
-        """What the ranks do. The composition must be one that `train` accepts."""
+        """Return the job of the ranks; fail if `train` would refuse the composition."""
         assert not (problems := self.problems(composition)), "\n".join(map(str, problems))
         return self.make_job(composition.layout, composition.scenario)
 
     def problems(self, composition: Composition) -> list[Problem]:
-        """Why `train` would refuse the composition's layout."""
+        """Return the problems for which `train` would refuse the layout of the composition."""
         self.out_of = composition.out_of
         job = self.make_job(composition.layout, composition.scenario)
         run = job.run
@@ -89,7 +90,7 @@ class Layouts(StrategySuite):
         return replace(job, plan=replace(job.plan, folds=folds))
 
     def holds(self, composition: Composition) -> None:
-        """Loss, gradients, norm, weights, evaluation and what modules emit, against one process; ranks agree."""
+        """Compare loss, gradients, norm, weights, evaluation and metrics with one process and between ranks."""
         job = self.job_of(composition)
         self.compare(composition.layout, composition.scenario, composition.bound)
         got = self.train_job(job)
@@ -103,7 +104,7 @@ class Layouts(StrategySuite):
                     close(f"metric {name}", found, wanted, composition.bound)
 
     def same_twice(self, composition: Composition) -> None:
-        """Two runs give the same bits on every rank."""
+        """Check that two runs are bit-identical on every rank."""
         job = self.job_of(composition)
         one, two = (self.run_on_ranks(strategy_ranks.train, job) for _ in range(2))
         for first, second in zip(one, two, strict=True):
@@ -114,7 +115,7 @@ class Layouts(StrategySuite):
                 close(f"second run: {name}", after, before, 0)
 
     def any_rank_stops_all(self, composition: Composition, culprits: Sequence[int]) -> None:
-        """What is not finite on one rank alone is known to every rank, and is gone with its cause."""
+        """Check that a non-finite value on one rank makes the step non-finite on all ranks, and no later step."""
         answers = self.run_on_ranks(one_bad_rank, self.job_of(composition), culprits)
         for index, (before, finite, after) in enumerate(answers):
             unknown = [culprit for culprit, flags in zip(culprits, finite, strict=True) if any(flags)]
@@ -124,11 +125,11 @@ class Layouts(StrategySuite):
 
 
 def one_bad_rank(job: StrategyJob, culprits: Sequence[int]) -> tuple[float, list[tuple[bool, bool]], float]:
-    """(norm, for each culprit whether the step counts as finite with that rank broken, norm when all is well again).
+    """Return (norm before, whether each step with a fault counts as finite, norm after); a pair of steps per culprit.
 
-    Broken in two ways: an array that the rank holds is not a number, which comes into the loss and all gradients; or
-    one element of the gradient that comes back to the first module of the rank, which leaves the loss, and whatever
-    lies behind that module, as they were.
+    The first fault is a NaN array on the rank, which makes the loss and all gradients NaN. The second fault is a NaN
+    element in the gradient of the output of the rank's first module. The loss and the modules after the first module do
+    not change.
     """
     runtime = strategy_ranks.start(job)
     batches = job.share(0, *runtime.data_coordinate)
@@ -150,7 +151,7 @@ def one_bad_rank(job: StrategyJob, culprits: Sequence[int]) -> tuple[float, list
 
 
 def _spoil_gradient(module: nn.Module, inputs: Any, output: Tensor) -> None:
-    """Of the first token and feature."""
+    """Make the gradient of the output NaN at the first token and feature."""
     spoilt = torch.zeros_like(output)
     spoilt[0, 0, 0] = math.nan
     output.register_hook(lambda gradient: gradient + spoilt)

@@ -21,10 +21,10 @@ from gangline_testkit import rank
 def runtime_of(
     run: Run, *, model: nn.Module | None = None, comms: Comms | None = None, precision: Precision | None = None
 ) -> Any:
-    """The run's strategy on all ranks of this pool, its weights drawn.
+    """Build the strategy of the run on all ranks of this pool, and initialize its weights.
 
-    What is given takes the place of what the run says: a `model` with values of its own, of which none are drawn;
-    `comms` that count; a `precision`.
+    Arguments replace the parts of the run: `model` is a model with its own weights, which are kept; `comms` are the
+    communicators, for example ones that count bytes; `precision` is the precision.
     """
     composed, mesh = Composed.of(run), Mesh.of(run.parallel.size_axes(rank.world))
     job = Job(

@@ -34,7 +34,7 @@ class Case:
     qk_norm: bool = False
     bias: bool = False
     recompute: Recompute = Recompute.none
-    whole: tuple[str, ...] = ()  # patterns whose cuts the plan loses
+    whole: tuple[str, ...] = ()  # patterns whose shard rules the plan loses
     layers: int = 2
     microbatches: int = 1
 
@@ -71,7 +71,10 @@ def batch_of(case: Case, number: int = 0) -> Batch:
 
 
 def whole_of(case: Case, dtype: torch.dtype | None = None) -> tuple[torch.nn.Module, Plan]:
-    """The model in one piece; biases, which decoders have not, are drawn here."""
+    """Return the unsharded model and its plan.
+
+    With `bias`, linear layers get random biases, which decoders do not have.
+    """
     tree, plan = case.built()
     model = make_whole_model(tree, plan, seed=1, dtype=torch.float64)
     if case.bias:
@@ -84,7 +87,10 @@ def whole_of(case: Case, dtype: torch.dtype | None = None) -> tuple[torch.nn.Mod
 
 
 def extent(case: Case, plan: Plan, name: str, rows: int, index: int, n: int) -> tuple[int, int, int]:
-    """(dim, first, end) of what rank `index` of `n` holds of a matrix that is cut, with `rows` along that dim."""
+    """Return (dim, first, end) of the slice that rank `index` of `n` holds of a sharded matrix.
+
+    rows: size of the matrix along the sharded dim
+    """
     cut = plan.get_cuts(name, 2)["tp"]
     if name.split(".")[-2] in ("wk", "wv") and case.kv_heads < n:
         each = rows // case.kv_heads
@@ -95,7 +101,7 @@ def extent(case: Case, plan: Plan, name: str, rows: int, index: int, n: int) -> 
 
 
 def cut_model(case: Case, comm: Comm, dtype: torch.dtype | None = None):
-    """This rank's part of the model: parameters replaced by slices, products and seams set."""
+    """Return this rank's shard of the model, with sliced parameters and with matmuls and seams for tp, and the plan."""
     model, plan = whole_of(case, dtype)
     losses = get_calls(case.built()[0], plan, "loss")
     made: dict[int, torch.nn.Parameter] = {}
@@ -134,7 +140,7 @@ def gradients_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def trained(case: Case, model: torch.nn.Module) -> Found:
-    """Losses and gradients: all microbatches forward, then all backward, first to last."""
+    """Run all microbatches forward, then all backward, first to last, and return losses and gradients."""
     losses = [model(batch_of(case, number)) for number in range(case.microbatches)]
     for loss in losses:
         (loss * 0.125).backward()
@@ -142,12 +148,12 @@ def trained(case: Case, model: torch.nn.Module) -> Found:
 
 
 def one_rank(case: Case) -> Found:
-    """Losses and gradients of one rank."""
+    """Return the losses and gradients of this rank's shard of the model."""
     return trained(case, cut_model(case, tp())[0])
 
 
 def one_process(case: Case, dtype: torch.dtype | None = None) -> Found:
-    """The same by core's model in one piece."""
+    """Return the losses and gradients of the unsharded model."""
     model, _ = whole_of(case, dtype)
     for parameter in model.parameters():
         if parameter.dtype == torch.bfloat16:
@@ -156,7 +162,11 @@ def one_process(case: Case, dtype: torch.dtype | None = None) -> Found:
 
 
 def assembled(case: Case, ranks: list[Found], reference: Found) -> dict[str, torch.Tensor]:
-    """The gradients of all ranks in the global view: parts added into their places, whole ones as their rules say."""
+    """Return the gradients in the global view, assembled from all ranks.
+
+    Shards are added at their offsets. Replicated gradients are added if each rank has only a part of the sum; otherwise
+    they must be equal.
+    """
     _, plan = case.built()
     found = {}
     for name, whole in reference.gradients.items():

@@ -11,7 +11,7 @@ from gangline_testkit.sessions import open_session, read_lines
 
 
 class TenTimes(Callback):
-    """Multiplies every gradient by ten."""
+    """Callback that multiplies every gradient by ten."""
 
     def before_clip(self, parameters):
         for parameter in parameters:
@@ -31,7 +31,7 @@ def curve(run_dir):
 
 @pytest.mark.parametrize("layout", ["parallel=fsdp", "parallel=pp"])
 def test_gradients_changed_before_clipping_match_one_process(layout, tmp_path):
-    """Each rank holds some of the gradients, and measures their norm again with the others."""
+    """Check that ranks compute the norm again from the changed gradients of all ranks."""
     changed(tmp_path / "one")
     get_pool(2).run(changed, tmp_path / "two", layout)
     for found, want in zip(curve(tmp_path / "two"), curve(tmp_path / "one"), strict=True):

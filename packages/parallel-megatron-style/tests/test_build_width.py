@@ -18,7 +18,7 @@ from gangline_testkit.runs import build_small_run
 
 
 class Pixels(Embedding):
-    """Wants pixels."""
+    """Embedding that also reads pixels from the batch."""
 
     def forward(self, batch):
         return super().forward(batch) + batch.extra["pixels"]
@@ -26,7 +26,7 @@ class Pixels(Embedding):
 
 @dataclass(frozen=True, kw_only=True)
 class Unsaid(Node):
-    """A node that does not say how wide it is."""
+    """Node that does not declare the width of its output."""
 
     module: ClassVar[str] = f"{__name__}:Pixels"
 

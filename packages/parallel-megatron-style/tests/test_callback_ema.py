@@ -13,7 +13,7 @@ LAYOUTS = (("parallel.tp=2", "parallel.pp=2"), ("parallel.cp=2", "parallel.dp_sh
 
 
 def averages(run_dir) -> dict[str, torch.Tensor]:
-    """Read by one process, whatever layout wrote them."""
+    """Return the averages of a run of any layout, read by one process."""
     s = open_session(run_dir, *EMA)
     return {shard.name: shard.local.clone() for shard in s.shards() if shard.name.startswith("callback/")}
 

@@ -41,12 +41,12 @@ def test_all_parts_have_the_same_options():
     ("pp", "share", "microbatches"),
     [
         (1, 16, 1),
-        (2, 16, 8),  # four for each rank
+        (2, 16, 8),  # four for each pipeline rank
         (4, 64, 16),
-        (4, 6, 6),  # the most there are
+        (4, 6, 6),  # one sample each: six is the maximum
         (4, 1, 1),
         (3, 24, 12),
-        (4, 20, 20),  # 16 does not divide, and rounds of four are whole
+        (4, 20, 20),  # 16 does not divide 20, and multiples of pp=4 come first
         (2, 7, 7),
     ],
 )
@@ -54,11 +54,11 @@ def test_pipeline_gets_expected_default_microbatch_count(pp, share, microbatches
     assert Pp().count_microbatches(share, Mesh.of({"pp": pp})) == microbatches
 
 
-# --- the network ------------------------------------------------------------------------------------------------------
+# --- network tiers ---
 
 
 def test_axis_network_tier_follows_topology():
-    """Four nodes of two ranks, two nodes a rack."""
+    """Check four nodes of two ranks each, in racks of two nodes."""
     network = Topology(gpus_per_node=2, nodes_per_rack=2)
     mesh = Mesh.of({"pp": 2, "dp_shard": 2, "tp": 2})
     assert [network.find_tier(mesh, axis) for axis in ("tp", "dp_shard", "pp", "cp")] == [

@@ -19,7 +19,10 @@ from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES
 
 @pytest.fixture
 def train(tmp_path, monkeypatch, capsys):
-    """What `train` says of the words, in a directory of its own; the server that it would fork from stays out."""
+    """Return a function that runs `train` in a temporary directory, expects a refusal and returns the error.
+
+    The fork server is not started.
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(forkserver, "warm", lambda more=(): None)
 
@@ -153,11 +156,11 @@ def test_indivisible_sequence_length_error_suggests_nearest_lengths(train):
 
 def test_invalid_model_reports_no_layout_errors(train):
     message = train("parallel=3d model.heads=7")
-    assert message.startswith("2 problems:")  # heads by dim, and by key heads
+    assert message.startswith("2 problems:")  # heads do not divide dim, and kv_heads do not divide heads
     assert "parallel" not in message
 
 
-# --- what is allowed --------------------------------------------------------------------------------------------------
+# --- accepted layouts ---
 
 
 def problems(config, processes: int, **given) -> list[Problem]:
@@ -205,11 +208,11 @@ def test_uneven_vocabulary_and_sequence_length_are_accepted():
     assert problems(Tp(sequence_parallel=False), 4, model=model, batch={"sequence_length": 127}) == []
 
 
-# --- plans ------------------------------------------------------------------------------------------------------------
+# --- plans ---
 
 
 def of_plan(change, config=None, **axes) -> list[str]:
-    """What is wrong once the plan of the default model is changed."""
+    """Return the problems of the default model's plan after `change`."""
     run = build_default_run(parallel=config or ThreeD())
     tree, plan = compose_model(run)
     return [problem.what for problem in fits.find_problems(run.parallel, run, Mesh.of(axes), tree, change(plan))]
@@ -252,7 +255,7 @@ def test_plan_without_facts_is_checked_by_parameter_shapes():
         (Fold("x", 2, ("dp_shard",)), {"dp_shard": 4}, True),
         (Fold("x", 3, ("dp_shard",)), {"dp_shard": 4}, False),
         (Fold("x", 8, ("dp_shard",)), {"dp_shard": 4}, False),
-        (Fold("x", 8, ("dp_shard",)), {"tp": 2}, True),  # no ranks to take: the module has all of it
+        (Fold("x", 8, ("dp_shard",)), {"tp": 2}, True),  # dp_shard has one rank: the module is not sharded
         (Fold("x", 4, ("dp_shard", "tp")), {"dp_shard": 4, "tp": 2}, True),
         (Fold("x", 6, ("dp_replicate", "dp_shard")), {"dp_replicate": 3, "dp_shard": 4}, True),
         (Fold("x", 8, ("dp_replicate", "dp_shard")), {"dp_replicate": 3, "dp_shard": 4}, False),

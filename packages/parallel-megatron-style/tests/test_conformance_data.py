@@ -9,7 +9,7 @@ from gangline_testkit.scenarios import RunLayout
 class TestFsdp(StrategySuite):
     choice = "parallel=fsdp"
     can = {"exact", "exact tied"}
-    layouts = (  # others are nightly
+    layouts = (  # other layouts run nightly
         RunLayout(1),
         RunLayout(4),
         RunLayout(2, ("parallel.zero=1",)),

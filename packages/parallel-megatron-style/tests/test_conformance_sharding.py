@@ -1,7 +1,7 @@
 """Conformance suite for strategies, run on tensor, pipeline, context and 3D parallelism.
 
-One rank is the same whatever the part: `test_conformance_data` has it. Of each axis here is what differs in kind; more
-ranks of the same are nightly (`test_conformance_nightly`), and in compositions by day.
+One rank is the same for every strategy and is tested in `test_conformance_data`. The layouts here cover each kind of
+sharding of each axis once; more ranks are in `test_conformance_nightly` and in `test_layouts_compositions`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from gangline_testkit import StrategySuite
 from gangline_testkit.scenarios import RunLayout
 
-FEW = ("batch.global_size=4",)  # no axis here divides the samples, and what is sent for each costs
+FEW = ("batch.global_size=4",)  # no axis of these layouts splits the batch, and each sample adds communication
 LONG = ("model.layers=4", "batch.global_size=8", "batch.micro_size=1")
 
 
@@ -17,7 +17,7 @@ class TestTp(StrategySuite):
     choice = "parallel=tp"
     settings = FEW
     layouts = (
-        RunLayout(2, ("model.kv_heads=1",)),  # which both ranks hold
+        RunLayout(2, ("model.kv_heads=1",)),  # both ranks hold the key head
         RunLayout(2, ("parallel.sequence_parallel=false",)),
     )
 

@@ -33,7 +33,7 @@ class Case:
     dtype: torch.dtype = torch.float64
     heads: int = 4
     kv_heads: int = 4
-    documents: tuple[tuple[int, ...], ...] | None = None  # where each begins, a tuple a sequence
+    documents: tuple[tuple[int, ...], ...] | None = None  # first token of each document, one tuple per sequence
     math: bool = False
     call: AttentionCall = PLAIN
 
@@ -43,7 +43,7 @@ def cp():
 
 
 def inputs(case: Case):
-    """q, k, v, d out of whole sequences, document and position."""
+    """Return (q, k, v and the gradient of the output, for complete sequences), document ids and positions."""
     generator = torch.Generator().manual_seed(3)
     heads = (case.heads, case.kv_heads, case.kv_heads, case.heads)
     tensors = [torch.randn(B, h, T, E, generator=generator, dtype=torch.float64).to(case.dtype) for h in heads]
@@ -67,7 +67,7 @@ def whole(case: Case) -> list[torch.Tensor]:
 
 
 def parts(case: Case):
-    """out, dq, dk and dv of this rank's tokens, in order of NAMES; which tokens; and calls of the comm."""
+    """Return (out, dq, dk and dv of this rank's tokens, in the order of NAMES) and the positions of these tokens."""
     comm = cp()
     order = "zigzag" if case.method == "ring" else "contiguous"
     tensors, document, position = inputs(case)
@@ -140,7 +140,7 @@ def test_ring_attention_refuses_soft_cap_and_sinks():
 
 @pytest.mark.parametrize("documents", ["no documents", "documents", "short documents"])
 def test_ring_math_kernel_matches_unsharded_attention(documents):
-    """The path of a GPU where documents hide something, or in float32."""
+    """Check the kernel that GPUs use for masked blocks and for float32."""
     case = Case("ring", kv_heads=2, documents=DOCUMENTS[documents], math=True)
     for name, found, wanted in zip(NAMES, together(get_pool(4).run(parts, case)), whole(case), strict=True):
         assert (found - wanted).norm() <= 1e-12 * wanted.norm(), name
@@ -157,7 +157,10 @@ def test_float32_matches_unsharded_attention(method, documents):
 @pytest.mark.parametrize("method", ["ring", "ulysses"])
 @pytest.mark.parametrize("documents", ["no documents", "documents"])
 def test_bfloat16_rounds_as_one_process_does(method, documents):
-    """Each of up to four blocks rounds its own part once, so twice the error of one process and a rounding bound it."""
+    """Bound the error by twice the error of one process plus one rounding.
+
+    Each of up to four blocks rounds its own part once.
+    """
     case = Case(method, torch.bfloat16, kv_heads=2, documents=DOCUMENTS[documents])
     (q, k, v, dout), document, position = inputs(case)
     leaves = [x.double().requires_grad_() for x in (q, k, v)]
@@ -173,14 +176,14 @@ def test_bfloat16_rounds_as_one_process_does(method, documents):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("documents", ["no documents", "documents"])
 def test_ulysses_is_bit_identical_to_unsharded_attention(world, dtype, documents):
-    """It moves numbers and computes nothing, as long as no key head is repeated."""
+    """Check heads that need no repeated key heads: Ulysses then only moves numbers."""
     case = Case("ulysses", dtype, documents=DOCUMENTS[documents])
     for name, found, wanted in zip(NAMES, together(get_pool(world).run(parts, case)), whole(case), strict=True):
         assert found.equal(wanted), name
 
 
 class Counting(Wrapped):
-    """Bytes that this rank sends, and batches of transfers."""
+    """Communicator that counts the bytes that this rank sends, and the calls of each collective."""
 
     def __init__(self, inner) -> None:
         super().__init__(inner)
@@ -206,7 +209,7 @@ class Counting(Wrapped):
 
 
 def counted(method: str, documents: bool):
-    """Traffic of the forward passes of two layers, and of the backward pass of one."""
+    """Return the traffic of the forward passes of two layers, and of the backward pass of one layer."""
     comm = Counting(cp())
     case = Case(method, kv_heads=2, documents=DOCUMENTS["documents"] if documents else None)
     tensors, document, position = inputs(case)
@@ -225,7 +228,11 @@ def counted(method: str, documents: bool):
 
 
 def test_ring_attention_traffic_matches_closed_form():
-    """n - 1 transfers forward; backward as many, and n of the gradients, which come home. Documents travel once."""
+    """Compare with n - 1 transfers in a forward pass and 2n - 1 in a backward pass.
+
+    The backward pass has n - 1 transfers of keys and values, and n of their gradients, which return to their owner.
+    Document ids are gathered once for all layers.
+    """
     kv, numbers = 2 * B * 2 * (T // 4) * E * 8, B * (T // 4) * 8
     for documents in (False, True):
         for (calls, sent), backward in get_pool(4).run(counted, "ring", documents):
@@ -235,7 +242,10 @@ def test_ring_attention_traffic_matches_closed_form():
 
 
 def test_ulysses_sends_two_all_to_alls_per_pass():
-    """Queries, keys and values together, then the output; (n - 1) / n of each. Positions and documents travel once."""
+    """Check one all-to-all for queries, keys and values together, and one for the output.
+
+    A rank sends (n - 1) / n of the bytes of each. Positions and document ids are gathered once for all layers.
+    """
     t = T // 2
     packed, out, numbers = (B * (4 + 2 + 2) * t * E * 8) // 2, (B * 4 * t * E * 8) // 2, B * t * 8
     for documents in (False, True):
@@ -246,7 +256,7 @@ def test_ulysses_sends_two_all_to_alls_per_pass():
 
 
 def blocks_computed(documents, window=None) -> tuple[int, int]:
-    """How many blocks this rank computes, of which one is its own, and how many with a mask."""
+    """Return (number of blocks that this rank computes, including its own block; number of masked blocks)."""
     seen = []
 
     def noting(q, masked):
@@ -269,15 +279,15 @@ def blocks_computed(documents, window=None) -> tuple[int, int]:
 
 
 def test_ring_attention_skips_fully_masked_blocks():
-    """Of eight chunks, documents change after the fourth: fronts see fronts alone, backs see backs."""
+    """Check document borders after the fourth of eight chunks and after every chunk, and a window."""
     assert get_pool(4).run(blocks_computed, ((0,), (0,))) == [(4, 0)] * 4
-    # each other rank has a front and a back, and the two documents meet there: computed one by one, without a mask
+    # every rank has one chunk in each document: a block computes one document after another, without a mask
     assert get_pool(4).run(blocks_computed, ((0, 8), (0, 8))) == [(4, 0)] * 4
     assert get_pool(4).run(blocks_computed, ((0, 2, 4, 6, 8, 10, 12, 14),) * 2) == [(1, 0)] * 4
-    assert all(masked for _, masked in get_pool(4).run(blocks_computed, ((0, 8), (0, 8)), 3))  # a window is a mask
+    assert all(masked for _, masked in get_pool(4).run(blocks_computed, ((0, 8), (0, 8)), 3))  # a window needs a mask
 
 
-# --- one block --------------------------------------------------------------------------------------------------------
+# --- kernels of one block ---
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
@@ -315,7 +325,7 @@ def test_block_kernel_matches_reference_attention(kernel, mask, kv_heads):
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_block_kernel_accepts_non_contiguous_heads(masked):
-    """The kernel reads on from a head's first number: of another layout that would be the numbers of other heads."""
+    """Check channels-last inputs: the CPU kernel assumes that each row is contiguous and does not check it."""
     dense = [torch.randn(B, 4, 6, E, dtype=torch.float64) for _ in range(4)]
     q, k, v, dout = (x.to(memory_format=torch.channels_last) for x in dense)
     assert q.stride(-1) > 1
@@ -332,7 +342,7 @@ def test_block_kernel_accepts_non_contiguous_heads(masked):
 
 @pytest.mark.parametrize("first", [0, 3])
 def test_cuda_kernel_gets_contiguous_log_sum_exp(monkeypatch, first):
-    """It never looks at the strides of it; of some of the queries it is a slice."""
+    """Check all queries and a slice: the CUDA kernel does not look at the strides of the log-sum-exp."""
     given = []
 
     def backward(dout, q, k, v, out, lse, *rest, scale):

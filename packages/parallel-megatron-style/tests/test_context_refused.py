@@ -85,7 +85,7 @@ def narrow(tmp_path):
 
 
 def refusal(*words: str) -> str:
-    """What `train` says to these words before it starts anything; nothing where it starts."""
+    """Return the error with which `train` refuses these arguments before any rank starts, or an empty text."""
     try:
         check(build_small_run("model.vocab_size=256", *words))
     except UserError as error:
@@ -162,7 +162,7 @@ def test_trace_refuses_soft_cap_and_sinks():
         main(["explain", "--trace", "model.soft_cap=2.0", "model.sinks=true", "parallel=fsdp", "launch.processes=2"])
 
 
-# --- what a worker finds ----------------------------------------------------------------------------------------------
+# --- checks in a worker ---
 
 
 def two(axis: str) -> Solo:
@@ -172,7 +172,7 @@ def two(axis: str) -> Solo:
 
 
 def model_with(function, declared: AttentionCall | None, method: Method = "ring"):
-    """A model whose second block has `function` in its seam, after `method` stepped in."""
+    """Set `function` as the attention of the second block, apply `method` to all attention, and return the model."""
     case = Case()
     model, plan = whole_of(case)
     found = get_calls(case.built()[0], plan, "attention")
@@ -203,7 +203,7 @@ def test_attention_other_than_declared_is_refused(function, declared, method):
 
 @dataclass(frozen=True, kw_only=True)
 class Slopes(AttentionCall):
-    """A stranger's, with a field that nobody here reads."""
+    """Third-party attention call with a field that this package does not know."""
 
     slope: float = 0.5
 
@@ -245,7 +245,7 @@ ROWS = {"embed.weight": 0, "head.weight": 0}
 
 
 def cut(model, plan) -> None:
-    """As `cut_modules` does for the only rank of tp."""
+    """Call `cut_modules` for the only rank of tp."""
     losses = {"head": LossCall()}
     cut_modules(model, plan, Solo("tp"), PLAIN, sequence_parallel=False, first_rows=ROWS, losses=losses)
 
@@ -269,7 +269,7 @@ def test_tp_refuses_a_custom_embedding_lookup():
         cut(model, plan)
     model, plan = whole_of(Case())
     model.embed.lookup = torch.sum
-    whole(model, plan)  # takes nobody's place
+    whole(model, plan)  # `set_products` does not replace the lookup
     assert model.embed.lookup is torch.sum
 
 

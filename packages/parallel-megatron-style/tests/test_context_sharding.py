@@ -61,7 +61,7 @@ def test_split_batch_keeps_token_fields_together():
 
 
 def test_split_of_square_batch_keeps_sample_ids():
-    """As many sequences as tokens: what has one number a sequence has no tokens."""
+    """Check a batch of two sequences of two tokens: `sample` has one number per sequence and is not split."""
     batch = batch_of(False)
     square = replace(batch, **{name: getattr(batch, name)[:, :2] for name in ("tokens", "targets", "position")})
     assert cut_batch(square, 0, 2, "contiguous").sample.equal(batch.sample)
@@ -87,7 +87,7 @@ def model_of(method: str | None, comm=None, recompute: Recompute = Recompute.non
 
 
 def trained(method: str, documents: bool, recompute: Recompute):
-    """This rank's loss and gradients."""
+    """Return this rank's loss and gradients."""
     comm = rank.make_comms(Mesh.of({"cp": rank.world}), False).get_comm("cp")
     model = model_of(method, comm, recompute)
     loss = model(cut_batch(batch_of(documents), comm.index, comm.size, ORDERS[method]))
@@ -100,7 +100,7 @@ def trained(method: str, documents: bool, recompute: Recompute):
 @pytest.mark.parametrize("documents", [False, True], ids=["plain", "documents"])
 @pytest.mark.parametrize("recompute", Recompute, ids=lambda r: r.value)
 def test_model_over_split_sequences_matches_one_process(world, method, documents, recompute):
-    """Losses and gradients of the ranks add up to those of one process."""
+    """Check that losses and gradients, added up over ranks, equal the loss and the gradients of one process."""
     whole = model_of(None)
     wanted = whole(batch_of(documents))
     wanted.backward()

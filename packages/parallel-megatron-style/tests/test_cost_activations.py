@@ -76,7 +76,10 @@ def test_a_recomputed_block_keeps_its_input(precision):
 
 @pytest.mark.parametrize("precision", DTYPES)
 def test_selective_recompute_bytes_match_closed_form(precision):
-    """Fused attention has no scores to forget: only one number a row and head."""
+    """Check that selective recomputation frees one number per row and head: fused attention stores no scores.
+
+    On a CPU it also frees the output, which the next matmul copies.
+    """
     whole, case = case_of(precision=precision), case_of(precision=precision, recompute="selective")
     saved = [activations.count_block(whole, 0, sizes) - activations.count_block(case, 0, sizes) for sizes in both(case)]
     assert saved == [2 * 16 * 4 * 4, 2 * 16 * 4 * (4 + 8 * case.bytes.compute)]
@@ -101,14 +104,14 @@ def test_head_activation_bytes_match_closed_form(precision):
     found = count_kept_bytes(module.parameters(), lambda: module.head(hidden, batch))
     closed = activations.count_head_bytes(case, sizes)
     logits = 2 * 16 * 64 * case.bytes.compute
-    backward = logits + 2 * 2 * 16 * 64 * 4  # their gradient, and a piece of them in float32 and its exponentials
+    backward = logits + 2 * 2 * 16 * 64 * 4  # gradient of the logits; a piece of logits in float32, its exponentials
     assert found == closed["activations"] + closed["logits"] - backward
 
 
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 @pytest.mark.parametrize("tp", [2, 4])
 def test_tp_block_activation_bytes_match_closed_form(tp, sequence_parallel):
-    """arXiv 2205.05198, equations 2 and 4, on the runtime's own modules."""
+    """Compare equations 2 and 4 of arXiv 2205.05198 with the modules of the runtime."""
     run = build_default_run(
         parallel=Tp(sequence_parallel=sequence_parallel),
         model=replace(MODEL, kv_heads=4),
@@ -131,7 +134,7 @@ def test_tp_block_activation_bytes_match_closed_form(tp, sequence_parallel):
 
 
 def test_pipeline_activations_in_flight_follow_the_schedule():
-    """1F1B: p - r microbatches on rank r (arXiv 2104.04473, section 2.2.1); GPipe all of them."""
+    """Check p - r microbatches on rank r for 1F1B (arXiv 2104.04473, section 2.2.1), and all microbatches for GPipe."""
     model = replace(MODEL, layers=4)
     for schedule, counts in (("1f1b", (4, 3, 2, 1)), ("gpipe", (4, 4, 4, 4))):
         case = case_of(model, config=Pp(schedule=schedule, stages=[1, 1, 1, 1]), pp=4)

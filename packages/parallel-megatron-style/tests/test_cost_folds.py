@@ -29,7 +29,7 @@ LANES, WIDTH = 4, 64
 
 @dataclass(frozen=True, kw_only=True)
 class LanesNode(Node):
-    """A stack of matrices on the fold `lane`, and a norm in front."""
+    """Node of a norm and a stack of matrices on the fold `lane`."""
 
     module: ClassVar[str] = "nowhere:Lanes"
     dim: int
@@ -60,7 +60,7 @@ class SilentNode(LanesNode):
 def case_of(
     out_of: tuple[str, ...] = ("dp_shard",), size: int = 2, recompute: str = "none", lanes: int = LANES, **settings
 ) -> Case:
-    """A small decoder with lanes in the place of its second feed-forward."""
+    """Return the case of a small decoder whose second feed-forward is a `LanesNode`."""
     axes = {name: settings.pop(name) for name in ("pp", "dp_replicate", "dp_shard", "cp", "tp") if name in settings}
     precision = settings.pop("precision", "bf16")
     run = build_default_run(
@@ -113,7 +113,7 @@ STACK = LANES * WIDTH * 32
     ids=str,
 )
 def test_fold_gradients_reduce_over_remaining_data_axes(axes, out_of, shards, copies):
-    """A rank has half of the stack; those beside it share its state, and the other data axes have copies of it."""
+    """Check a rank with half of the stack: ranks with the same half share its state; other data axes hold copies."""
     case = case_of(out_of, zero=1, **axes)
     (group,) = [group for group in memory.count_group_numbers(case, 0) if group.kind.fold]
     assert (group.shards, group.copies) == (shards, case.mesh.size(*copies))
@@ -133,7 +133,10 @@ def test_fold_gradients_reduce_over_remaining_data_axes(axes, out_of, shards, co
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 @pytest.mark.parametrize("dp_shard", [2, 4])
 def test_state_bytes_on_fold_follow_zero_stage(zero, dp_shard):
-    """2 + 4 + 4 + 8 bytes a number (ZeRO, arXiv 1910.02054, section 3), cut by the fold and by what is beside it."""
+    """Check 2 + 4 + 4 + 8 bytes per parameter (ZeRO, arXiv 1910.02054, section 3).
+
+    The fold shards them, and then the ranks that hold the same shard of the fold.
+    """
     case, without = (case_of(dp_shard=dp_shard, zero=zero, lanes=lanes) for lanes in (LANES, 0))
     own, beside = STACK // 2, dp_shard // 2
     parts = beside if zero else 1
@@ -143,7 +146,7 @@ def test_state_bytes_on_fold_follow_zero_stage(zero, dp_shard):
     more.subtract(memory.count_state_bytes(without, 0))
     assert more["optimizer state"] == 8 * own // parts
     assert more["master weights"] == 4 * own // parts
-    if zero < 2 or beside == 1:  # nothing beside the fold cuts it
+    if zero < 2 or beside == 1:  # only the fold shards the gradients
         assert more["gradients"] == 4 * own
     if zero < 3 or beside == 1:
         assert more["weights"] == 2 * own
@@ -166,14 +169,14 @@ def test_activation_bytes_of_undeclared_node_come_from_shapes():
 
 @pytest.mark.parametrize(("sequence_parallel", "times"), [(True, 1), (False, 2)])
 def test_tp_ranks_repeat_fold_flops_without_sequence_parallelism(sequence_parallel, times):
-    """What tp does not cut sees all tokens on each of its ranks."""
+    """Check that each tp rank processes all tokens in a module that tp does not shard, unless tp shards sequences."""
     one, two = (case_of(tp=2, lanes=lanes, sequence_parallel=sequence_parallel) for lanes in (LANES, 0))
     stack = 2 * STACK * 3 * 16 * one.microbatches
     assert timing.count_rank_flops(one, 0) - timing.count_rank_flops(two, 0) == times * stack // 2
 
 
 def test_replaced_feed_forward_is_not_a_tp_region():
-    """The plan still has the rule for the feed-forwards that are left."""
+    """Check a plan that keeps the shard rule, because the other block still has a feed-forward."""
     case = case_of(tp=2, dp_shard=2)
     assert [len(tensor_traffic.get_regions(case, index)) for index in (0, 1)] == [2, 1]
 
@@ -188,7 +191,7 @@ def test_replaced_feed_forward_is_not_a_tp_region():
     ],
 )
 def test_fold_and_replica_traffic_uses_expected_network_tier(size, per_node, fold, beside, nearby):
-    """Folds are runs of neighbours; the ranks beside them are far apart."""
+    """Check folds of neighbouring ranks; ranks that hold the same shard of a fold are far apart."""
     case = case_of(
         size=size,
         lanes=2 * LANES,

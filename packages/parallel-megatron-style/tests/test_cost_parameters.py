@@ -34,7 +34,7 @@ def case_of(config: ThreeD | None = None, model: DecoderConfig = MODEL, **axes) 
 
 
 def numels(model: DecoderConfig) -> Counter[str]:
-    """Kind -> numbers, of the modules themselves."""
+    """Count the parameters of each kind in the modules."""
     tree, plan = compose_model(build_default_run(model=model))
     found: Counter[str] = Counter()
     for name, parameter in construct(tree).named_parameters():
@@ -58,7 +58,7 @@ def test_stages_count_tied_embedding_twice(schedule):
     case = case_of(ThreeD(schedule=schedule), replace(MODEL, tied=True), pp=2)
     names = [array.name for rank in range(2) for array in case.list_held(rank)]
     twice = [name for name, count in Counter(names).items() if count > 1]
-    assert twice == ([] if schedule == "zb_v" else ["embed.weight"])  # the V brings first and last to one rank
+    assert twice == ([] if schedule == "zb_v" else ["embed.weight"])  # zb_v: first and last stage on rank 0
     assert set(names) == {array.name for array in case.arrays}
 
 
@@ -107,7 +107,10 @@ def test_array_sizes_match_the_registry(axes, sequence_parallel, fold):
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 def test_state_bytes_follow_zero_stage(zero):
-    """Rajbhandari et al., arXiv 1910.02054, figure 1, for float32: 4 + 4 + 8 bytes each, whole or a fourth of it."""
+    """Compare with figure 1 of Rajbhandari et al., arXiv 1910.02054, for float32.
+
+    A parameter takes 4 + 4 + 8 bytes, and a rank holds all or a fourth of the bytes.
+    """
     case = replace(case_of(ThreeD(zero=zero, prefetch=0), dp_shard=4), microbatches=2)
     numbers = sum(prod(array.shape) for array in case.arrays)
     parts = sum(array.part for array in case.arrays)

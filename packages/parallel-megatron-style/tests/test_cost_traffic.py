@@ -31,7 +31,7 @@ def microbatch(case: Case) -> Batch:
 
 
 def counted(words: str, stage: int, every: int = 1) -> tuple[Case, Mesh, list[FakeComms]]:
-    """One step of a stage's data ranks, or every so many of them, each alone."""
+    """Run one step on every `every`-th data rank of a stage, one rank after another; return case, mesh and traffic."""
     run = compose_one([*TINY.split(), *words.split()])
     mesh = Mesh.of(run.parallel.size_axes(run.launch.processes or run.parallel.count_ranks(0)))
     case, found = Case.of(run, mesh), []
@@ -42,7 +42,7 @@ def counted(words: str, stage: int, every: int = 1) -> tuple[Case, Mesh, list[Fa
         finish = make_finish(run.job.recompute, False, run.job.recompute_every, plan.seams)
         precision = registry.build(run.precision, run)
         runtime = registry.build(run.parallel, Job(Composed(run, tree, plan), mesh, comms, precision, finish))
-        comms.traffic.bytes.clear()  # what it takes to begin
+        comms.traffic.bytes.clear()  # leave out the traffic of the setup
         comms.traffic.calls.clear()
         runtime.step([microbatch(case)] * case.microbatches)
         found.append(comms)
@@ -50,7 +50,7 @@ def counted(words: str, stage: int, every: int = 1) -> tuple[Case, Mesh, list[Fa
 
 
 def sent(comms: FakeComms, mesh: Mesh) -> Counter[str]:
-    """Axis -> bytes sent, from what the rank handed in: a ring's share of it. "world" is all axes together."""
+    """Return the bytes that a rank sends with ring algorithms, by axis; the axis "world" is all axes together."""
     found: Counter[str] = Counter()
     for (axis, operation), handed in comms.traffic.bytes.items():
         n = mesh.world if axis == "world" else mesh.size(*axis.split("+"))
@@ -66,14 +66,14 @@ def sent(comms: FakeComms, mesh: Mesh) -> Counter[str]:
 
 
 TENSOR = ("hidden states in blocks", "gradients in blocks", "embedding", "loss")
-WHOLE = ("gradients of replicated parameters",)  # rows of them lie on some data ranks and not on others
+WHOLE = ("gradients of replicated parameters",)  # some data ranks hold rows of these arrays and others hold none
 CONTEXT = ("attention", "positions")
 PIPELINE = ("hidden states and gradients", "tied embedding")
 DATA = ("gradients", "weights")
 
 
 def closed(case: Case, stage: int, purposes: tuple[str, ...]) -> int:
-    """Bytes of the closed form for some purposes."""
+    """Return the bytes of the closed form for these purposes."""
     return sum(sent.bytes for sent in traffic.list_sent(case, stage) if sent.purpose in purposes)
 
 
@@ -114,7 +114,7 @@ def test_sent_bytes_match_closed_form(words):
             assert found["tp"] - whole == closed(case, stage, TENSOR)
             data = closed(case, stage, DATA)
             moved = found["dp_shard+cp"] + found["dp_replicate"] + found["world"]
-            assert data <= moved <= 1.1 * data + 100  # what fills up the last range of a buffer; norm and loss
+            assert data <= moved <= 1.1 * data + 100  # padding of the last range of a buffer; norm and loss
         if mesh.size("pp") == 1:
             break
 
@@ -158,7 +158,7 @@ MUON = [
 
 @pytest.mark.parametrize("words", MUON)
 def test_muon_all_to_all_bytes_match_closed_form(words, monkeypatch):
-    """Of all ranks of a stage together, for they do not send the same; in several batches."""
+    """Compare the sum over all ranks of a stage, because ranks send different amounts, in several batches."""
     monkeypatch.setattr("gangline_basics.parallel.owners.LIMIT", 20_000)
     run = compose_one([*TINY.split(), "optimizer=muon", *words.split()])
     mesh = Mesh.of(run.parallel.size_axes(run.launch.processes or run.parallel.count_ranks(0)))

@@ -27,7 +27,7 @@ MODEL = DecoderConfig(vocab_size=64, dim=64, layers=3, heads=4, ffn_dim=256)
 
 
 def made(world: int, tp: int, zero: int, precision: str):
-    """(run, tree, plan) of a model whose blocks are frozen and kept as codes."""
+    """Return (run, tree, plan) of a model whose blocks are frozen and stored in 8 bits."""
     parallel = ThreeD(tp=tp, pp=1, zero=zero, dp_replicate=1, dp_shard=world // tp)
     batch = {"global_size": world, "micro_size": 1, "sequence_length": 8}
     run = build_default_run(model=MODEL, parallel=parallel, precision=precision, batch=batch)
@@ -38,14 +38,14 @@ def made(world: int, tp: int, zero: int, precision: str):
 
 
 def distinct(tensors: list[Tensor]) -> int:
-    """Bytes of the memory behind these tensors, each piece of it once."""
+    """Return the bytes of the storages behind these tensors; each storage counts once."""
     storages = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in tensors}
-    storages.pop(0, None)  # given back
+    storages.pop(0, None)  # freed storages
     return sum(storages.values())
 
 
 def body(tp: int, zero: int, precision: str):
-    """(bytes of weights, bytes of masters beside them, what this rank has of one linear's codes and scales)."""
+    """Return (bytes of weights, bytes of separate master weights, this rank's codes and scales of one linear layer)."""
     run, tree, plan = made(rank.world, tp, zero, precision)
     mesh = Mesh.of(run.parallel.size_axes(rank.world))
     finish = make_finish(run.job.recompute, run.job.compile, run.job.recompute_every, plan.seams)
@@ -72,7 +72,7 @@ def test_8bit_weights_match_closed_form_and_unsharded_codes(tp, zero, precision)
     found = get_pool(2).run(body, tp, zero, precision)
     told = count_state_bytes(case, 0)
     for weights, masters, _ in found:
-        assert weights == pytest.approx(told["weights"], rel=0.03)  # filled up to the grain of ranges
+        assert weights == pytest.approx(told["weights"], rel=0.03)  # ranges are padded to the grain of the packing
         assert masters == pytest.approx(told["master weights"], rel=0.03)
     shape = (64, 256)
     whole = torch.empty(shape)

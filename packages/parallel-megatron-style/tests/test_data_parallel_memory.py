@@ -36,27 +36,27 @@ def run_of(world: int, zero: int, precision: str):
 
 
 def distinct(tensors: list[Tensor | None]) -> int:
-    """Bytes of the memory behind these tensors, each piece of it once."""
+    """Return the bytes of the storages behind these tensors; each storage counts once."""
     storages = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in tensors if x is not None}
-    storages.pop(0, None)  # given back
+    storages.pop(0, None)  # freed storages
     return sum(storages.values())
 
 
 def held(runtime: ComposedRuntime) -> Counter[str]:
-    """Kind -> bytes at this moment."""
+    """Return the bytes that a rank holds at this moment, by kind."""
     buffers = runtime.storage.param_buffers
     found = Counter(weights=distinct([buffer.full for buffer in buffers]))
     found["master weights"] = distinct([x for buffer in buffers for x in (buffer.full, buffer.shard)])
-    found["master weights"] -= found["weights"]  # what lies in the whole weights is counted there
+    found["master weights"] -= found["weights"]  # a storage that holds full weights counts as weights
     found["gradients"] = distinct([x for buffer in buffers for x in (buffer.grads.grad, buffer.grads.total)])
     for buffer in buffers:
-        if buffer.grads._reducing is not None and buffer.grads.grad is None:  # on its way, and still read
+        if buffer.grads._reducing is not None and buffer.grads.grad is None:  # the reduction still reads it
             found["gradients"] += buffer.full.numel() * buffer.options.reduce_dtype.itemsize
     return found
 
 
 def body(zero: int, precision: str) -> tuple[Counter[str], int]:
-    """(kind -> most bytes held during two steps, numbers of the model)."""
+    """Train two steps and return (maximum bytes of each kind, number of parameters of the model)."""
     run = run_of(rank.world, zero, precision)
     runtime = runtime_of(run)
     optimizer = build_adamw(run.optimizer, run, runtime)
@@ -89,7 +89,7 @@ def body(zero: int, precision: str) -> tuple[Counter[str], int]:
     return most, numbers
 
 
-@pytest.mark.parametrize(  # by default each of them on two ranks, and once on four
+@pytest.mark.parametrize(  # default: each case on two ranks, one case on four
     ("world", "zero", "precision"),
     [
         pytest.param(*case, marks=() if case[0] == 2 or case == (4, 3, "bf16") else pytest.mark.nightly)
@@ -97,9 +97,10 @@ def body(zero: int, precision: str) -> tuple[Counter[str], int]:
     ],
 )
 def test_allocated_bytes_match_closed_form(world, zero, precision):
-    """Rajbhandari et al., arXiv 1910.02054, section 3: K = 8 of Adam's state here, and masters and sums in float32.
+    """Compare with Rajbhandari et al., arXiv 1910.02054, section 3: K = 8 for Adam, master weights and sums in float32.
 
-    Whole 16 bytes a parameter in float32 and 18 in bfloat16 (2 + 4 + 4 + 8); n ranks hold 1/n of what is cut.
+    Unsharded, a parameter takes 16 bytes in float32 and 18 in bfloat16 (2 + 4 + 4 + 8). With n ranks, each rank holds
+    1/n of the sharded arrays.
     """
     n, half = world if zero else 1, precision == "bf16"
     ranks = get_pool(world).run(body, zero, precision)
@@ -112,7 +113,7 @@ def test_allocated_bytes_match_closed_form(world, zero, precision):
         )
     for found, numbers in ranks:
         block = (numbers - 2 * 64 * 64 - 64) // MODEL.layers
-        two = 2 * block  # in use and gathered ahead; being filled and under way
+        two = 2 * block  # weights in use and prefetched; gradients being filled and being reduced
         per = {"optimizer state": 8 * numbers / n}
         per["weights"] = (two if zero == 3 else numbers) * (2 if half else 4)
         per["master weights"] = 4 * numbers / n if half or zero == 3 else 0

@@ -22,7 +22,7 @@ FLOAT64 = Plain(torch.float64, torch.float64)
 
 
 def given(settings, frozen=()):
-    """(run, its strategy with a model that has its weights)."""
+    """Return the run, and its strategy built from a model that already has weights."""
     run = build_small_run(*settings)
     tree, plan = compose_model(run)
     model = make_whole_model(tree, replace(plan, frozen=tuple(frozen)), seed=3, dtype=torch.float64)
@@ -59,7 +59,7 @@ def test_runtime_keeps_given_model_weights(layout):
 
 
 def shared_buffer(settings):
-    """(what each block has of one buffer that two of them registered on the meta device, names it is kept under)."""
+    """Return (values in each block of a buffer that both blocks registered on the meta device, names of its shards)."""
     run = build_small_run(*settings)
     model = construct(compose_model(run)[0])
     table = torch.empty(3, device="meta")
@@ -79,7 +79,7 @@ def test_buffer_shared_by_two_blocks_stays_shared(layout):
         assert names == ["model/blocks.0.table"]
 
 
-FROZEN = [("embed.weight",), ("embed", "blocks.0")]  # the second leaves a first stage nothing to train
+FROZEN = [("embed.weight",), ("embed", "blocks.0")]  # with the second, a first stage has no trainable parameters
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -24,7 +24,7 @@ def job_of(layout, axes, offload):
 
 
 def storages(job):
-    """Where this rank's masters and optimizer state lie, and where the weights that it computes with do."""
+    """Return (device types of master weights, gradients and optimizer state; addresses shared with compute weights)."""
     runtime = strategy_ranks.start(job)
     optimizer = build(job.run.optimizer, job.run, runtime)
     runtime.step(job.share(0, *runtime.data_coordinate))
@@ -55,7 +55,7 @@ def test_offloaded_state_shares_no_memory_with_compute_weights(layout, axes):
 
 
 def places_of_gradients(job):
-    """Where the gradients of two steps lie in this rank's host memory."""
+    """Return the addresses of this rank's gradients in host memory after each of two steps."""
     runtime = strategy_ranks.start(job)
     found = []
     for step in range(2):
@@ -65,7 +65,7 @@ def places_of_gradients(job):
 
 
 def test_gradients_reuse_host_memory_at_each_step():
-    """Memory that is asked for anew is not pinned, and the host waits for each copy to it."""
+    """Compare addresses: newly allocated memory is not pinned, so the host would wait for each copy."""
     layout, axes = LAYOUTS[0]
     for one, two in get_pool(2).run(places_of_gradients, job_of(layout, axes, True)):
         assert one == two

@@ -28,7 +28,7 @@ def job_of(zero: int) -> StrategyJob:
 
 
 def on_a_rank(job: StrategyJob) -> tuple[list[Held], list[dict[str, Tensor]]]:
-    """(this rank's pieces of the gradients, the whole gradients of each of its microbatches by itself)."""
+    """Return (this rank's shards of the gradients, the full gradients of each of its microbatches)."""
     runtime = strategy_ranks.start(job)
     batches = job.share(0, *runtime.data_coordinate)
     tokens = runtime.step(batches).tokens
@@ -48,7 +48,7 @@ def gradients(reference: Reference, batch, tokens: int) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("zero", [2, 3])
 def test_replicas_add_gradients_after_all_microbatches(zero):
-    """(a0 + b0 + (a1 + b1) + ...) of the first replica's ranks a and b, and to that the second replica's."""
+    """Compare with (a0 + b0) + (a1 + b1) + ... of the first replica's ranks, plus the sum of the second replica."""
     pieces, every = zip(*get_pool(4).run(on_a_rank, job_of(zero)), strict=True)
     assert {len(batches) for batches in every} == {3}
     wanted = {}

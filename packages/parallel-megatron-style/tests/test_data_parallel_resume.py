@@ -34,7 +34,11 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 
 
 def saved_and_resumed(run: Run, path: str) -> tuple[list[bool], list[str], bool, list[str]]:
-    """(errors are not zero, come back, and give the same next step; notes; in another layout all zero; notes)."""
+    """Save after two steps and resume, in the same layout and in another layout.
+
+    Return (whether the error feedback is nonzero, is restored, and leads to the same next step; notes of the resumed
+    session; whether it is zero in the other layout; notes of that session).
+    """
     first = session_of(run, path)
     for _ in range(2):
         step(first, Clock())

@@ -24,7 +24,7 @@ LLAMA = (
 
 @pytest.fixture
 def say(tmp_path, monkeypatch, capsys):
-    """The exit code and all that `gangline parallel` says."""
+    """Return a function that runs `gangline parallel` and returns its exit code and output."""
     monkeypatch.chdir(tmp_path)
 
     def run(words: str) -> tuple[int, str]:
@@ -37,7 +37,7 @@ def say(tmp_path, monkeypatch, capsys):
 
 
 def table(text: str, heading: str) -> dict[str, list[str]]:
-    """First column -> the others, of the table under a heading."""
+    """Return the table under a heading: first column -> other columns."""
     lines = text[text.index(heading) :].splitlines()[1:]
     rows = [re.split(r"\s{2,}", line.strip()) for line in lines]
     return {row[0]: row[1:] for row in rows[: [*lines, ""].index("")]}
@@ -58,7 +58,7 @@ def test_explain_reports_a_small_run(say):
 
 
 def test_explain_uses_the_nodes_of_a_run(say, tmp_path):
-    """Two ranks a node; the layout stays that of the run, whose options know of eight."""
+    """Explain a run that was launched on nodes of two ranks, while its options assume nodes of eight ranks."""
     RunDirectory.create(compose_one(["parallel=3d", "launch.processes=8", "run.dir=out"]))
     assert table(say("explain out")[1], "8 ranks")["pp"][2] == "node"
     for racks, links in (("0011", ["cluster", "rack", "node"]), ("0111", ["cluster", "cluster", "node"])):
@@ -90,7 +90,7 @@ def test_explain_llama_3_405b_reports_mesh_and_memory(say):
 
 
 def test_rank_parameters_sum_to_the_model():
-    """405 853 388 800 by the count of the model card's own shapes; norms and key heads that are whole count again."""
+    """Compare with 405 853 388 800 parameters by the shapes of the model card; each of 8 tp ranks holds the norms."""
     found = explain_run(compose_one(LLAMA.split()))
     norms = 16_384 * (2 * 126 + 1)
     assert sum(stage.parameters for stage in found.ranks) * 8 == 405_853_388_800 + 7 * norms

@@ -56,11 +56,11 @@ def test_transfers_match_closed_forms(both):
 
 
 def test_matmul_flops_match_closed_form(both):
-    """`timing.count_rank_flops` counts from the plan, matmuls are what nodes say: each is right if the other is."""
+    """Compare the FLOPs that `timing.count_rank_flops` counts from the plan with the matmuls that nodes declare."""
     case, found = both
     assert found.unknown == ()
     for rank, explained in enumerate(found.ranks):
-        again = case.recompute.value == "full"  # selective recomputation is not in the closed form
+        again = case.recompute.value == "full"  # the closed form leaves out selective recomputation
         total = 0
         for stage in explained.stages:
             work = found.work[stage]

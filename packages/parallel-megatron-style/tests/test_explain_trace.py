@@ -39,11 +39,11 @@ def test_traced_peak_matches_closed_form(words, within, capsys):
 
 WIDE = ("parallel=3d", *SHAPE, "model.layers=2")
 SMALL = [  # tp, pp, dp, zero, microbatches, tied
-    (2, 1, 4, 0, 1, False),  # logits are there while the gradient of the head's weight is made
-    (2, 1, 4, 2, 3, False),  # and that is there in two dtypes beside the memory of the sum
+    (2, 1, 4, 0, 1, False),  # the logits are in memory while the head's weight gradient is computed
+    (2, 1, 4, 2, 3, False),  # that gradient is in memory in two dtypes, next to its accumulated sum
     (2, 1, 4, 3, 1, True),
     (2, 1, 4, 2, 3, True),
-    (1, 1, 8, 3, 1, False),  # one microbatch: no sum of a block is there yet
+    (1, 1, 8, 3, 1, False),  # one microbatch: blocks have no accumulated sums yet
     (1, 2, 4, 0, 1, True),  # the copy of a tied weight has no optimizer state
     (2, 2, 2, 2, 6, True),
 ]

@@ -16,7 +16,7 @@ from gangline_testkit.runs import build_small_run
 @pytest.mark.parametrize("scaling", RECIPES)
 @pytest.mark.parametrize("shape", [(1, 1, 1), (5, 24, 16), (130, 200, 70), (128, 256, 384), (128, 640, 128)], ids=str)
 def test_scaled_mm_operands_pass_torch_layout_checks(scaling, shape, monkeypatch):
-    """On the device `meta`, torch checks sides, strides and scales as it does before it calls cuBLAS."""
+    """Check operands on the `meta` device, where torch checks sizes, strides and scales as before a call of cuBLAS."""
     seen = []
     real = F.scaled_mm
 
@@ -47,7 +47,7 @@ def test_scaled_mm_operands_pass_torch_layout_checks(scaling, shape, monkeypatch
 
 
 def test_meta_device_detects_wrong_layout():
-    """Else the test above would say nothing."""
+    """Check that torch refuses wrong layouts on the `meta` device, so that the test above can fail."""
     values = torch.empty(16, 16, dtype=torch.float8_e4m3fn, device="meta")
     scale, kind = torch.empty(1, 1, device="meta"), F.ScalingType.TensorWise
     with pytest.raises(RuntimeError, match="col_major"):

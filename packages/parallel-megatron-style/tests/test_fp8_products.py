@@ -19,7 +19,7 @@ U_BF16 = 2.0**-8  # half a unit in the last place of the result
 
 
 def products(precision, x, w, dy):
-    """name -> (what the precision gives, its operands as matrices (M, K) and (N, K), the format of the first)."""
+    """Return name -> (result of the precision, operands as matrices (M, K) and (N, K), format of the first operand)."""
     rows, above = x.reshape(-1, x.shape[-1]), dy.reshape(-1, dy.shape[-1])
     form = precision.recipe.gradients
     return {
@@ -38,10 +38,11 @@ def operands(lead, inside, out, spread=3.0):
 
 
 def rounding(a, form):
-    """The most that rounding may move each number: 2^-(m+1) of it, or of the least normal one under the worst scale.
+    """Return the bound on the rounding error of each number.
 
-    A scale is less than 2 max / 448 (2 max / 57344), for the smallest power of two that fits is taken, and what shares
-    it is never more than the whole matrix.
+    The bound is 2^-(m+1) of the number, or of the smallest normal number under the largest possible scale. A scale is
+    less than 2 max / 448 (2 max / 57344), because it is the smallest power of two that fits. A group that shares a
+    scale is at most the full matrix.
     """
     exact = a.double()
     scale = 2 * exact.abs().amax() / torch.finfo(form.dtype).max
@@ -51,7 +52,7 @@ def rounding(a, form):
 @pytest.mark.parametrize("scaling", SCALINGS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_matmul_errors_are_within_format_bounds(scaling, shape):
-    """|Σ (a+δa)(b+δb) - Σ ab| <= Σ |a||δb| + |b||δa| + |δa||δb|, then K roundings of float32 and one of bfloat16."""
+    """Check |Σ (a+δa)(b+δb) - Σ ab| <= Σ |a||δb| + |b||δa| + |δa||δb|, plus K float32 roundings and one of bfloat16."""
     x, w, dy = operands(*shape)
     for name, (got, a, b, form) in products(Fp8Precision(RECIPES[scaling]), x, w, dy).items():
         exact = a.double() @ b.double().t()
@@ -67,8 +68,10 @@ def test_matmul_errors_are_within_format_bounds(scaling, shape):
 
 @pytest.mark.parametrize("scaling", SCALINGS)
 def test_matmul_rms_error_matches_float8_precision(scaling):
-    """Errors of many terms add up as squares. An error that is even in ±u has the root mean square u/√3, and u is that
-    of the lower end of each power of two: so √((u_a² + u_b²) / 3) is a little too much, and a third of it too little.
+    """Compare with √((u_a² + u_b²) / 3), because the errors of many terms add up as squares.
+
+    An error that is uniform in ±u has the root mean square u/√3. Here u is the bound at the lower end of each power of
+    two, so the expected value is slightly too large, and a third of it is too small.
     """
     x, w, dy = operands((256,), 300, 256, spread=0)
     for name, (got, a, b, form) in products(Fp8Precision(RECIPES[scaling]), x, w, dy).items():
@@ -97,7 +100,7 @@ def test_backward_equals_separate_input_and_weight_gradients(scaling, biased):
 
 
 def test_inputs_in_float32_are_rounded_to_bfloat16_first():
-    """As every strategy hands them over: so that none gets other bits."""
+    """Check that float32 inputs give the same bits as bfloat16 inputs, so that all strategies give the same bits."""
     precision = Fp8Precision(RECIPES["row"])
     x, w, dy = (t.float() * 1.001 for t in operands((4,), 40, 24))
     x.requires_grad_()
@@ -108,17 +111,17 @@ def test_inputs_in_float32_are_rounded_to_bfloat16_first():
     assert dx.equal(precision.compute_grad_x(dy.bfloat16(), w.bfloat16()).float())
 
 
-# --- against torch's scaled product -----------------------------------------------------------------------------------
+# --- comparison with torch._scaled_mm ---
 
 
 def scaled_mm(a: Quantised, b: Quantised, dtype: torch.dtype) -> torch.Tensor:
     return torch._scaled_mm(
         a.values, b.values.t(), scale_a=a.scale, scale_b=b.scale.t().contiguous(), out_dtype=dtype
-    )  # a single scale is the same either way
+    )  # the transpose of a single scale is the same scale
 
 
 def exactly_summed(*shape: int, seed: int) -> torch.Tensor:
-    """Integers up to 8 times a power of two for each row: in float32 their sums round nothing, in whatever order."""
+    """Return integers of at most 8 times a power of two per row, whose float32 sums are exact in any order."""
     generator = torch.Generator().manual_seed(seed)
     integers = torch.randint(-8, 9, shape, generator=generator)
     return (integers * 2.0 ** torch.randint(-3, 4, (shape[0], 1), generator=generator)).bfloat16()
@@ -141,7 +144,7 @@ def test_emulation_is_bit_identical_to_scaled_mm(grain, forms, dtype, shape):
 @pytest.mark.parametrize("second", [Grain.TILE, Grain.BLOCK], ids=str)
 @pytest.mark.parametrize("exact", [True, False])
 def test_blocks_are_scaled_and_summed_in_float32(second, exact):
-    """As DeepSeek-V3 does (section 3.3.2): a product for each 128 of the sum, scaled, then added."""
+    """Compare with DeepSeek-V3 (section 3.3.2): one matmul for each 128 terms of the sum, scaled, then added."""
     made = exactly_summed if exact else draw
     a = quantise(made(130, 300, seed=1), Format.E4M3, Grain.TILE)
     b = quantise(made(140, 300, seed=2), Format.E4M3, second)
@@ -164,14 +167,14 @@ def test_blocks_are_scaled_and_summed_in_float32(second, exact):
     assert bool(((found - total).double().abs() <= 2 * 384 * 2.0**-24 * sizes).all())
 
 
-# --- the edges --------------------------------------------------------------------------------------------------------
+# --- edge cases ---
 
 
 @pytest.mark.parametrize("scaling", SCALINGS)
 @pytest.mark.parametrize("name", NOT_FINITE)
 @pytest.mark.parametrize("place", ["x", "w", "dy"])
 def test_non_finite_inputs_give_non_finite_outputs(scaling, name, place):
-    """Wherever float32 gives no finite number, neither do the products."""
+    """Check that outputs are non-finite wherever float32 outputs are non-finite."""
     x, w, dy = operands((2, 65), 140, 150)
     {"x": x, "w": w, "dy": dy}[place][-1, ..., -1] = NOT_FINITE[name][0]
     for product, (got, a, b, _) in products(Fp8Precision(RECIPES[scaling]), x, w, dy).items():
@@ -202,7 +205,7 @@ def test_empty_operands_give_empty_or_zero_outputs(scaling, shape):
 
 
 def test_torch_compile_has_no_graph_breaks():
-    """torch.compile sees no break, and what it traced has the same bits."""
+    """Check that torch.compile traces one graph, and that the traced function is bit-identical."""
     precision = Fp8Precision(RECIPES["block"])
     x, w, dy = operands((2, 5), 70, 33)
     leaves = [x.requires_grad_(), w.requires_grad_()]

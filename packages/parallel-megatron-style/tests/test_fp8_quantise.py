@@ -18,7 +18,7 @@ LEAST_NORMAL = {Format.E4M3: 2.0**-6, Format.E5M2: 2.0**-14}
 
 
 def draw(*shape: int, seed: int = 0, spread: float = 0.0) -> torch.Tensor:
-    """Normal numbers in bfloat16, each times a power of two of its own up to `spread` away from 1."""
+    """Return normal random numbers in bfloat16, each multiplied by a random power of two from 2^-spread to 2^spread."""
     generator = torch.Generator().manual_seed(seed)
     powers = (torch.rand(shape, generator=generator) * 2 - 1).mul(spread).round()
     return (torch.randn(shape, generator=generator) * 2**powers).bfloat16()
@@ -48,7 +48,10 @@ def test_scale_is_smallest_power_of_two_that_fits(form, mantissa):
 @pytest.mark.parametrize("grain", GRAINS, ids=str)
 @pytest.mark.parametrize("shape", [(1, 1), (5, 7), (16, 128), (130, 300)], ids=str)
 def test_rounding_is_to_the_nearest(form, grain, shape):
-    """Half a unit in the last of m mantissa bits, 2^-(m+1) of the value, or of the least normal number below it."""
+    """Bound the error by half a unit in the last of m mantissa bits.
+
+    The bound is 2^-(m+1) of the value, or of the least normal number for smaller values.
+    """
     x = draw(*shape, spread=12)
     found = quantise(x, form, grain)
     back = found.dequantise()
@@ -66,7 +69,7 @@ def test_rounding_is_to_the_nearest(form, grain, shape):
 
 @pytest.mark.parametrize("grain", GRAINS, ids=str)
 def test_scale_depends_only_on_its_own_group(grain):
-    """A scale hangs on its own part of the matrix and on nothing else."""
+    """Change one value and check that only the scale of its group changes."""
     x = draw(256, 256)
     rows, columns = (side or 256 for side in grain.value)
     before = quantise(x, Format.E4M3, grain).scale
@@ -78,9 +81,9 @@ def test_scale_depends_only_on_its_own_group(grain):
 
 @pytest.mark.parametrize("grain", GRAINS, ids=str)
 def test_shard_quantises_as_the_full_matrix(grain):
-    """What is cut over ranks is rounded alike, so long as e4m3 has normal numbers for it: 14 powers of two."""
+    """Check values that are normal numbers in e4m3, which covers 14 powers of two; smaller values round differently."""
     x = draw(256, 256)
-    x = torch.where(x.abs() < 2.0**-9, 2.0**-9, x)  # the largest is below 2^3
+    x = torch.where(x.abs() < 2.0**-9, 2.0**-9, x)  # the largest value is below 2^3
     whole = quantise(x, Format.E4M3, grain).dequantise()
     for first in range(0, 256, 64):
         assert quantise(x[first : first + 64], Format.E4M3, grain).dequantise()[:64].equal(whole[first : first + 64])
@@ -119,7 +122,7 @@ NOT_FINITE = {
 @pytest.mark.parametrize("grain", GRAINS, ids=str)
 @pytest.mark.parametrize("name", NOT_FINITE)
 def test_non_finite_value_makes_its_group_nan(form, grain, name):
-    """e4m3 has no infinity, and torch would make it 448."""
+    """Check infinities too: e4m3 has no infinity, and torch would convert it to 448."""
     x = draw(256, 256)
     x[200, 130] = NOT_FINITE[name][0]
     back = quantise(x, form, grain).dequantise()
@@ -134,6 +137,6 @@ def test_non_finite_value_makes_its_group_nan(form, grain, name):
 @pytest.mark.parametrize("form", FORMATS, ids=str)
 @pytest.mark.parametrize("bits", [0x7F800000, 0x7FC00000, 0x7FFFFFFF, -1], ids=hex)
 def test_scale_of_non_finite_values_is_infinite(form, bits):
-    """Whatever NaN the device's largest is: a GPU's own has all bits set."""
+    """Check several NaNs as the largest value: on a GPU, all bits of a NaN are set."""
     largest = torch.tensor([bits], dtype=torch.int32).view(torch.float32)
     assert bool(compute_scale(largest, form).isposinf().all())

@@ -28,7 +28,10 @@ def scaled(scaling: str) -> tuple[str, ...]:
 
 @pytest.mark.parametrize("scaling", SCALINGS)
 def test_fp8_losses_are_near_bfloat16(scaling):
-    """From 4.1 to 0.0065: the end within 5 %, and no step further away than 0.02 (float32 is away by 0.003)."""
+    """Compare losses that fall from 4.1 to 0.0065: the last within 5 %, each within 0.02.
+
+    The losses of float32 differ by 0.003.
+    """
     want, got = one_process("precision=bf16", steps=60), one_process(*scaled(scaling), steps=60)
     assert want[0] > 4
     assert want[-1] < 0.01
@@ -46,10 +49,11 @@ def test_fp8_losses_are_near_bfloat16(scaling):
     ],
 )
 def test_tensor_parallel_losses_are_near_one_process(scaling, sequence_parallel):
-    """Scales move no rounding, so both layouts multiply the same float8 numbers at first.
+    """Check that losses differ only by the roundings of partial sums.
 
-    What differs is that each rank rounds its part of a sum to bfloat16, by at most 2^-8, as with precision=bf16. Later
-    that turns over roundings to float8, of 2^-4 each, in a few numbers.
+    Scales are powers of two and cause no rounding, so both layouts multiply the same float8 numbers at first. But each
+    rank rounds its partial sum to bfloat16, by at most 2^-8, as with precision=bf16. In later steps, a few numbers then
+    round to another float8 number, a change of 2^-4 each.
     """
     want = one_process(*scaled(scaling), steps=8)
     layout = ("parallel=tp", f"parallel.sequence_parallel={str(sequence_parallel).lower()}")
@@ -63,7 +67,7 @@ def test_tensor_parallel_losses_are_near_one_process(scaling, sequence_parallel)
 @pytest.mark.parametrize("scaling", SCALINGS)
 @pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])
 def test_pipeline_losses_are_bit_identical(scaling, schedule):
-    """Also where the two halves of the backward pass run at different times."""
+    """Check a schedule that runs the two halves of the backward pass at different times, and one that does not."""
     want = one_process(*scaled(scaling), steps=4, microbatch=2)
     layout = ("parallel=pp", f"parallel.schedule={schedule}", "batch.micro_size=2")
     assert get_pool(2).run(losses, (*scaled(scaling), *layout), 4, 2) == [want, want]
@@ -71,7 +75,7 @@ def test_pipeline_losses_are_bit_identical(scaling, schedule):
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_data_parallel_losses_are_near_one_process(strategy):
-    """The same products; gradients are added in another order, in float32."""
+    """Check that only the order of the float32 gradient sums changes the losses."""
     want = one_process(*FP8, steps=4, microbatch=2)
     for found in get_pool(2).run(losses, (*FP8, f"parallel={strategy}", "batch.micro_size=2"), 4, 2):
         assert found[0] == pytest.approx(want[0], rel=1e-6)
@@ -84,7 +88,7 @@ def test_recomputed_blocks_have_the_same_bits(scaling):
 
 
 def multiplied(settings: tuple[str, ...]) -> tuple[list, list, list]:
-    """(shapes of the weights in float8 products, those of the blocks' linear layers, dtypes of what products give)."""
+    """Return (weight shapes of float8 matmuls, shapes of the blocks' linear layers, dtypes of outputs and weights)."""
     seen, product = [], Fp8Precision.compute_product
 
     def watched(self, x, w):
@@ -103,7 +107,7 @@ def multiplied(settings: tuple[str, ...]) -> tuple[list, list, list]:
 
 
 def test_only_block_linear_layers_use_float8():
-    """Embedding, head, norms and attention stay in bfloat16."""
+    """Check that embedding, head, norms and attention stay in bfloat16."""
     shapes, linear, dtypes = get_pool(1).run(multiplied, FP8)[0]
     assert len(linear) == 2 * 7
     assert sorted(shapes) == sorted(linear)

@@ -24,7 +24,7 @@ def test_candidates_cover_every_size_of_unset_axes():
         (4, 1, 2, 1, 2),
         (8, 1, 1, 1, 2),
     }
-    assert {one.cp for one in found} == {1, 2}  # of 128 tokens 64 each
+    assert {one.cp for one in found} == {1, 2}  # each cp rank has at least 64 of the 128 tokens
     assert all(prod(axes(one)) == 16 for one in found)
 
 

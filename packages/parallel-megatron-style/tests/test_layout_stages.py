@@ -48,9 +48,9 @@ def test_balance_is_optimal(blocks, data):
     ("count", "stages", "first", "last", "sizes"),
     [
         (4, 2, 0, 0, [2, 2]),
-        (5, 2, 0, 0, [2, 3]),  # the first stage keeps most activations
+        (5, 2, 0, 0, [2, 3]),  # the first stage stores the most activations
         (4, 2, 0, 2, [3, 1]),
-        (126, 16, 1, 1, [7, *[8] * 14, 7]),  # as Llama 3 405B was trained (arXiv 2407.21783, section 3.3.2)
+        (126, 16, 1, 1, [7, *[8] * 14, 7]),  # Llama 3 405B (arXiv 2407.21783, section 3.3.2)
     ],
 )
 def test_balance_gives_known_stage_sizes(count, stages, first, last, sizes):
@@ -91,7 +91,7 @@ def test_blocks_of_unknown_cost_count_equally():
 
 @dataclass(frozen=True, kw_only=True)
 class Silent(Node):
-    """A foreign block without shapes."""
+    """Third-party block without shapes."""
 
 
 def test_stages_follow_user_sizes_and_chunks():

@@ -15,19 +15,19 @@ from gangline_testkit.compare import assert_number_close
 LAYERS = 2
 ROUNDING = 2.0**-8  # half the spacing of bfloat16 numbers at 1: the relative error of one rounding to nearest
 
-# A gradient comes about through a chain of operations, each of which rounds what it gives to bfloat16. On the longest
-# way through a block there are eleven: norm, q/k/v, rotation, attention, wo, sum with the residual; norm, gate and up,
-# their product, w_down, sum. Backward there are as many, and five sums of the gradients that reach one input (of q, k
-# and v two, of gate and up one, of either residual one). Before and behind the blocks: lookup, norm, logits, there and
-# back.
+# A gradient is the result of a chain of operations that each round to bfloat16. The longest path through a block has
+# eleven: norm, q/k/v, rotation, attention, wo, sum with the residual; norm, gate and up, their product, w_down, sum
+# with the residual. The backward pass also has eleven, and five sums of the gradients that reach one input (two for q,
+# k and v, one for gate and up, one for each residual). Before and after the blocks there are lookup, norm and logits,
+# forward and backward.
 CHAIN = LAYERS * (11 + 11 + 5) + 6
-# n roundings of independent sign come to about sqrt(n) of one (Higham and Mary, SIAM J. Sci. Comput. 41, 2019), and
-# both runs have theirs. Relative to the norm of a whole gradient, in which the errors of the elements average.
+# n roundings of independent sign add up to about sqrt(n) times one rounding (Higham and Mary, SIAM J. Sci. Comput. 41,
+# 2019). Both runs round. The bound is relative to the norm of a full gradient, where errors of elements average out.
 BOUND = ROUNDING * math.sqrt(2 * CHAIN)
 
 
 class Alone(StrategySuite):
-    """One process, in groups of microbatches as two data ranks would have them."""
+    """Suite that trains in one process and groups microbatches as two data ranks would."""
 
     choice = "parallel=single"
 

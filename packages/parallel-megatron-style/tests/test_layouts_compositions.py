@@ -12,10 +12,10 @@ from gangline_testkit.scenarios import FLOAT32
 SELECTIVE, FULL = "run.recompute=selective", "run.recompute=full"
 TWO_EACH = "batch.global_size=16 batch.micro_size=2"
 ONE_EACH = "batch.global_size=4 batch.micro_size=2"  # one microbatch on each of two data ranks
-TRAINED = {"steps": 20, "bound": 1e-10}  # twenty steps carry a rounding on
+TRAINED = {"steps": 20, "bound": 1e-10}  # rounding errors grow over twenty steps
 
-WINDOWS = "window=5 full_every=3 attention_scale=0.3 z_loss=0.01"  # what every strategy honours
-SEAMS = f"{WINDOWS} soft_cap=1.5 sinks=true"  # and ring attention refuses
+WINDOWS = "window=5 full_every=3 attention_scale=0.3 z_loss=0.01"  # every strategy supports these
+SEAMS = f"{WINDOWS} soft_cap=1.5 sinks=true"  # ring attention refuses soft cap and sinks
 
 ON_FOUR = (
     C("pp=2 tp=2", f"layers=3 {SEAMS}", TWO_EACH, batches="documents"),
@@ -116,9 +116,9 @@ def test_nightly_batch_and_stage_splits_are_bit_identical(composition):
     Layouts().holds(composition)
 
 
-# --- the same layout twice --------------------------------------------------------------------------------------------
+# --- two runs of one layout ---
 
-TWICE = (  # by default what the suite (`test_conformance_sharding`) has not: it runs all axes but cp twice
+TWICE = (  # default: cp, because the suite (`test_conformance_sharding`) runs all other axes twice
     pytest.param(C("pp=2 dp_shard=2 tp=2 zero=3", "tied=true", deterministic=True), marks=pytest.mark.nightly),
     C("dp_shard=2 cp=2 zero=2", "", FULL, batches="documents", deterministic=True),
 )
@@ -129,25 +129,25 @@ def test_two_runs_of_composition_are_bit_identical(composition):
     Layouts().same_twice(composition)
 
 
-# --- what is not finite -----------------------------------------------------------------------------------------------
+# --- non-finite values ---
 
 
-@pytest.mark.parametrize(  # two opposite corners of the mesh have each coordinate of each axis
+@pytest.mark.parametrize(  # the corners 1 and 6 of the mesh have each coordinate of each axis
     "culprits", [(1, 6), pytest.param((0, 2, 3, 4, 5, 7), marks=pytest.mark.nightly)], ids=str
 )
-@pytest.mark.parametrize(  # where nobody has another stage's loss; without stages the suite shows it by day
+@pytest.mark.parametrize(  # in a pipeline, a rank lacks other stages' losses; the suite tests layouts without pp
     "on", ["pp=2 dp_shard=2 tp=2 zero=3", pytest.param("dp_shard=2 cp=2 tp=2 zero=1", marks=pytest.mark.nightly)]
 )
 def test_non_finite_rank_is_known_to_all_ranks(on, culprits):
     Layouts().any_rank_stops_all(C(on, steps=1), culprits)
 
 
-# --- any composition --------------------------------------------------------------------------------------------------
+# --- random compositions ---
 
 
 @st.composite
 def compositions(draw):
-    """Of 2, 4 or 8 ranks; some of them `train` would refuse."""
+    """Draw a composition of 2, 4 or 8 ranks, which `train` may refuse."""
     sizes = draw(st.sampled_from([(2, 1, 1, 1, 1), (4, 1, 1, 1, 1), (2, 2, 1, 1, 1), (4, 2, 1, 1, 1), (2, 2, 2, 1, 1)]))
     axes = dict(zip(("pp", "dp_replicate", "dp_shard", "cp", "tp"), draw(st.permutations(sizes)), strict=True))
     options = {
@@ -169,7 +169,7 @@ def compositions(draw):
         "vocab_size": draw(st.integers(5, 70)),
         "tied": draw(st.sampled_from(["true", "false"])),
         "qk_norm": draw(st.sampled_from(["true", "false"])),
-        "window": draw(st.sampled_from(["null", "2", "3", "9"])),  # of 1: gradients that are nothing but rounding
+        "window": draw(st.sampled_from(["null", "2", "3", "9"])),  # a window of 1: gradients are only rounding errors
         "soft_cap": draw(st.sampled_from(["null", "null", "1.5"])),
         "sinks": draw(st.sampled_from(["false", "false", "true"])),
         "z_loss": draw(st.sampled_from([0.0, 0.01])),

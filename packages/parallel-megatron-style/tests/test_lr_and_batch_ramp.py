@@ -25,7 +25,7 @@ LAYOUTS = {
 }
 
 
-# By default each layout once, and each optimizer.
+# By default, each layout runs once, and each optimizer at least once.
 CASES = [
     ("zero 3", "adamw"),
     ("zero 1, replicated", "muon"),
@@ -38,7 +38,7 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[dict[str, Any]]]:
-    """The records of one process with these words, which is run once."""
+    """Return a function that trains in one process, once for each set of overrides, and returns the records."""
 
     @cache
     def records(*words: str) -> list[dict[str, Any]]:

@@ -31,13 +31,13 @@ WORDS = ("run.steps=6", "batch.global_size=8")
 
 
 def layouts(*by_day: str) -> list:
-    """Those, and all others at night."""
+    """Return test parameters for all layouts; layouts not in `by_day` are nightly."""
     return [pytest.param(layout, marks=() if layout in by_day else pytest.mark.nightly) for layout in LAYOUTS]
 
 
 @pytest.fixture(scope="module", params=OPTIMIZERS)
 def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[tuple[str, ...], Path]:
-    """(words of an optimizer, the run of one process with them)."""
+    """Train with an optimizer in one process and return (overrides, run directory)."""
     words, run_dir = (*OPTIMIZERS[request.param], *WORDS), tmp_path_factory.mktemp("alone") / "one"
     assert train_session(run_dir, *words) == 0
     return words, run_dir
@@ -50,7 +50,7 @@ def same(one: Path, other: Path, rel: float) -> None:
         assert there["grad_norm"] == pytest.approx(here["grad_norm"], rel=10 * rel), here["step"]
 
 
-@pytest.mark.parametrize("layout", layouts("zero 3"))  # the next test begins on tp and pp
+@pytest.mark.parametrize("layout", layouts("zero 3"))  # the next test saves on tp and pp
 def test_sharded_run_matches_one_process(tmp_path: Path, alone: tuple[tuple[str, ...], Path], layout: str) -> None:
     chosen, one = alone
     world, *words = LAYOUTS[layout]
@@ -59,7 +59,7 @@ def test_sharded_run_matches_one_process(tmp_path: Path, alone: tuple[tuple[str,
 
 
 def test_run_resumes_in_another_layout(tmp_path: Path, alone: tuple[tuple[str, ...], Path]) -> None:
-    """Saved after 4 steps on 4 ranks, gone on with on 2 and on one: the run that was never cut."""
+    """Save after 4 steps on 4 ranks, resume on 2 ranks and on one, and compare with the uninterrupted run."""
     chosen, one = alone
     world, *words = LAYOUTS["tp and pp"]
     assert train_on_ranks(world, tmp_path / "first", *chosen, *words, "run.steps=4") == 0
@@ -71,7 +71,7 @@ def test_run_resumes_in_another_layout(tmp_path: Path, alone: tuple[tuple[str, .
 
 
 def held(path: Path, *words: str) -> tuple[int, int]:
-    """(bytes of optimizer state on this rank, what `explain` says of the ranks of its stage that have most)."""
+    """Return (bytes of optimizer state on this rank, bytes that `explain` reports for its stage's largest rank)."""
     started = open_session(path, *words)
     run = started.run
     said = run.parallel.explain(run, Mesh.of(dict(started.mesh.sizes)))
@@ -83,7 +83,7 @@ def held(path: Path, *words: str) -> tuple[int, int]:
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("layout", layouts("zero 3", "tp and pp"))
 def test_explain_matches_optimizer_state_bytes(tmp_path: Path, layout: str, optimizer: str) -> None:
-    """Of the rank that has most of its stage; rows over ranks that do not divide are counted as equal shares."""
+    """Compare the rank with the most state of a stage; `explain` counts rows that do not divide as equal shares."""
     world, *words = LAYOUTS[layout]
     ranks = get_pool(world).run(held, tmp_path / "run", *OPTIMIZERS[optimizer], *words)
     by_stage: dict[int, int] = {}
@@ -116,7 +116,7 @@ def test_layout_that_splits_optimizer_block_is_refused(words: str, said: str) ->
 
 
 def test_resume_accepts_a_smaller_optimizer_block(tmp_path: Path) -> None:
-    """Saved on one process in blocks of 16; tp=2 cuts at 20, and goes on with blocks of 4: near to the run that was."""
+    """Save blocks of 16 in one process and resume with tp=2, which splits at 20, in blocks of 4; losses stay close."""
     chosen = ("optimizer=adamw8bit", "optimizer.min_8bit_size=1", "batch.global_size=8")
     words = ("parallel=tp", "launch.processes=2", "run.steps=6", "optimizer.block=4")
     assert train_session(tmp_path / "one", *chosen, "optimizer.block=16", "run.steps=6") == 0

@@ -37,12 +37,12 @@ class Case:
     chunks: int
     dtype: torch.dtype = torch.float32
     times: tuple[ActionTimes, ...] | ActionTimes = UNIFORM
-    split: bool = True  # SplitProduct in place of autograd's own backward
-    overlap: bool = False  # forwards take turns with backwards, at every layer
+    split: bool = True  # SplitProduct instead of autograd's own backward
+    overlap: bool = False  # forward passes alternate with backward passes at every layer
 
 
 class Waits(torch.autograd.Function):
-    """x -> x; gives way as if a transfer were under way, and notes when it is its turn again."""
+    """Identity that yields to the other action, as during a transfer; notes when it starts and when it continues."""
 
     @staticmethod
     def forward(ctx, x, notes):
@@ -61,7 +61,7 @@ class Waits(torch.autograd.Function):
 
 
 class Part(nn.Module):
-    """A stage of one to three layers, the first of them of core's own backward."""
+    """Stage of one to three layers; only the first layer has a bias."""
 
     def __init__(self, stage: int, case: Case, notes: list[str] | None = None) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class Part(nn.Module):
 
 
 def data(microbatch: int, case: Case):
-    """(input, target), of another size in each microbatch."""
+    """Return (input, target) of a microbatch; sizes differ between microbatches."""
     generator = torch.Generator().manual_seed(100 + microbatch)
     x, y = torch.randn(2, 2 + microbatch % 3, 3, DIM, generator=generator, dtype=torch.float64).to(case.dtype)
     return x, y
@@ -114,7 +114,7 @@ def gradients(part):
 
 
 def reference(case: Case, stages: int):
-    """One process: (losses, gradients of each stage)."""
+    """Return (losses, gradients of each stage) of one process."""
     parts, losses = [Part(stage, case) for stage in range(stages)], []
     for microbatch in range(case.microbatches):
         x, target = data(microbatch, case)
@@ -140,7 +140,7 @@ def executor(case: Case, clock=None):
 
 
 def check(case: Case):
-    """Compared on the ranks, so that no gradients travel."""
+    """Compare with one process on the ranks themselves, so that no gradients need a transfer."""
     made = executor(case)
     want_losses, want = reference(replace(case, split=False), rank.world * case.chunks)
     before = made.evaluate(case.microbatches)
@@ -193,7 +193,7 @@ def noting(case: Case):
 
 
 def test_overlap_alternates_forward_and_backward_at_waits():
-    """Between a wait's begin (F, B) and its end (f, b) the other one computes, up to a wait of its own."""
+    """Check that between start (F, B) and end (f, b) of a wait, the other action computes up to a wait of its own."""
     for notes, schedule, index in get_pool(2).run(noting, Case("dualpipe_v", 8, 2, overlap=True)):
         pairs = sum(rank == index for rank, _ in schedule.pairs)
         assert notes.count("FB") + notes.count("BF") >= pairs > 8
@@ -205,7 +205,7 @@ def test_overlap_alternates_forward_and_backward_at_waits():
 
 
 def failing_lane(case: Case, kind: str):
-    """An action fails that has another one beside it; the step after it is as good as ever."""
+    """Fail an action that overlaps another one, and return whether the next step is correct."""
     made = executor(case)
     sound = getattr(made.stage, kind)
     calls = 0
@@ -250,7 +250,7 @@ def test_microbatch_count_may_change_each_step():
 
 
 def held(case: Case):
-    """The most outputs, with their graphs, that are alive at once, beside what the schedule allows this rank."""
+    """Return (maximum number of outputs alive at once, number that the schedule allows on this rank)."""
     made, outputs, most = executor(case), [], 0
     forward = made.stage.forward
 
@@ -272,11 +272,11 @@ def test_activations_are_freed_after_their_backward(name):
     case = Case(name, 8, SCHEDULES[name].chunks)
     for most, allowed in get_pool(4).run(held, case):
         assert 1 <= most <= allowed
-        assert most == allowed or SCHEDULES[name].splits_backward  # after I its graph is gone, W keeps its inputs only
+        assert most == allowed or SCHEDULES[name].splits_backward  # I frees the graph, W keeps only its inputs
 
 
 class InOrder(Wrapped):
-    """Each transfer ends before the next one begins, as on one NCCL stream; remembers what was sent."""
+    """Communicator that ends each transfer before the next, as on one NCCL stream, and records sent tensors."""
 
     def __init__(self, inner):
         super().__init__(inner)
@@ -344,7 +344,7 @@ def test_error_names_stage_that_ignores_its_input():
 
 
 def failing(case: Case):
-    """A step that fails between I and W, on every rank; the next one must not find what it put off."""
+    """Fail a step between I and W; return (number of deferred closures left, whether the next step is correct)."""
     made = executor(case)
     weights = made.stage.compute_weight_grads
 

@@ -19,7 +19,7 @@ DIM, ROWS = 8, 3
 
 
 class Chain(RankStages):
-    """Linear layers, and the square of the distance to a target."""
+    """Stages of linear layers with tanh; the loss is the squared distance to a target."""
 
     def __init__(self, layers, stages, last, xs, ys):
         super().__init__()

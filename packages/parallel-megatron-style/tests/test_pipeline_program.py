@@ -32,12 +32,12 @@ def schedules(draw):
 
 
 class Rendezvous:
-    """Ranks that carry out their steps strictly in order; a transfer happens when both its ends are at it."""
+    """Model of ranks that run their programs in order; a transfer happens when both ends have reached it."""
 
     def __init__(self, schedule, steps):
         self.schedule, self.steps = schedule, steps
         self.at = [0] * schedule.ranks
-        self.here: list[set[Message]] = [set() for _ in steps]  # what each rank has made or received
+        self.here: list[set[Message]] = [set() for _ in steps]  # outputs that each rank has computed or received
         self.received: dict[tuple[int, int], int] = defaultdict(int)
         self.used: list[list[Message]] = [[] for _ in steps]
         self.order: dict[tuple[int, int], list[Message]] = defaultdict(list)
@@ -100,7 +100,7 @@ def test_program_does_not_deadlock_without_send_buffers(schedule, times, latency
 def test_stages_on_one_rank_send_nothing():
     alone = build_programs(make_schedule("interleaved_1f1b", ranks=1, microbatches=3))
     assert all(isinstance(step, RunAction) for step in alone[0])
-    turn = build_programs(make_schedule("zb_v", ranks=2, microbatches=1))[1]  # the V turns on rank 1
+    turn = build_programs(make_schedule("zb_v", ranks=2, microbatches=1))[1]  # rank 1 has the middle stages 1 and 2
     assert sum(isinstance(step, Send) for step in turn) == 2
 
 
@@ -118,7 +118,7 @@ def test_program_posts_receives_early_and_sends_immediately():
 
 
 def test_rendezvous_model_detects_deadlock():
-    """The test's own model: two ranks that both send first."""
+    """Move a receive to the front of rank 0, so that both ranks wait for a message at first."""
     schedule = make_schedule("1f1b", ranks=2, microbatches=2)
     first, second = (list(order) for order in build_programs(schedule))
     i = next(i for i, step in enumerate(first) if isinstance(step, Recv))
@@ -129,7 +129,7 @@ def test_rendezvous_model_detects_deadlock():
 
 @pytest.mark.parametrize("name", sorted(SCHEDULES))
 def test_memory_of_sent_tensors_is_bounded(name):
-    """What is sent and not known to have arrived does not grow with the number of microbatches."""
+    """Check that the number of tensors that are sent and may not have arrived does not grow with the microbatches."""
 
     def most(microbatches):
         found = 0

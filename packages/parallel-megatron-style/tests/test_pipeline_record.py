@@ -25,7 +25,7 @@ SETTINGS = ("parallel=pp", "parallel.record=true", "launch.processes=2", "parall
 
 @pytest.fixture(scope="module")
 def trained():
-    """The metrics of the steps of a recorded run on two ranks."""
+    """Train with recording on two ranks and return the run and the results of the ranks."""
     run = build_small_run(*SETTINGS)
     tree, plan = compose_model(run)
     job = StrategyJob(

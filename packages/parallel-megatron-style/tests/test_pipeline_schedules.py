@@ -18,7 +18,7 @@ names = st.sampled_from(sorted(SCHEDULES))
 
 @st.composite
 def sizes(draw):
-    """(name, ranks, microbatches, chunks)."""
+    """Draw (name, ranks, microbatches, chunks)."""
     name = draw(names)
     chunks = draw(st.integers(1, 4)) if SCHEDULES[name].free_chunks else SCHEDULES[name].chunks
     return name, draw(st.integers(1, 9)), draw(st.integers(1, 30)), chunks
@@ -52,7 +52,7 @@ def test_bubble_with_equal_action_times_matches_formula(size):
         assert found >= SCHEDULES[name].compute_bubble(ranks, microbatches, chunks) - 1e-12
 
 
-# Idle time of each of p ranks by hand, for F = I = W = 1 and B = 2 of one chunk.
+# Idle time of each of p ranks, counted by hand for F = I = W = 1 and B = 2 of one chunk.
 IDLE = {
     "gpipe": lambda p: 3 * (p - 1),
     "1f1b": lambda p: 3 * (p - 1),
@@ -85,7 +85,7 @@ def test_unsplit_backward_bubble_formulas_hold_for_any_times(ranks, microbatches
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_zero_bubble_schedules_match_their_papers(ranks):
-    """ZB-H1's formula where W < F < I, as its paper measures; DualPipe's table bounds DualPipeV from above."""
+    """Compare ZB-H1 with its formula for W < F < I, as in its paper, and bound DualPipeV by DualPipe's table."""
     times = ActionTimes(F=1.0, I=1.1, W=0.8)
     microbatches = 3 * ranks
     h1 = simulate(make_schedule("zb_h1", ranks=ranks, microbatches=microbatches), times)
@@ -107,7 +107,6 @@ def test_overlapped_dualpipe_v_idle_time_matches_paper(ranks, times):
 @given(st.integers(1, 8), st.integers(1, 24))
 @settings(max_examples=60, deadline=None)
 def test_overlap_keeps_action_order_and_is_valid(ranks, microbatches):
-    """And change neither what each rank does nor in which order."""
     paired, plain = (
         make_schedule("dualpipe_v", ranks=ranks, microbatches=microbatches, overlap=o) for o in (True, False)
     )
@@ -124,7 +123,7 @@ def test_overlap_keeps_action_order_and_is_valid(ranks, microbatches):
 @given(st.integers(1, 6), st.integers(1, 14), st.data())
 @settings(max_examples=60, deadline=None)
 def test_zb_v_for_any_times_is_valid(ranks, microbatches, data):
-    """Any times of any stage: valid, within the same memory."""
+    """Draw any times for each stage, and check that the memory bound still holds."""
     time = st.floats(0.01, 3)
     times = [ActionTimes(*data.draw(st.tuples(time, time, time))) for _ in range(2 * ranks)]
     schedule = make_schedule("zb_v", ranks=ranks, microbatches=microbatches, times=times)
@@ -141,7 +140,7 @@ def test_zb_v_for_given_times_has_smaller_bubble():
 
 
 def test_bubbles_are_ordered_as_in_papers():
-    """What the papers are about: at the same memory or with more chunks, ever less waiting."""
+    """Check that idle time falls from 1F1B to zero-bubble schedules, at equal memory or with more chunks."""
     bubble = {name: simulate(make_schedule(name, ranks=4, microbatches=8)).bubble for name in SCHEDULES}
     assert bubble["zb_v"] == bubble["dualpipe_v"] < bubble["zb_h1"] < bubble["interleaved_1f1b"] < bubble["1f1b"]
     assert bubble["1f1b"] == bubble["gpipe"] == pytest.approx(3 / 11)
@@ -219,7 +218,7 @@ def test_validate_names_each_fault(fault):
 
 
 def test_schedule_deadlock_error_names_waiting_action():
-    """Rank 0 wants the gradient of microbatch 0 before it gives out what rank 1 asks for first."""
+    """Make rank 0 wait for the gradient of microbatch 0 before it runs F1, whose output rank 1 needs first."""
     first = [PipelineAction(*a) for a in (("F", 0, 0), ("B", 0, 0), ("F", 0, 1), ("B", 0, 1))]
     second = [PipelineAction(*a) for a in (("F", 0, 0), ("F", 0, 1), ("B", 0, 0), ("B", 0, 1))]
     with pytest.raises(ValueError, match=r"rank 0 waits before B0 of chunk 0 for B of microbatch 0 on stage 1"):

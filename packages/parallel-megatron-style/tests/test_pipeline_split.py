@@ -26,7 +26,7 @@ def layer(dtype, bias):
 
 
 def gradients(made, microbatches, shape, dtype):
-    """(outputs, gradients of inputs, of weights) after a few microbatches."""
+    """Run a few microbatches and return outputs, input gradients and parameter gradients."""
     found = []
     for microbatch in range(microbatches):
         generator = torch.Generator().manual_seed(microbatch)
@@ -49,7 +49,7 @@ def test_split_linear_is_bit_identical_to_autograd(dtype, bias, shape):
 
 
 def test_bf16_split_linear_matches_linear_of_cast_inputs():
-    """float32 comes in, the product is in bfloat16: as F.linear of the casts does."""
+    """Pass float32 inputs to a bfloat16 matmul, and compare with F.linear of the cast inputs."""
     precision, w = Plain(torch.bfloat16, torch.float32), layer(torch.bfloat16, False)
     generator = torch.Generator().manual_seed(0)
     x, other = (torch.randn(6, 24, generator=generator.manual_seed(0)).requires_grad_() for _ in range(2))

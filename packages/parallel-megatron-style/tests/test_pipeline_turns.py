@@ -97,7 +97,7 @@ def test_error_in_one_computation_ends_the_other(failing):
 
 
 def test_two_backward_passes_can_alternate():
-    """Both are in the middle of autograd when they change places."""
+    """Check two computations that alternate in the middle of their backward passes."""
 
     class Waits(torch.autograd.Function):
         @staticmethod

@@ -85,7 +85,7 @@ def test_primary_boxes_tile_every_array_once(mesh, fold, tied, sequence_parallel
 
 
 def test_array_divisions_follow_plan_shard_rules():
-    """Where an edit's rule comes first: no later one is taken up for what that rule leaves whole."""
+    """Check an edit's rules, which come first: no later rule shards a dim that an earlier rule leaves whole."""
     mine = (
         ShardRule.whole("blocks.0.q"),
         ShardRule.rowwise("blocks.*.q_norm"),

@@ -31,7 +31,7 @@ def test_arrays_do_not_overlap_and_rows_stay_complete(arrays, parts):
             bounds = packing.compute_row_bounds(index)
             assert (bounds[0], bounds[-1]) == (0, array.count)
             for part, (first, last) in enumerate(pairwise(bounds)):
-                if first < last:  # these rows lie within the range
+                if first < last:  # the range holds rows of this array
                     assert start + first * array.width >= part * packing.length
                     assert start + last * array.width <= (part + 1) * packing.length
         assert end <= packing.size
@@ -40,7 +40,7 @@ def test_arrays_do_not_overlap_and_rows_stay_complete(arrays, parts):
 @settings(deadline=None)
 @given(units, st.integers(2, 9))
 def test_array_piece_starts_at_its_range_border(arrays, parts):
-    """So that pieces are found from the array's start alone."""
+    """Check the layout that lets a rank find the pieces of an array from the array's start."""
     for packing in pack(arrays, parts):
         for index, array in enumerate(packing.arrays):
             bounds = packing.compute_row_bounds(index)
@@ -79,7 +79,7 @@ GPT = [
     [(LLAMA_8B, 2, 2240), (LLAMA_8B, 8, 672), (LLAMA_8B, 64, 56), (GPT, 2, 288), (GPT, 8, 16), (GPT, 64, 8)],
 )
 def test_rows_are_split_at_multiples_of_large_divisor(block, parts, rows):
-    """Of all arrays that are cut at all, the one with the smallest divisor."""
+    """Check the smallest divisor among the arrays that are split."""
     (packing,) = pack(block, parts)
     found = [
         gcd(*(b for b in packing.compute_row_bounds(i) if b < a.count))

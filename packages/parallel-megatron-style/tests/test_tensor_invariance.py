@@ -68,7 +68,7 @@ def test_float32_matches_one_process(world, sequence_parallel):
 @pytest.mark.parametrize("world", [2, 4])
 @pytest.mark.parametrize("sequence_parallel", [False, True], ids=["plain", "sequence"])
 def test_bfloat16_rounds_as_one_process_does(world, sequence_parallel):
-    """Against float64: the error of one process in bfloat16 bounds it, and a rounding for each rank in a sum."""
+    """Bound the error against float64 by twice the error of one process in bfloat16 plus one rounding per rank."""
     case = Case(torch.bfloat16, sequence_parallel, kv_heads=2)
     exact, rounded = one_process(replace(case, dtype=torch.float64)), one_process(case)
     found = assembled(case, ranks := get_pool(world).run(one_rank, case), rounded)
@@ -91,7 +91,7 @@ def test_recomputation_changes_no_bit(sequence_parallel, recompute):
 @pytest.mark.parametrize("sequence_parallel", [False, True], ids=["plain", "sequence"])
 @pytest.mark.parametrize("recompute", [Recompute.none, Recompute.full], ids=lambda r: r.value)
 def test_microbatches_in_flight_match_one_process(sequence_parallel, recompute):
-    """As in a pipeline: three forward passes, then three backward passes."""
+    """Run three forward passes, then three backward passes, as in a pipeline."""
     case = Case(sequence_parallel=sequence_parallel, recompute=recompute, microbatches=3, tied=True)
     agree(case, 2, 1e-12)
 
@@ -111,7 +111,11 @@ def test_no_grad_loss_is_bit_identical(sequence_parallel):
 
 
 def deferred(case: Case) -> tuple[list[str], int, dict[str, torch.Tensor]]:
-    """Gradients there after a backward pass under an open store, closures kept, and gradients once they have run."""
+    """Run a backward pass under an open store.
+
+    Return (parameters with a gradient after the backward pass, number of deferred closures, gradients after the
+    closures ran).
+    """
     model, _ = cut_model(case, tp())
     store = WeightGradStore()
     with store.open(0, 0):
@@ -123,7 +127,7 @@ def deferred(case: Case) -> tuple[list[str], int, dict[str, torch.Tensor]]:
 
 @pytest.mark.parametrize("sequence_parallel", [False, True], ids=["plain", "sequence"])
 def test_deferred_weight_gradients_are_bit_identical(sequence_parallel):
-    """All cut weights wait, two columns and two rows a layer, the lookup and the head; no bit differs."""
+    """Check that all sharded weights are deferred: two columns and two rows per layer, the lookup and the head."""
     case = Case(sequence_parallel=sequence_parallel)
     at_once = get_pool(2).run(one_rank, case)
     for (early, kept, gradients), one in zip(get_pool(2).run(deferred, case), at_once, strict=True):
@@ -133,7 +137,7 @@ def test_deferred_weight_gradients_are_bit_identical(sequence_parallel):
 
 
 def with_context(case: Case, method: str) -> Found:
-    """One rank of 2 x 2, tp within cp; the loss of its part of the sequences."""
+    """Train on one of 2 x 2 ranks, with tp inside cp, and return the loss of the rank's tokens and the gradients."""
     comms = rank.make_comms(Mesh.of({"cp": 2, "tp": 2}))
     cp = comms.get_comm("cp")
     model, plan = cut_model(case, comms.get_comm("tp"))
@@ -146,7 +150,7 @@ def with_context(case: Case, method: str) -> Found:
 @pytest.mark.parametrize("sequence_parallel", [False, True], ids=["plain", "sequence"])
 @pytest.mark.parametrize("method", ["ring", "ulysses"])
 def test_tp_with_cp_matches_one_process(sequence_parallel, method):
-    """Each tp group has the gradients of its own tokens, which add up."""
+    """Check that the gradients of the two tp groups add up, because each group has its own tokens."""
     case = Case(sequence_parallel=sequence_parallel, kv_heads=2)
     reference = one_process(case)
     ranks = get_pool(4).run(with_context, case, method)

@@ -35,7 +35,7 @@ WIDE = torch.float64
 
 
 class Noting(Plain):
-    """Writes down every product."""
+    """Precision that records every matmul."""
 
     def __init__(self, events: list[str]) -> None:
         super().__init__(WIDE, WIDE)
@@ -55,7 +55,7 @@ class Noting(Plain):
 
 
 class NotingComm(Wrapped):
-    """Writes down when a collective is launched, and when waited for."""
+    """Communicator that records when a collective is launched, and when a rank waits for it."""
 
     def __init__(self, inner, events: list[str]) -> None:
         super().__init__(inner)
@@ -90,7 +90,7 @@ def parameter(*shape: int, grad: bool = True) -> torch.nn.Parameter:
 
 
 def events_of(sequence_parallel: bool, x_grad: bool, w_grad: bool) -> tuple[list[str], list[str]]:
-    """Of a region with two columns and a row: what happened forward, and backward."""
+    """Return the forward and the backward events of a region with two column matmuls and one row matmul."""
     events: list[str] = []
     region = Region(Setting(NotingComm(tp(), events), Noting(events), sequence_parallel), columns=2)
     x = torch.ones(1, 4, 3, dtype=WIDE).requires_grad_(x_grad)
@@ -126,7 +126,7 @@ def test_unneeded_gradients_are_not_computed(sequence_parallel):
 
 
 def frozen_biases(sequence_parallel: bool) -> list[torch.Tensor]:
-    """Gradients where only biases are trained, and x is not."""
+    """Train only biases; return (error of the column bias gradient, row bias gradient), without gradients of x."""
     region = Region(Setting(tp(), Plain(WIDE, WIDE), sequence_parallel))
     w, a = parameter(5, 3, grad=False), parameter(3, 5, grad=False)
     b, c = parameter(5), parameter(3)
@@ -165,7 +165,7 @@ def test_retained_graph_runs_backward_twice(sequence_parallel):
 
 
 def written_in_place() -> bool:
-    """Whether a product of x written in place after the first product is that of the new x."""
+    """Return whether a second matmul of x uses the new values after x was changed in place."""
     region = Region(Setting(tp(), Plain(WIDE, WIDE), True), columns=2)
     x, w = torch.ones(1, 4, 3, dtype=WIDE), parameter(5, 3)
     with torch.no_grad():
@@ -178,7 +178,7 @@ def test_input_changed_in_place_is_not_reused():
 
 
 def without_and_with() -> tuple[bool, bool]:
-    """Whether products of one x pass gradients to it: one called without them, and the next with them."""
+    """Return whether outputs of one x require gradients: first under no_grad, then with gradients."""
     region = Region(Setting(tp(), Plain(WIDE, WIDE), True), columns=2)
     x, w = torch.ones(1, 4, 3, dtype=WIDE).requires_grad_(), parameter(5, 3, grad=False)
     with torch.no_grad():
@@ -200,11 +200,11 @@ def summed_in_order() -> float:
 
 
 def test_input_gradients_are_added_in_order_of_call():
-    """In another order the 1 would be lost beside the large ones."""
+    """Add 1e16, -1e16 and 1 in order of call; in another order, rounding would lose the 1."""
     assert get_pool(2).run(summed_in_order) == [2.0, 2.0]
 
 
-# --- vocabulary -------------------------------------------------------------------------------------------------------
+# --- vocabulary ---
 
 
 def part(rows: int, comm) -> slice:
@@ -231,7 +231,7 @@ def looked_up(vocabulary: int, sequence_parallel: bool):
 @MODES
 @pytest.mark.parametrize("vocabulary", [5, 8, 11])
 def test_sharded_lookup_is_exact(vocabulary, sequence_parallel):
-    """One rank has the row and the others add zeros. With 5 rows over 4 ranks the last has none."""
+    """Check a lookup in which one rank has the row and others add zeros; of 5 rows, the last of 4 ranks has none."""
     for same, off in get_pool(4).run(looked_up, vocabulary, sequence_parallel):
         assert same
         assert off < 1e-13
@@ -244,7 +244,7 @@ def lost(vocabulary: int, sequence_parallel: bool, chunk: int, dtype: torch.dtyp
     whole = torch.randn(vocabulary, 6, generator=generator, dtype=WIDE).to(dtype)
     hidden = (torch.randn(3, 8, 6, generator=generator, dtype=WIDE) * 5).to(dtype)
     targets = torch.randint(0, vocabulary, (3, 8), generator=generator)
-    targets[0, 0] = -100  # where nothing counts any number may stand
+    targets[0, 0] = -100  # a masked target may be any number
     mask = torch.rand(3, 8, generator=generator) < 0.8
     mask[0, 0] = False
     own = part(vocabulary, comm)
@@ -291,7 +291,7 @@ def test_low_precision_loss_is_near_float64(sequence_parallel, dtype, bound):
         assert max(off) < bound
 
 
-# --- the sequence -----------------------------------------------------------------------------------------------------
+# --- sequence ---
 
 
 def along_the_sequence():
@@ -320,7 +320,7 @@ def test_token_count_not_divisible_by_tp_is_refused():
         cut_sequence(torch.zeros(1, 8), comm)
 
 
-# --- the plan ---------------------------------------------------------------------------------------------------------
+# --- plan ---
 
 
 class Bound(torch.nn.Module):
@@ -334,7 +334,7 @@ class Bound(torch.nn.Module):
 
 
 def applied(case: Case, **changes):
-    """The model of a case after `cut_modules` with a changed plan; whole on its only rank."""
+    """Return the model of a case and the communicator of its only rank, after `cut_modules` with a changed plan."""
     model, plan = whole_of(case)
     model.foreign = changes.pop("foreign", None)
     comm = Solo("tp")
@@ -355,7 +355,7 @@ def test_external_module_with_sharded_parameters_binds_once():
     foreign = torch.nn.ModuleList([Bound(), Bound()])
     _, comm = applied(Case(), foreign=foreign, cuts=(ShardRule("foreign.0.*", 0), ShardRule("foreign.1.a", 1, "ep")))
     assert foreign[0].comms == [comm]
-    assert foreign[1].comms == []  # what lies on a fold is bound to the fold
+    assert foreign[1].comms == []  # its parameter on the fold is bound to the fold
 
 
 def test_fold_parameter_is_also_sharded_over_tp():
@@ -367,7 +367,7 @@ def test_fold_parameter_is_also_sharded_over_tp():
 
 @pytest.mark.parametrize("whole", [False, True])
 def test_module_pattern_covers_modules_added_by_edits(whole):
-    """What is laid out and what is computed with go by the same reading."""
+    """Check that `cut_modules` and `lay_out` match patterns in the same way."""
     wide = Linear(LinearNode(in_features=8, out_features=4))
     wide.side = Linear(LinearNode(in_features=8, out_features=2))
     cuts = (*((ShardRule.whole("foreign.0.side"),) if whole else ()), ShardRule.colwise("foreign.0"))

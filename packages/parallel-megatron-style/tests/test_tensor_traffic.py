@@ -18,12 +18,12 @@ from gangline_parallel_megatron_style.tensor.region import Region
 from gangline_parallel_megatron_style.tensor.setting import Setting
 from gangline_testkit.pool import get_pool
 
-HIDDEN = ROWS * LENGTH * 32 * 8  # bytes of one hidden state of all tokens, float64
-SUM = ROWS * LENGTH * 2 * 8  # what a rank says of its logits
+HIDDEN = ROWS * LENGTH * 32 * 8  # bytes of the hidden states of all tokens in float64
+SUM = ROWS * LENGTH * 2 * 8  # two float64 numbers per row that a rank reports of its logits
 
 
 class Counting(Wrapped):
-    """Bytes of the whole tensor of every collective, and how often each was called."""
+    """Communicator that counts calls, and the bytes of the full tensor of each collective."""
 
     def __init__(self, inner) -> None:
         super().__init__(inner)
@@ -47,7 +47,7 @@ class Counting(Wrapped):
         return super()._reduce_scatter(x, background)
 
     def since(self) -> tuple[dict[str, int], dict[str, int]]:
-        """Calls and bytes since the last time."""
+        """Return the calls and bytes since the previous call of this method."""
         found = dict(self.calls), dict(self.bytes)
         self.calls.clear()
         self.bytes.clear()
@@ -65,7 +65,10 @@ def counted(case: Case):
 
 @pytest.mark.parametrize("layers", [1, 3])
 def test_each_layer_and_pass_needs_two_all_reduces(layers):
-    """And one for the embedding forward, one for the head backward, whose forward gathers two numbers a row."""
+    """Check one more all-reduce for the embedding (forward) and the head (backward).
+
+    The forward pass of the head gathers two numbers per row.
+    """
     for forward, backward in get_pool(2).run(counted, Case(layers=layers, kv_heads=2)):
         sums = 2 * layers + 1
         assert forward == ({"all_reduce": sums, "all_gather": 1}, {"all_reduce": sums * HIDDEN, "all_gather": 2 * SUM})
@@ -74,7 +77,10 @@ def test_each_layer_and_pass_needs_two_all_reduces(layers):
 
 @pytest.mark.parametrize("layers", [1, 3])
 def test_sequence_parallel_collectives_match_closed_form(layers):
-    """An all-reduce costs as much as one of each. The gathers again are for the weights of what enters a region."""
+    """Check a reduce-scatter and an all-gather for each all-reduce, which cost as much together.
+
+    The backward pass gathers the input of each region again, for the weight gradients.
+    """
     for forward, backward in get_pool(2).run(counted, Case(layers=layers, kv_heads=2, sequence_parallel=True)):
         scatters = gathers = 2 * layers + 1
         assert forward[0] == {"reduce_scatter": scatters, "all_gather": gathers + 1}
@@ -86,7 +92,7 @@ def test_sequence_parallel_collectives_match_closed_form(layers):
 
 @pytest.mark.parametrize("sequence_parallel", [False, True], ids=["plain", "sequence"])
 def test_recompute_skips_the_last_collective(sequence_parallel):
-    """One sum more a layer, not two: when the last product has kept its input all is there."""
+    """Check one more sum per layer, not two: recomputation stops once the last matmul has saved its input."""
     case = Case(layers=3, kv_heads=2, sequence_parallel=sequence_parallel)
     for (kept, _), (again, _) in zip(
         (backward for _, backward in get_pool(2).run(counted, case)),
@@ -99,7 +105,10 @@ def test_recompute_skips_the_last_collective(sequence_parallel):
 
 
 def kept_bytes(case: Case, cut: bool) -> int:
-    """Bytes that the forward pass of a block keeps, weights left out; `cut` False: of core's own block."""
+    """Return the bytes that the forward pass of a block saves, without weights.
+
+    cut: the block is sharded over tp
+    """
     model, _ = cut_model(case, tp()) if cut else whole_of(case)
     own = {p.untyped_storage().data_ptr() for p in model.parameters()}
     shape = (LENGTH // (tp().size if case.sequence_parallel else 1), ROWS, 32)
@@ -112,7 +121,7 @@ def kept_bytes(case: Case, cut: bool) -> int:
         return x
 
     batch = batch_of(case)
-    model.blocks[0](hidden, batch)  # angles are kept for all layers
+    model.blocks[0](hidden, batch)  # computes the rotary angles that all layers share
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
         out = model.blocks[1](hidden, batch)
     del out
@@ -121,7 +130,7 @@ def kept_bytes(case: Case, cut: bool) -> int:
 
 @pytest.mark.parametrize("world", [2, 4])
 def test_activation_bytes_shrink_with_tp_ranks(world):
-    """Under sequence parallelism all activations, without it those in the regions; only rotary angles stay whole."""
+    """Check all activations with sequence parallelism, those inside regions without; angles stay unsharded."""
     numbers = ROWS * LENGTH * 8
     (whole,) = get_pool(1).run(kept_bytes, Case(), False)
     angles = 2 * 4 * numbers
@@ -133,7 +142,10 @@ def test_activation_bytes_shrink_with_tp_ranks(world):
 
 
 def kept_open(sequence_parallel: bool) -> list[bool]:
-    """Whether what a region entered with is alive after one product of two; then after both, another x, or leaving."""
+    """Return whether a region's input is alive after the first of two column matmuls, and after its last use.
+
+    The last use is the second matmul, a matmul of another tensor, or the row matmul.
+    """
     region = Region(Setting(tp(), Plain(torch.float64, torch.float64), sequence_parallel), columns=2)
     w, a = torch.randn(6, 4, dtype=torch.float64), torch.randn(4, 6, dtype=torch.float64)
     seen: list[bool] = []

@@ -12,7 +12,7 @@ from gangline_testkit.strategy_ranks import RankStep, run_step
 
 
 def texts(run: Run, prompts: list[list[int]], how: Sampling) -> tuple[list[Written], float]:
-    """What the runtime writes between two evaluations, and the loss of the second, less that of the first."""
+    """Generate text between two evaluations; return (texts, second loss minus first loss)."""
     runtime = runtime_of(run)
     before = runtime.evaluate(batches(run, runtime.data_coordinate))
     written = runtime.generate(prompts, how)
@@ -26,6 +26,6 @@ def batches(run: Run, coordinate: tuple[int, int]) -> list[Batch]:
 
 
 def stepped(run: Run) -> RankStep:
-    """One step."""
+    """Run one step."""
     runtime = runtime_of(run)
     return run_step(runtime, batches(run, runtime.data_coordinate))

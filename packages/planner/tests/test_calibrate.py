@@ -32,13 +32,13 @@ from gangline_planner.price.step import compute_step_time
 def test_fit_recovers_two_non_negative_costs():
     points = [(a, b, t := 3e-5 * a + 2e-9 * b, t) for a, b in ((1.0, 1e3), (2.0, 1e5), (1.0, 1e7))]
     assert fit_two_costs(points) == pytest.approx((3e-5, 2e-9))
-    assert fit_two_costs([(1.0, 1.0, 2.0, 1.0), (1.0, 4.0, 1.0, 1.0)]) == (1.5, 0.0)  # more for less: b costs nothing
+    assert fit_two_costs([(1.0, 1.0, 2.0, 1.0), (1.0, 4.0, 1.0, 1.0)]) == (1.5, 0.0)  # time falls with b: b costs 0
     assert fit_two_costs([(0.0, 1.0, 2.0, 2.0), (0.0, 4.0, 8.0, 8.0)]) == (0.0, pytest.approx(2.0))
     assert fit_two_costs([(1.0, 1.0, -1.0, 1.0), (1.0, 4.0, -2.0, 1.0)]) == (0.0, 0.0)
 
 
 def machine(**other: float) -> dict[str, float]:
-    """Numbers that this module's measurements are made up of."""
+    """Return the numbers of a made-up machine."""
     known = {
         "peak.fp32": 5e10, "peak.bf16": 1e11, "matmul.half": 2e6, "memory.bandwidth": 2e10, "elementwise.passes": 3.0,
         "attention.efficiency": 0.5, "attention.efficiency_backward": 0.4, "attention.half": 100.0,
@@ -48,7 +48,7 @@ def machine(**other: float) -> dict[str, float]:
 
 
 def measurements(known: dict[str, float], ranks: int = 1) -> Measured:
-    """What a machine of these numbers would measure."""
+    """Return the measurements that a machine with these numbers would give."""
     products = {}
     for name, itemsize in (("fp32", 4), ("bf16", 2)):
         products[name] = {
@@ -100,7 +100,7 @@ def test_fit_recovers_numbers_of_known_machine():
     "seed", [*range(12), *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(12, 50))]
 )
 def test_noisy_measurements_give_valid_cluster_file(tmp_path, seed):
-    """Each measurement up to a hundred times as long as it would be, none like its neighbour."""
+    """Multiply each measurement by its own random factor of up to a hundred."""
     draw = random.Random(seed)
 
     def disturbed(seconds):
@@ -129,7 +129,7 @@ def test_noisy_measurements_give_valid_cluster_file(tmp_path, seed):
 
 
 ACTION = StepAction("F", 0, 0)
-# two pipeline ranks, each busy for one of three units while the other waits, and both in the third
+# two pipeline ranks in three units of time: only the first is busy, then both, then only the second
 TIMELINE = StepTimeline((((ACTION, 0.0, 2.0),), ((ACTION, 1.0, 3.0),)))
 
 
@@ -137,14 +137,14 @@ TIMELINE = StepTimeline((((ACTION, 0.0, 2.0),), ((ACTION, 1.0, 3.0),)))
     ("alone", "node", "each", "part", "makespan"),
     [
         (1.0, 2, 1, 1.0, 3.0),
-        (0.5, 2, 1, 1.0, 3.0),  # nobody is slower for having more
+        (0.5, 2, 1, 1.0, 3.0),  # more cores never make a rank slower
         (1.5, 2, 1, 1.0, 1 / 1.5 + 1 + 1 / 1.5),
-        (8.0, 2, 1, 1.0, 2.0),  # of two ranks one has at most twice its rate
-        (8.0, 4, 1, 1.0, 1 / 4 + 1 / 2 + 1 / 4),  # a node with room for four, of which two run
+        (8.0, 2, 1, 1.0, 2.0),  # one of two ranks has at most twice its own speed
+        (8.0, 4, 1, 1.0, 1 / 4 + 1 / 2 + 1 / 4),  # a node for four ranks, of which two run
         (8.0, 8, 4, 1.0, 2.0),
-        (8.0, 4, 4, 1.0, 3.0),  # each stage fills a node: nobody else's cores are there
+        (8.0, 4, 4, 1.0, 3.0),  # each stage fills a node: a waiting stage frees no cores for others
         (8.0, 4, 8, 1.0, 3.0),
-        (8.0, 2, 1, 0.5, 2.5),  # half of each action is a transfer, which no core makes faster
+        (8.0, 2, 1, 0.5, 2.5),  # half of each action is a transfer, which more cores do not speed up
         (8.0, 2, 1, 0.0, 3.0),
     ],
 )
@@ -156,23 +156,23 @@ def test_waiting_ranks_yield_cores_to_running_ranks(alone, node, each, part, mak
 
 
 def test_node_without_idle_cores_limits_rank_speed():
-    """Three pipeline ranks of two ranks each in nodes of four: the third has a node for itself."""
+    """Place three pipeline ranks of two ranks each on nodes of four; the third has a node to itself."""
     cores = Cores(8.0, 4, 2, pipeline=3)
     assert cores.compute_speeds([0, 1, 2]) == {0: 1.0, 1: 1.0, 2: 2.0}
     assert cores.compute_speeds([0, 2]) == {0: 2.0, 2: 2.0}
-    assert Cores(8.0, 4, 3, pipeline=2).compute_speeds([0, 1]) == {0: 1.0, 1: 1.0}  # the second lies on both nodes
+    assert Cores(8.0, 4, 3, pipeline=2).compute_speeds([0, 1]) == {0: 1.0, 1: 1.0}  # the second spans both nodes
 
 
 def test_idle_cores_do_not_shorten_transfers():
     timeline = StepTimeline((((ACTION, 0.0, 1.0),), ((ACTION, 1.5, 2.5),)))
     assert share_cores(timeline, Cores(2.0, 2, 1, 2), lambda action: 1.0, hop=0.5).makespan == pytest.approx(1.5)
-    both = StepTimeline((((ACTION, 0.0, 2.0),), ((ACTION, 1.5, 2.5),)))  # under way while the other computes on
+    both = StepTimeline((((ACTION, 0.0, 2.0),), ((ACTION, 1.5, 2.5),)))  # the transfer overlaps with compute
     assert share_cores(both, Cores(2.0, 2, 1, 2), lambda action: 1.0, hop=0.5).makespan == pytest.approx(1.75)
 
 
 def test_run_with_fewer_ranks_gains_idle_cores():
     numbers = {"node.alone": Quantity(3.0, "a test")}
-    eight = load_cluster("h100_ib").replace_numbers(numbers)  # eight ranks a node
+    eight = load_cluster("h100_ib").replace_numbers(numbers)  # eight ranks per node
     words = "parallel=ddp batch.micro_size=1 launch.processes="
     seconds = {}
     for processes in (1, 4, 8, 16):

@@ -33,9 +33,9 @@ def machine(**numbers):
         ("send", 4, 1, (1, 0)),
         ("send", 4, 4, (0, 1)),
         ("all_gather", 8, 1, (7, 0)),
-        ("reduce_scatter", 64, 8, (56, 7)),  # 63 hops of a ring, of which one less than there are nodes lead to another
+        ("reduce_scatter", 64, 8, (56, 7)),  # 63 hops of a ring, of which 7 (nodes - 1) lead to another node
         ("all_gather", 8, 8, (0, 7)),
-        ("all_reduce", 8, 1, (6, 0)),  # a tree of eight ranks is three high
+        ("all_reduce", 8, 1, (6, 0)),  # a tree of eight ranks has three levels
         ("all_reduce", 64, 8, (6, 6)),
     ],
 )
@@ -56,7 +56,7 @@ def test_crowding_slows_transfers_over_many_nodes():
     assert compute_transfer_seconds(SENT, machine()) == pytest.approx(rails)
     assert compute_transfer_seconds(SENT, machine(link__cluster__crowding=0.1)) == pytest.approx(
         rails * 1.3
-    )  # 2 x 2 x 2 nodes
+    )  # 8 nodes: three doublings
     alone = replace(SENT, tier="node", ranks=8)
     crowded = machine(link__cluster__crowding=0.1)
     assert compute_transfer_seconds(alone, crowded) == compute_transfer_seconds(alone, machine())
@@ -72,7 +72,7 @@ def test_rank_jitter_does_not_vanish_for_short_steps():
 
 
 def tiers(**numbers):
-    """Racks of 2 nodes of 4, datacentres of 2 racks."""
+    """Return a cluster with racks of 2 nodes of 4 ranks, and datacentres of 2 racks."""
     given = {
         "link.rack.bandwidth": 2e11, "link.rack.efficiency": 1.0, "link.rack.latency": 0.0,
         "link.fibre.bandwidth": 1e9, "link.fibre.efficiency": 0.5, "link.fibre.latency": 0.0,
@@ -85,11 +85,11 @@ def tiers(**numbers):
     ("tier", "ranks", "near", "seconds"),
     [
         ("node", 4, (4, 4, 4), 1 / 4e11),
-        ("rack", 8, (4, 8, 8), 1 / 4e11),  # 4 rails of 2e11 are faster than what is inside a node
+        ("rack", 8, (4, 8, 8), 1 / 4e11),  # 4 rails of 2e11 are faster than the links inside a node
         ("rack", 2, (1, 2, 2), 1 / 2e11),
         ("cluster", 16, (4, 8, 16), 1 / 4e11),  # 8 links of 5e10
         ("cluster", 4, (1, 2, 4), 1 / 1e11),
-        ("fibre", 32, (4, 8, 16), 1 / 8e9),  # what 16 ranks send over the fibre at once
+        ("fibre", 32, (4, 8, 16), 1 / 8e9),  # 16 ranks send over the fibre at once
         ("fibre", 2, (1, 1, 1), 1 / 5e8),
     ],
 )
