@@ -15,7 +15,7 @@ SCRIPT = ROOT / "benchmarks" / "gpu.py"
 
 
 def dry(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    """The script at small sizes on the CPU."""
+    """Run the script with small sizes on the CPU."""
     command = [sys.executable, str(SCRIPT), "--tiny", "--device", "cpu", *words]
     given = {**os.environ, "OMP_NUM_THREADS": "1", **environ}
     return subprocess.run(command, capture_output=True, text=True, env=given)
@@ -28,7 +28,7 @@ def lines(ran: subprocess.CompletedProcess[str], table: Path) -> dict[str, dict[
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """The module of the script."""
+    """Import the script as a module."""
     monkeypatch.syspath_prepend(str(SCRIPT.parent))
     import gpu
 
@@ -72,7 +72,7 @@ def test_wrong_result_is_reported(gpu, monkeypatch, capsys):
 
 
 def test_benchmark_runs_without_installed_gangline(tmp_path):
-    """As on a machine that has torch and a clone."""
+    """Hide the installed packages of gangline, as on a machine with only torch and a clone."""
     packages = Path(__import__("torch").__file__).parent.parent
     bare = tmp_path / "site"
     bare.mkdir()

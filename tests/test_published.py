@@ -96,14 +96,14 @@ def test_published_memory_is_predicted():
 
 
 def test_gpt_parameter_counts_match_model_names():
-    """arXiv 2104.04473, table 1: 18.4 and 529.6 thousand million."""
+    """Compare with arXiv 2104.04473, table 1: 18.4 and 529.6 billion."""
     assert judgeable(GPT_18B).explained.parameters == pytest.approx(18.4e9, rel=0.02)
     assert judgeable(GPT_530B).explained.parameters == pytest.approx(529.6e9, rel=0.01)
     assert judgeable(GPT_530B).explained.unknown == ()
 
 
 def test_deepseek_v3_has_published_parameter_count():
-    """arXiv 2412.19437, section 4.2: 671 thousand million."""
+    """Compare with arXiv 2412.19437, section 4.2: 671 billion."""
     row = {"model": "DeepSeekV3", "gpu": "DGX-B200", "n_gpus": 256, "tp": 1, "pp": 16, "ep": 8, "micro_batch": 1,
            "global_batch": 2048, "seq": 4096, "precision": "MXFP8", "tokens_per_s_per_gpu": 3000.0}  # fmt: skip
     case = judgeable(row)
@@ -148,7 +148,7 @@ def test_unusable_rows_are_listed_with_reasons(change, reason):
 
 
 def test_expert_parallel_size_must_divide_its_ranks():
-    """Qwen3 235B with 32 ranks for experts out of 16 data ranks: tp's are of them, too; 48 are of none."""
+    """Check Qwen3 235B with 16 data ranks and tp=2, hence 32 ranks for experts: ep=32 is possible, ep=64 is not."""
     row = {"model": "Qwen3_235B_a22B", "gpu": "DGX-H100", "n_gpus": 256, "tp": 2, "pp": 8, "vp": 4, "ep": 32,
            "micro_batch": 1, "global_batch": 8192, "seq": 4096, "precision": "FP8", "step_time_s": 81.0}  # fmt: skip
     assert judgeable(row).explained.parameters == pytest.approx(235e9, rel=0.02)
@@ -157,7 +157,7 @@ def test_expert_parallel_size_must_divide_its_ranks():
 
 
 def test_only_megatron_2021_attention_stores_scores():
-    """arXiv 2205.05198, section 4.1: 5 a s^2 b bytes a block beside what flash attention keeps."""
+    """Check 5 a s^2 b bytes per block in addition to those of flash attention (arXiv 2205.05198, section 4.1)."""
     old, new = (judgeable(GPT_18B | {"source": source}).explained for source in ("Megatron-LM", "a blog of 2024"))
     assert old.work[0].kept - new.work[0].kept == 40 * 5 * (48 // 8) * 2048**2 * 8
     assert not any(isinstance(product, AttentionProduct) for product in old.work[0].forward)
@@ -168,7 +168,7 @@ def gradients(row):
 
 
 def test_megatron_2021_reduces_16_bit_gradients_after_backward():
-    """Megatron-LM 2.5, megatron/model/distributed.py: `allreduce_gradients`; torch's DDP sums beside it."""
+    """Check `allreduce_gradients` of Megatron-LM 2.5 (megatron/model/distributed.py) and torch DDP, which overlaps."""
     (own,), (torch,), (new,) = (
         gradients(GPT_18B | change) for change in ({}, {"notes": "torch DDP"}, {"source": "a blog of 2024"})
     )
@@ -194,7 +194,7 @@ def test_unpublished_microbatch_defaults_to_fastest_that_fits():
 
 @pytest.mark.parametrize(("room", "fits"), [(0.94, False), (1.06, True)])
 def test_out_of_memory_is_predicted_around_measured_peak(room, fits):
-    """Of the runs whose peaks were measured, with a limit set just below and just above."""
+    """Set the memory limit 6 % below and above the measured peak of each published run."""
     layouts = [
         {},
         {"tp": 8, "memory_gib": 38.57},
@@ -233,7 +233,7 @@ def test_benchmark_refuses_a_missing_file(tmp_path):
 
 @pytest.fixture
 def planner_alone(monkeypatch):
-    """No plugin but the planner, whatever else is installed."""
+    """Hide all installed plugins but the planner."""
     with monkeypatch.context() as patch:
         patch.setenv("GANGLINE_PLUGINS", "planner")
         installed.cache_clear()
@@ -287,7 +287,7 @@ def test_layout_with_empty_stages_is_not_judged():
 
 
 def test_hybrid_has_published_parameters_and_operations():
-    """Nemotron 3 Nano: 31.6 thousand million parameters; NVIDIA counts 22.3e9 operations of a token of 8192."""
+    """Check Nemotron 3 Nano: 31.6 billion parameters and 22.3e9 FLOPs per token at length 8192, as NVIDIA counts."""
     row = {"model": "Nemotron_3_Nano", "gpu": "DGX-B300", "n_gpus": 8, "tp": 1, "pp": 1, "ep": 8, "micro_batch": 4,
            "global_batch": 512, "seq": 8192, "precision": "MXFP8", "tokens_per_s_per_gpu": 37316.0}  # fmt: skip
     case = judgeable(row)
@@ -311,7 +311,7 @@ QWEN = {"model": "Qwen3_30B_a3B", "gpu": "DGX-GB200", "n_gpus": 8, "tp": 1, "pp"
 
 
 def test_cuda_graph_step_has_no_launch_cost():
-    """Megatron-Bridge's recipes from 26.06 on."""
+    """Compare the recipes of Megatron-Bridge 26.04 and 26.06; those from 26.06 on use CUDA graphs."""
     before, after = (
         judgeable(QWEN | {"source": source}).explained for source in (NEMO, NEMO.replace("26.04", "26.06"))
     )
@@ -345,7 +345,7 @@ def test_torchtitan_overlaps_tp_only_with_async_tp():
 
 
 def test_embedding_and_head_stages_hold_no_block():
-    """Llama 3 405B: 126 blocks on 16 x 8 stages, the first of which has the embedding alone and the last the head."""
+    """Check Llama 3 405B: 126 blocks on 16 x 8 stages. The first has only the embedding, the last only the head."""
     row = {"model": "LLAMA3.1_405B", "gpu": "DGX-GB200", "n_gpus": 256, "tp": 4, "pp": 16, "vp": 8, "micro_batch": 1,
            "global_batch": 64, "seq": 8192, "precision": "MXFP8", "tokens_per_s_per_gpu": 800.0}  # fmt: skip
     work = judgeable(row).explained.work
@@ -439,6 +439,6 @@ def test_deepseek_v3_token_goes_to_four_nodes():
     (early,), (late,) = (sent_to_experts(of_container(at, **row), "F") for at in ("25.09", "26.02"))
     kimi = sent_to_experts(of_container("26.02", **row | {"model": "Kimi K2"}), "F")[0]  # 384 experts, one group
     different = 8 * (1 - (1 - 1 / 8) ** 8)
-    layers = 58 + 1, 60  # that of a second token ahead is one of DeepSeek's
+    layers = 58 + 1, 60  # MoE layers of DeepSeek, with its MTP module, and of Kimi K2
     assert late.bytes == pytest.approx(4 / different * kimi.bytes * layers[0] / layers[1], rel=1e-3)
     assert (early.waits, late.waits) == (False, True)
