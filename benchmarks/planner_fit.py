@@ -315,8 +315,8 @@ def elsewhere(judged: list[Judged]) -> dict[str, float]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("rows")
-    parser.add_argument("--rounds", type=int, default=12, help="steps at most")
-    parser.add_argument("--cross", action="store_true", help="judge each table by a fit on the others, too")
+    parser.add_argument("--rounds", type=int, default=12, help="maximum number of rounds")
+    parser.add_argument("--cross", action="store_true", help="also judge each table by a fit on the other tables")
     asked = parser.parse_args()
     cases = list(cases_of(asked.rows))
     problem, at = descend(points_of(case for _, case in cases), asked.rounds)

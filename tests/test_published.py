@@ -123,17 +123,17 @@ def test_tflops_use_operation_count_of_model():
     [
         ({"step_time_s": None}, "no step time"),
         ({"gpu": "Gaudi 2"}, "no cluster file for Gaudi 2"),
-        ({"gpu": None}, "an accelerator that is not named"),
+        ({"gpu": None}, "an unnamed accelerator"),
         ({"hidden": None}, "shapes of GPT-18B are not known"),
         ({"seq": None}, "its sequence length is not published"),
-        ({"n_gpus": "96..4608"}, "n_gpus is '96..4608', no whole number"),
-        ({"n_gpus": -4}, "n_gpus is -4, no whole number"),
-        ({"tp": "eight"}, "tp is 'eight', no whole number"),
-        ({"pp": 0.5}, "pp is 0.5, no whole number"),
-        ({"cp": float("nan")}, "cp is nan, no whole number"),
-        ({"micro_batch": []}, r"micro_batch is \[\], no whole number"),
-        ({"global_batch": 10**30}, "no number from 1 to 10,000,000"),
-        ({"global_batch": -8}, "global_batch is -8, no number"),
+        ({"n_gpus": "96..4608"}, "n_gpus is '96..4608'; expected an integer"),
+        ({"n_gpus": -4}, "n_gpus is -4; expected an integer"),
+        ({"tp": "eight"}, "tp is 'eight'; expected an integer"),
+        ({"pp": 0.5}, "pp is 0.5; expected an integer"),
+        ({"cp": float("nan")}, "cp is nan; expected an integer"),
+        ({"micro_batch": []}, r"micro_batch is \[\]; expected an integer"),
+        ({"global_batch": 10**30}, "expected a number from 1 to 10,000,000"),
+        ({"global_batch": -8}, "global_batch is -8; expected a number"),
         ({"pp": 7}, "does not divide 256"),
         ({"global_batch": 1000}, "does not divide over 32 data ranks"),
         ({"pp": 16, "tp": 1, "vp": 9, "global_batch": 2048}, "cannot be divided into"),
@@ -222,7 +222,7 @@ def test_benchmark_prints_predictions_and_reasons(tmp_path):
     found = json.loads(run_benchmark(path, "--json").stdout)
     assert (found["judged"], found["total"]) == (2, 3)
     assert found["rows"][0]["predicted"] > 0
-    assert found["left_out"] == [{"id": "failures", "reason": "no step time, tokens a second or TFLOP/s are published"}]
+    assert found["left_out"] == [{"id": "failures", "reason": "no step time, tokens/s or TFLOP/s are published"}]
 
 
 def test_benchmark_refuses_a_missing_file(tmp_path):
@@ -247,7 +247,7 @@ def test_row_without_its_strategy_installed_is_left_out(planner_alone):
         "vocab": 51200, "gpu": "A100-80GB", "n_gpus": 32, "tp": 2, "pp": 1, "micro_batch": 8, "global_batch": 512,
         "step_time_s": 1.0,
     }  # fmt: skip
-    assert judge([Row(row)]).left_out == (("gpt-1b", "it takes gangline-parallel-megatron-style"),)
+    assert judge([Row(row)]).left_out == (("gpt-1b", "gangline-parallel-megatron-style is not installed"),)
 
 
 def test_errors_of_calibrated_rows_are_separate(monkeypatch):
@@ -255,13 +255,13 @@ def test_errors_of_calibrated_rows_are_separate(monkeypatch):
     report = judge([Row(GPT_18B), Row(GPT_530B)])
     assert [one.calibrated for one in report.judged] == [False, True]
     assert report.fresh == [replace(report.judged[0])]
-    assert "all that nothing was fitted on" in as_text(report)
+    assert "rows not used in the fit" in as_text(report)
 
 
 def test_report_without_held_out_rows_quotes_stored_accuracy(monkeypatch):
     monkeypatch.setattr(report_module, "calibrated_rows", lambda: {identity(Row(GPT_530B))})
     report = judge([Row(GPT_530B)])
-    assert "No row is left that nothing was fitted on" in as_text(report)
+    assert "All rows were used in the fit" in as_text(report)
     assert as_data(report)["elsewhere"] == dict(load_accuracy())
     assert load_accuracy()["rows"] > 300
 
