@@ -139,7 +139,7 @@ def measure(size: str, steps: int, rows: int, length: int, bucket_mb: float, onl
     found: dict[str, list[tuple[float, float]]] = {}
     built = list(runners(SIZES[size], bucket_mb, only).items())
     world = rank.make_comms(Mesh.of({"dp_replicate": rank.world}), False).world
-    # the same order on all ranks; a fixed order would favour the way that follows the same other way every time
+    # One random order for all ranks. In a fixed order, each way would always follow the same other way.
     order = random.Random(0)
     for index in range(steps + WARM):
         batch = batch_of(index, rows, length)

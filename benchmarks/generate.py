@@ -29,7 +29,7 @@ from gangline_basics.model.columns import lay_out_by_columns
 from gangline_basics.sampling.sampler import generate
 from gangline_models.hugging_face.config import read_model_config
 
-SIZES = {  # of Qwen2: (layers, width, heads, key heads, feed-forward width, vocabulary)
+SIZES = {  # Qwen2 models: (layers, width, heads, key heads, feed-forward width, vocabulary)
     "tiny": (4, 128, 4, 2, 384, 1024),
     "small": (8, 512, 8, 2, 1408, 32_000),
     "base": (12, 768, 12, 4, 2048, 50_257),

@@ -68,7 +68,7 @@ EACH = {  # values of each generation
     "matmul.efficiency": (0.7, 0.4, 0.88),
     "matmul.efficiency_fp8": (0.6, 0.3, 0.85),
     "matmul.efficiency_fp4": (0.5, 0.2, 0.8),
-    "attention.efficiency": (0.6, 0.3, 1.0),  # of matmuls alone, without exponentials
+    "attention.efficiency": (0.6, 0.3, 1.0),  # for matmuls alone, without exponentials
 }
 # generations without rows for their fused attention; their cluster files cite the publication of the kernel
 MEASURED = {"ampere"}

@@ -95,7 +95,7 @@ def allowed(family: str, on: str) -> str:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_families_are_layout_invariant(family):
-    """Shard heads, weights and, if supported, tokens in one run of four processes."""
+    """Split heads, weights and, if supported, tokens in one run of four processes."""
     holds(family, "dp_shard=2 tp=2 zero=3" if family in NO_CP else allowed(family, "cp=2 tp=2 zero=3"), *SHORT)
 
 
