@@ -1,6 +1,6 @@
 """A private Slurm cluster on this machine: one controller, one slurmd per node, from Debian's packages.
 
-All of it lies in one directory and listens on ports of its own; a Slurm that the machine has anyway is not touched.
+All files are in one directory, and the daemons listen on separate ports. Another Slurm of the machine is not affected.
 """
 
 from __future__ import annotations
