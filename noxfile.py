@@ -204,7 +204,7 @@ def quick(session: nox.Session) -> None:
     session.run("ruff", "format", "--check", ".")
     folders = [f"packages/{package}/tests" for package in packages] or ["tests", "docs"]
     more = [word for word in session.posargs if word not in PACKAGES]
-    session.log(f"Tests of {', '.join(folders)}, the changed and the short ones first.")
+    session.log(f"Tests of {', '.join(folders)}; changed and short tests run first.")
     # no grouping by file, so the order of the tests is kept
     spread = (*SPREAD[:-2], "--dist", "load", "--maxschedchunk", "1")
     session.run(*PYTEST, *spread, "--seconds", "90", *folders, *more)
@@ -292,8 +292,8 @@ for module in found:
     except ModuleNotFoundError as error:
         if not any(error.name.split(".")[0] in (extra.split("-")[0], extra.replace("-", "_")) for extra in extras):
             raise
-        print(f"{{module}} wants the extra that brings {{error.name}}")
-print(f"{{len(found)}} modules of {{name}} import")
+        print(f"{{module}} needs an extra that installs {{error.name}}")
+print(f"checked the imports of {{len(found)}} modules of {{name}}")
 """
 
 RELEASED = """
@@ -354,9 +354,9 @@ def train(session: nox.Session) -> None:
     if session.posargs:
         return
     last = json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])
-    session.log(f"Held-out loss at step {last['step']}: {last['validation_loss']:.4f}, and {LEARNT} is asked for.")
+    session.log(f"Validation loss at step {last['step']}: {last['validation_loss']:.4f} (maximum {LEARNT}).")
     if last["step"] != 100 or not all(last[name] <= LEARNT for name in ("loss", "validation_loss")):  # false for NaN
-        session.error(f"The main job has not learnt: {last}")
+        session.error(f"The losses of the main job are above {LEARNT} nats, or it did not reach step 100: {last}")
 
 
 SLURM = ("munge", "slurmctld", "slurmd", "slurm-client")
@@ -429,7 +429,7 @@ def dist(session: nox.Session) -> None:
     for path in (clone, DIST):
         shutil.rmtree(path, ignore_errors=True)
     if session.run("git", "status", "--porcelain", external=True, silent=True):
-        session.warn("What is not committed is not built.")
+        session.warn("Uncommitted changes are not built.")
     session.run("git", "clone", "--quiet", str(ROOT), str(clone), external=True)
     session.chdir(clone)
     session.run(*PYTEST, "--noconftest", "tests/test_release.py")

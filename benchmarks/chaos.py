@@ -6,6 +6,9 @@ Four ranks of a tiny model run over gloo. A fault counts as attributed if its ve
 the fault. `curve` compares the losses of the run with the losses of a run without faults. By default gangline skips
 some data for good (a step with non-finite gradients, a bad batch); here that data is read again, so the losses must be
 equal. "bits" means bitwise equal. If ranks are lost for good, the new layout sums in another order.
+
+The table has medians and maxima of seconds: `verdict` from the fault to its verdict, `step` from the fault to the first
+step after the verdict that completes at or past the step of the fault. `named` counts the attributed faults.
 """
 
 from __future__ import annotations
@@ -69,7 +72,7 @@ class Found:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--only", default="", help="runs with this in their name")
+    parser.add_argument("--only", default="", help="text in the names of the runs to start; default: all")
     options = parser.parse_args()
     every: dict[str, list[Found]] = defaultdict(list)
     with tempfile.TemporaryDirectory() as directory, RealRuns(Path(directory)) as runs:
@@ -86,17 +89,20 @@ def main() -> None:
                 print(f"{run_dir}: curve {curve}, {starts} starts of the command", flush=True)
                 for one in found:
                     every[one.kind].append(one)
-                    print(f"  {one.kind:<11} {one.seconds:6.2f} s  {one.again:6.2f} s  {one.said[:150]}", flush=True)
-    print(f"\n{'kind':<11} {'put':>4} {'found':>6} {'named':>6}  seconds  worst  again  worst")
+                    print(
+                        f"  {one.kind:<11} verdict {one.seconds:6.2f} s  step {one.again:6.2f} s  {one.said[:150]}",
+                        flush=True,
+                    )
+    print(f"\n{'kind':<11} {'faults':>6} {'found':>6} {'named':>6}  verdict   max s     step   max s")
     for kind, all_ in every.items():
         told = [one for one in all_ if one.said]
-        line = f"{kind:<11} {len(all_):>4} {len(told):>6} {sum(one.named for one in all_):>6}"
+        line = f"{kind:<11} {len(all_):>6} {len(told):>6} {sum(one.named for one in all_):>6}"
         print(line, *spread(one.seconds for one in told), *spread(one.again for one in told))
 
 
 def spread(seconds: Iterable[float]) -> tuple[str, str]:
     found = list(seconds) or [math.nan]
-    return f"{statistics.median(found):8.2f}", f"{max(found):6.2f}"
+    return f"{statistics.median(found):8.2f}", f"{max(found):7.2f}"
 
 
 def supervised(runs: RealRuns, run_dir: str, words: list[str], agents: int) -> int:
@@ -110,7 +116,7 @@ def supervised(runs: RealRuns, run_dir: str, words: list[str], agents: int) -> i
         if 0 in [ended(process) for process in living]:
             return number
         time.sleep(1.0)
-    raise AssertionError("it did not end")
+    raise AssertionError("the run did not end after 9 starts of its command")
 
 
 def ended(process: subprocess.Popen[str]) -> int:
@@ -125,12 +131,12 @@ def same(curve: list[tuple[int, float, float]], calm: list[tuple[int, float, flo
     if curve == calm:
         return "bits"
     if [step for step, *_ in curve] != [step for step, *_ in calm]:
-        return f"WRONG: {len(curve)} steps of {len(calm)}"
+        return f"WRONG: {len(curve)} steps, expected {len(calm)}"
     far = max(abs(a - b) / max(abs(b), 1e-3) for (_, a, _), (_, b, _) in zip(curve, calm, strict=True))
-    return f"within {far:.1e}" if far < 1e-3 else f"WRONG by {far:.1e}"
+    return f"equal within {far:.1e}" if far < 1e-3 else f"WRONG: relative difference {far:.1e}"
 
 
-# --- what was said --------------------------------------------------------------------------------------------------
+# --- verdicts -------------------------------------------------------------------------------------------------------
 
 
 def moment(line: Line) -> float:

@@ -62,7 +62,7 @@ def save_ranks(gib: float, count: int, folder: str) -> Taken:
     ways: dict[str, Way] = {
         "raw write, O_DIRECT": RawWrite(state),
         "zarr, from staging": FromStaging(state),
-        "zarr, whole": Ours(state, folder),
+        "zarr, complete": Ours(state, folder),
         "DCP": Dcp(state),
         "torch.save": TorchSave(state),
         "safetensors": Safetensors(state),
@@ -109,10 +109,10 @@ class Steps:
 def blocked_ranks(gib: float, count: int, folder: str) -> dict[str, list[float]]:
     state, steps = state_of(gib, rank.world, rank.index), Steps()
     ours, memcpy, theirs = Ours(state, folder), Memcpy(state), DcpAsync(state)
-    names = ("memcpy", "zarr", "zarr, first", "not prepared", "DCP async", "alone", "beside", "durable")
+    names = ("memcpy", "zarr", "zarr, first", "zarr, unprepared", "DCP async", "alone", "beside", "durable")
     found: dict[str, list[float]] = {name: [] for name in names}
     barrier()
-    found["not prepared"].append(ours.save().blocked_seconds)
+    found["zarr, unprepared"].append(ours.save().blocked_seconds)
     ours.close()
     ours = Ours(state, f"{folder}/next")
     ours.checkpointer.prepare(state.registry)  # a run does this before its first step
@@ -152,11 +152,11 @@ def blocked(options: argparse.Namespace, folder: str) -> None:
         for name in ranks[0]
     }
     print(f"\nasynchronous save ({load()})")
-    for name in ("memcpy", "zarr", "zarr, first", "not prepared", "DCP async"):
-        print(f"  blocked: {name:<12} {middle[name]:7.3f} s  {middle[name] / middle['memcpy']:6.2f} x memcpy")
-    print(f"  durable after         {middle['durable']:7.3f} s")
+    for name in ("memcpy", "zarr", "zarr, first", "zarr, unprepared", "DCP async"):
+        print(f"  blocked: {name:<16} {middle[name]:7.3f} s  {middle[name] / middle['memcpy']:6.2f} x memcpy")
+    print(f"  durable after             {middle['durable']:7.3f} s")
     alone, beside = (statistics.median(s for found in ranks for s in found[name]) for name in ("alone", "beside"))
-    print(f"  steps while it is written take {beside / alone:.3f} x as long ({alone * 1e3:.1f} ms alone)")
+    print(f"  steps during the write take {beside / alone:.3f} x as long ({alone * 1e3:.1f} ms alone)")
 
 
 # --- load ------------------------------------------------------------------------------------------------------------
@@ -208,7 +208,7 @@ def loads(options: argparse.Namespace, folder: str) -> None:
         ranks = get_pool(readers).run(load_ranks, options.gib, options.rounds, folder, dim, timeout=3600)
         show(f"load, {title}", merged([taken for taken, _ in ranks]), "raw read", "DCP", options.gib)
         extra = {name: max(found[name] for _, found in ranks) for name in ranks[0][1]}
-        print("  memory beside the rank's own bytes: " + ", ".join(f"{n} {x:.2f}" for n, x in extra.items()))
+        print("  additional peak memory over the rank's bytes: " + ", ".join(f"{n} {x:.2f}" for n, x in extra.items()))
         close_all()
 
 
@@ -227,11 +227,11 @@ def main() -> None:
         "save": save, "blocked": blocked, "load": loads, "plan": plan, "list": listed,
     }  # fmt: skip
     parser.add_argument("--phases", nargs="+", choices=phases, default=list(phases))
-    parser.add_argument("--gib", type=float, default=1.0, help="about the size of the state")
+    parser.add_argument("--gib", type=float, default=1.0, help="approximate size of the state in GiB")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--loads", nargs="+", choices=LOADS, help="only these")
-    parser.add_argument("--checkpoints", type=int, default=1000, help="of the phase list")
-    parser.add_argument("--folder", help="a place on the disk to measure")
+    parser.add_argument("--loads", nargs="+", choices=LOADS, help="cases of the phase load")
+    parser.add_argument("--checkpoints", type=int, default=1000, help="number of checkpoints in the phase list")
+    parser.add_argument("--folder", help="folder on the disk to measure")
     options = parser.parse_args()
     for name in options.phases:
         with tempfile.TemporaryDirectory(dir=options.folder, prefix="checkpoint-") as folder:

@@ -57,20 +57,20 @@ def llama() -> None:
     registry, other = registry_of(PRESETS["llama3-405b"], WIDE), registry_of(PRESETS["llama3-405b"], NARROW)
     world = registry.mesh.world
     print(f"\nLlama 3 405B on {world:,} ranks: {len(registry.layouts):,} arrays, {registry.nbytes / 1e12:.2f} TB")
-    print(f"  both registries                     {time.perf_counter() - began:8.3f} s")
+    print(f"  build both registries               {time.perf_counter() - began:8.3f} s")
     rank = world // 2 + 77
     files = PackedFiles(registry)
     seconds, file = _timed(lambda: files.get_rank_file(rank))
-    print(f"  one rank's file, planned            {seconds:8.3f} s  ({len(file.runs)} boxes, {file.size / 1e6:.0f} MB)")
+    print(f"  plan one rank's file                {seconds:8.3f} s  ({len(file.runs)} boxes, {file.size / 1e6:.0f} MB)")
     seconds, content = _timed(lambda: packed.write(registry, files, {"step": 0, "attempt": 1}, "0badcafe"))
-    print(f"  zarr.json, written                  {seconds:8.3f} s  ({len(content):,} bytes)")
+    print(f"  write zarr.json                     {seconds:8.3f} s  ({len(content):,} bytes)")
     seconds, meta = _timed(lambda: zarr_json.read(content, NAME))
-    print(f"  zarr.json, read                     {seconds:8.3f} s")
+    print(f"  read zarr.json                      {seconds:8.3f} s")
     for axes, wanted in ((WIDE, registry), (NARROW, other)):
         reader = wanted.mesh.world // 2 + 77
         seconds, (chunks, writers) = _timed(partial(read_by, meta, wanted, reader))
         shape = " ".join(f"{axis}={size}" for axis, size in axes.items())
-        print(f"  a load into {shape:<23} {seconds:8.3f} s  (one rank: {chunks:,} chunks of {writers:,} files)")
+        print(f"  load into {shape:<25} {seconds:8.3f} s  (one rank: {chunks:,} chunks of {writers:,} files)")
 
 
 def read_by(meta: Meta, wanted: Registry, rank: int) -> tuple[int, int]:
@@ -96,8 +96,8 @@ def dry_run() -> None:
         boxes += len(file.runs)
     content = packed.write(registry, files, {"step": 0, "attempt": 1}, "0badcafe")
     middle, mean = statistics.median(seconds), statistics.fmean(sizes)
-    print(f"\nLlama 3 8B on {registry.mesh.world:,} ranks, all of them planned in one process")
-    print(f"  {sum(seconds):.2f} s; a rank {middle * 1e3:.1f} ms (most {max(seconds) * 1e3:.1f}); {boxes:,} boxes")
+    print(f"\nLlama 3 8B on {registry.mesh.world:,} ranks, all planned in one process")
+    print(f"  {sum(seconds):.2f} s; per rank {middle * 1e3:.1f} ms (maximum {max(seconds) * 1e3:.1f}); {boxes:,} boxes")
     print(f"  {sum(sizes) / 1e9:.1f} GB in {len(sizes):,} files and one zarr.json of {len(content):,} bytes")
     print(f"  the largest file is {max(sizes) / mean:.3f} x the mean; padding {1 - registry.nbytes / sum(sizes):.4f}")
 
@@ -119,11 +119,11 @@ def latest_of_many(folder: str, count: int) -> None:
     latest, id = _timed(checkpointer.find_latest)
     opening, _ = _timed(lambda: checkpointer.read_document(id))
     print(f"\n{count:,} checkpoints, {len(registry.layouts)} arrays each")
-    print(f"  list() {listing:.3f} s, latest() {latest:.3f} s, its document {opening:.3f} s more")
+    print(f"  list() {listing:.3f} s, find_latest() {latest:.3f} s, read_document() {opening:.3f} s")
     for verb in ("show", "ls"):
         words = [sys.executable, "-m", "gangline.cli.main", "ckpt", verb, str(directory)]
         seconds, cpu = zip(*(_command(words) for _ in range(3)), strict=True)
-        with_python = "the start of Python with it"
+        with_python = "including the start of Python"
         print(f"  gangline ckpt {verb:<4}  {min(seconds):.3f} s, {min(cpu):.3f} s of CPU, {with_python}")
 
 

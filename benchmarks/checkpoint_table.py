@@ -62,8 +62,8 @@ def show(title: str, found: Taken, raw: str, peer: str, gib: float) -> None:
     wall = {name: statistics.median(w for w, _ in taken) for name, taken in found.items()}
     best = {name: min(w for w, _ in taken) for name, taken in found.items()}
     cpu = {name: statistics.median(c for _, c in taken) for name, taken in found.items()}
-    print(f"\n{title} ({load()})")
-    columns = f"{'seconds':>8} {'best':>8} {'CPU s':>7} {'of raw':>7} {'best':>6} {'CPU':>6}"
+    print(f"\n{title} ({load()}; x: speed relative to {raw})")
+    columns = f"{'wall s':>8} {'best s':>8} {'CPU s':>7} {'wall x':>7} {'best x':>6} {'CPU x':>6}"
     print(f"  {'':<20} {columns} {'x ' + peer:>7}")
     for name in found:
         print(

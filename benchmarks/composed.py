@@ -231,12 +231,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--width", type=int, nargs="*", default=[128, 256])
-    parser.add_argument("--rows", type=int, default=1, help="sequences a microbatch")
+    parser.add_argument("--rows", type=int, default=1, help="sequences per microbatch")
     parser.add_argument("--length", type=int, default=128)
     parser.add_argument("--wide", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=3)
     chosen = parser.parse_args()
-    print(f"{'width':>5} {'ours':>9} {'torch':>9} {'wall':>6} {'CPU':>6}   (2 x 2 x 2, medians, ratios)")
+    print(f"{'width':>5} {'gangline':>9} {'torch':>9} {'wall':>6} {'CPU':>6}   (2 x 2 x 2, medians, ratios)")
     for width in chosen.width:
         ranks = get_pool(8).run(compared, width, chosen.rows, chosen.length, chosen.steps, timeout=1800)
         wall, cpu = {}, {}
@@ -256,8 +256,10 @@ def main() -> None:
             seconds[parallel].append(max(get_pool(world).run(timed, *arguments, timeout=1800)))
     both = {name: statistics.median(found) / 3 for name, found in seconds.items()}
     speed = both["single"] / both["3d"]
-    print(f"width {chosen.wide}: a step {both['3d']:.3f} s on 2 x 2 x 2, {both['single']:.3f} s on one process", end="")
-    print(f" with {cores} threads: {speed:.3f} x its tokens a second")
+    print(
+        f"width {chosen.wide}, s per step: {both['3d']:.3f} on 2 x 2 x 2, {both['single']:.3f} on one process", end=""
+    )
+    print(f" with {cores} threads; ratio of throughputs {speed:.3f}")
     close_all()
 
 

@@ -89,13 +89,13 @@ def main() -> None:
     run = build_default_run()
     reading = [cpu_seconds(lambda: build(run.data, run, "train")) for _ in range(3)]
     source = build(run.data, run, "train")
-    print(f"read and index             {statistics.median(reading):.3f} s of {source.describe()}")
-    print(f"first sample of an epoch   {1e3 * cpu_seconds(lambda: source.sample(0)):.1f} ms (draws the order)")
+    print(f"read and index             {statistics.median(reading):.3f} s ({source.describe()})")
+    print(f"first sample of an epoch   {1e3 * cpu_seconds(lambda: source.sample(0)):.1f} ms with the random order")
     tokenizer = vocabulary()
     kinds: list[tuple[str, int, int, dict[str, Any]]] = [
         ("bytes", 16, 128, {}),
         ("bytes, longer", 8, 1024, {}),
-        ("bytes, documents apart", 16, 128, {"document_masking": True}),
+        ("bytes, document masking", 16, 128, {"document_masking": True}),
         ("tokenizer.json", 16, 128, {"tokenizer": tokenizer}),
     ]
     for name, rows, length, settings in kinds:

@@ -139,7 +139,7 @@ def measure(size: str, steps: int, rows: int, length: int, bucket_mb: float, onl
     found: dict[str, list[tuple[float, float]]] = {}
     built = list(runners(SIZES[size], bucket_mb, only).items())
     world = rank.make_comms(Mesh.of({"dp_replicate": rank.world}), False).world
-    # the same order on all ranks; a fixed order would favour the way that follows the same other way every time
+    # One random order for all ranks. In a fixed order, each way would always follow the same other way.
     order = random.Random(0)
     for index in range(steps + WARM):
         batch = batch_of(index, rows, length)
@@ -159,12 +159,14 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
     parser.add_argument("--only", nargs="+", choices=BESIDE, default=list(BESIDE))
     parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--rows", type=int, default=4, help="sequences a step, on each rank")
+    parser.add_argument("--rows", type=int, default=4, help="sequences per step and rank")
     parser.add_argument("--length", type=int, default=128)
-    parser.add_argument("--bucket-mb", type=float, default=4.0, help="of ddp and DistributedDataParallel")
+    parser.add_argument(
+        "--bucket-mb", type=float, default=4.0, help="bucket size in MB of ddp and DistributedDataParallel"
+    )
     chosen = parser.parse_args()
-    columns = f"{'ours':>9} {'torch':>9} {'wall':>6} {'CPU':>6}"
-    print(f"{'size':>4} {'ranks':>5} {'':>6} {'beside':>10} {columns}   (medians, ratios)")
+    columns = f"{'gangline':>9} {'torch':>9} {'wall':>6} {'CPU':>6}"
+    print(f"{'size':>4} {'ranks':>5} {'':>6} {'peer':>10} {columns}   (medians, ratios)")
     for size in chosen.sizes:
         for processes in chosen.processes:
             ranks = get_pool(processes).run(

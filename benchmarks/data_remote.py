@@ -58,7 +58,7 @@ def serve(root: Path, latency: float, told: Connection) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shards", type=int, default=4)
-    parser.add_argument("--latency", type=float, default=0.025, help="seconds before each answer")
+    parser.add_argument("--latency", type=float, default=0.025, help="delay of each answer in seconds")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         root, cache, shards = Path(folder, "store"), Path(folder, "cache"), Shards()
@@ -84,9 +84,9 @@ def main() -> None:
         finally:
             server.terminate()
         rate = store.total / fetched / 1e6
-        print(f"opened in {1e3 * (opened - begun):.0f} ms (the server's start in it), {total} shards")
-        print(f"{rate:.0f} M tokens/s at {1e3 * options.latency:g} ms, checksums in it")
-        print(f"{store.total / used / 1e6:.0f} M tokens a CPU second of the reading process")
+        print(f"opened in {1e3 * (opened - begun):.0f} ms (including the start of the server), {total} shards")
+        print(f"{rate:.0f} M tokens/s at {1e3 * options.latency:g} ms latency, including checksums")
+        print(f"{store.total / used / 1e6:.0f} M tokens per CPU second of the reading process")
 
 
 if __name__ == "__main__":

@@ -192,8 +192,8 @@ def resumes() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=2000, help="of a round: many times what is read ahead")
-    parser.add_argument("--tokens", type=int, default=1 << 27, help="of the store")
+    parser.add_argument("--steps", type=int, default=2000, help="steps per round, many times the prefetch depth")
+    parser.add_argument("--tokens", type=int, default=1 << 27, help="size of the store in tokens")
     options = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:

@@ -54,8 +54,8 @@ def main() -> None:
                     times[name].append(time.process_time() - start)
         ratio = statistics.median(a / p for a, p in zip(times["apart"], times["plain"], strict=True))
         print(
-            f"{rows:>3} x {length:<5} {len(apart.ends) / rows:5.1f} documents a row   "
-            f"apart {1e3 * statistics.median(times['apart']):7.1f} ms   "
+            f"{rows:>3} x {length:<5} {len(apart.ends) / rows:5.1f} documents per row   "
+            f"masked {1e3 * statistics.median(times['apart']):7.1f} ms   "
             f"plain {1e3 * statistics.median(times['plain']):7.1f} ms   ratio {ratio:.3f} (goal 1.1)",
             flush=True,
         )

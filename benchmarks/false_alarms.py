@@ -45,7 +45,7 @@ def main() -> None:
                 elif line["event"] == "verdict" and line["kind"] not in ROUTINE:
                     told[line["kind"], line["suggestion"]] += 1
                     print(f"  {line['kind']} at {line['where']}: {line['evidence'][:160]}", flush=True)
-            said = f"acted {dict(acted) or 'never'}; told {dict(told) or 'nothing'}"
+            said = f"actions: {dict(acted) or 'none'}; verdicts: {dict(told) or 'none'}"
             print(f"{done} steps of {options.ranks} ranks: {said}", flush=True)
 
 

@@ -230,7 +230,7 @@ def sft(rounds: int) -> None:
             found["SFTTrainer"] += sft_theirs(folder, length, rows, rounds)
     rates = {name: statistics.median(tokens / seconds for seconds, tokens in each) for name, each in found.items()}
     for name, rate in rates.items():
-        shown = f"{rate:8.0f} tokens of chats a CPU second   {rate / rates['SFTTrainer']:5.2f} x SFTTrainer"
+        shown = f"{rate:8.0f} chat tokens per CPU second   {rate / rates['SFTTrainer']:5.2f} x SFTTrainer"
         print(f"SFT        {name:<22} {shown}", flush=True)
 
 

@@ -29,7 +29,7 @@ from gangline_basics.model.columns import lay_out_by_columns
 from gangline_basics.sampling.sampler import generate
 from gangline_models.hugging_face.config import read_model_config
 
-SIZES = {  # of Qwen2: (layers, width, heads, key heads, feed-forward width, vocabulary)
+SIZES = {  # Qwen2 models: (layers, width, heads, key heads, feed-forward width, vocabulary)
     "tiny": (4, 128, 4, 2, 384, 1024),
     "small": (8, 512, 8, 2, 1408, 32_000),
     "base": (12, 768, 12, 4, 2048, 50_257),
@@ -66,10 +66,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--size", choices=SIZES, default="small")
     parser.add_argument("--prompts", type=int, nargs="+", default=[1, 8])
-    parser.add_argument("--length", type=int, default=64, help="of each prompt")
+    parser.add_argument("--length", type=int, default=64, help="tokens per prompt")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--uncached", action="store_true", help="also without what modules keep")
+    parser.add_argument("--uncached", action="store_true", help="also measure gangline without a KV cache")
     asked = parser.parse_args()
     theirs, ours = models(asked.size, asked.length + asked.tokens)
     how = Sampling(tokens=asked.tokens)
@@ -105,7 +105,7 @@ def main() -> None:
                 if number:  # the first round is a warm-up
                     wall[name].append(time.perf_counter() - began)
                     cpu[name].append(time.process_time() - used)
-            assert all(texts == found[0] for texts in found), "the ways write different tokens"
+            assert all(texts == found[0] for texts in found), "the ways generated different tokens"
         made = count * asked.tokens
         for name in ways:
             seconds, used = (statistics.median(one[name]) for one in (wall, cpu))

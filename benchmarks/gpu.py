@@ -119,12 +119,12 @@ def groups() -> dict[str, dict[str, Callable[[Place], str]]]:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("groups", nargs="*", metavar="GROUP", help="checks, rates, compiled; all of them without")
-    parser.add_argument("--device", help="cuda where there is one, else cpu")
-    parser.add_argument("--tiny", action="store_true", help="sizes that say whether it works, not how fast it is")
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="lines of these names, or with these in them")
-    parser.add_argument("--seconds", type=float, help="begin no line after so many")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="for GROUP.json and what is longer than a line")
+    parser.add_argument("groups", nargs="*", metavar="GROUP", help="checks, rates or compiled; default: all groups")
+    parser.add_argument("--device", help="torch device; default: cuda if available, else cpu")
+    parser.add_argument("--tiny", action="store_true", help="small sizes: test the code, without meaningful throughput")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="names of lines, or parts of their names")
+    parser.add_argument("--seconds", type=float, help="time in seconds after which no line starts")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="folder for GROUP.json and for profiles")
     given = parser.parse_args(argv)
 
     from gpu_places import Place
@@ -134,17 +134,17 @@ def main(argv: list[str] | None = None) -> int:
     began, place = time.perf_counter(), Place.of(given.device, given.tiny, given.out)
     known = groups()
     if unknown := [group for group in given.groups if group not in known]:
-        parser.error(f"no group is called {' or '.join(unknown)}; there are {', '.join(known)}")
+        parser.error(f"unknown group {', '.join(unknown)}; the groups are {', '.join(known)}")
     asked = [(group, name, work) for group in given.groups or known for name, work in known[group].items()]
     names = {name for _, name, _ in asked}
     chosen = [w for w in asked if not given.only or any(is_called(w[1], part, names) for part in given.only)]
     if not chosen:
-        parser.error(f"no line is called {' or '.join(given.only)}; there are {', '.join(w[1] for w in asked)}")
+        parser.error(f"unknown line {', '.join(given.only)}; the lines are {', '.join(w[1] for w in asked)}")
     print(f"{place}\n", flush=True)
     lines: list[Line] = []
     for group, name, work in chosen:
         if given.seconds is not None and time.perf_counter() - began > given.seconds:
-            lines.append(Line(name, "left out", "no time was left for it", 0.0))
+            lines.append(Line(name, "left out", "the time limit of --seconds was reached", 0.0))
         else:
             lines.append(run(name, partial(work, place), group == "checks"))
             place.free()
@@ -154,7 +154,7 @@ def main(argv: list[str] | None = None) -> int:
     close_all()
     wrong = [line.name for line in lines if line.verdict == "WRONG"]
     checked = sum(line.verdict == "ok" for line in lines)
-    print(f"\n{checked} checks hold" + f"; WRONG: {', '.join(wrong)}" * bool(wrong))
+    print(f"\n{checked} checks passed" + f"; WRONG: {', '.join(wrong)}" * bool(wrong))
     return 1 if wrong else 0
 
 

@@ -192,8 +192,8 @@ def muon(place: Place) -> str:
     matrix = _like(*shape, dtype=torch.float32, seed=1, device=CPU)
     ours, theirs = orthogonalise(matrix.to(place.device)), orthogonalise(matrix.double())
     values = torch.linalg.svdvals(ours.to(CPU).double())
-    assert float(values.min()) > 0.5, f"singular values from {float(values.min()):.2g}"
-    assert float(values.max()) < 1.5, f"singular values up to {float(values.max()):.2g}"
+    assert float(values.min()) > 0.5, f"smallest singular value: {float(values.min()):.2g}"
+    assert float(values.max()) < 1.5, f"largest singular value: {float(values.max()):.2g}"
     return within({"update": apart(ours, theirs)}, 0.1 if place.cuda else 1e-4)
 
 
@@ -201,8 +201,8 @@ def random(place: Place) -> str:
     """Check that random draws in a run depend only on their coordinates: the same bits on every device."""
     sample = torch.arange(1000)
     ours, theirs = (draws.draw_uniforms(7, 3, sample.to(device), "site").to(CPU) for device in (place.device, CPU))
-    assert torch.equal(ours, theirs), "other numbers"
-    return "the same bits"
+    assert torch.equal(ours, theirs), "the random numbers differ"
+    return "bitwise equal"
 
 
 # --- machinery -------------------------------------------------------------------------------------------------------
@@ -222,13 +222,13 @@ def staging(place: Place) -> str:
         into = torch.empty(rows, columns + gap, pin_memory=place.cuda)[:, :columns]
         into.copy_(x, non_blocking=True)
         place.wait()
-        assert torch.equal(into, x.to(CPU)), f"{name}: other bytes"
-    return "the same bytes, whole and strided"
+        assert torch.equal(into, x.to(CPU)), f"{name}: the bytes differ"
+    return "equal bytes, contiguous and strided"
 
 
 def captured(place: Place) -> str:
     """Capture the forward and backward pass of a block as a CUDA graph, which fails if the host has to wait."""
-    place.needs_cuda("a graph of a stream")
+    place.needs_cuda("a CUDA graph")
     tree, plan = compose_model(small(BF16))
     model = make_whole_model(tree, plan, seed=1, device=place.device, dtype=torch.bfloat16)
     block = model.get_submodule("blocks.0")
@@ -277,7 +277,7 @@ def deterministic(place: Place) -> str:
         one, two = get_pool(1).run(twice, str(place.device), words, timeout=120.0)[0]
         assert one == two, f"{name}: losses {one[0]} and {two[0]}"
         said.append(name)
-    return f"the same bits: {', '.join(said)}"
+    return f"bitwise equal: {', '.join(said)}"
 
 
 DETERMINISTIC = {
@@ -311,14 +311,14 @@ def registered(place: Place) -> str:
         buffer.prepare(file)
         # makes the next registration fail
         code = torch.cuda.cudart().cudaHostRegister(buffer._bytes.data_ptr(), buffer.size, 0)
-        assert int(code) == 0, f"cudaHostRegister says {code}"
+        assert int(code) == 0, f"cudaHostRegister returned {code}"
         buffer.fill(file, shards)
-        assert buffer._pageable, "it was registered twice"
+        assert buffer._pageable, "the buffer is page-locked, although its registration had to fail"
         float(torch.ones(3, device=place.device).sum())
     finally:
         torch.cuda.cudart().cudaHostUnregister(buffer._bytes.data_ptr())
         buffer.close()
-    return "refused memory is filled as it is"
+    return "staged in pageable memory"
 
 
 def checkpoint(place: Place) -> str:
@@ -337,12 +337,12 @@ def checkpoint(place: Place) -> str:
             ours = session(run, place.device)
             train(ours)
             theirs = session(run, CPU)
-            assert theirs.step == 2, f"{store}: nothing was saved"
+            assert theirs.step == 2, f"{store}: the run was not saved"
             for one, two in zip(ours.shards(), theirs.shards(), strict=True):
-                assert torch.equal(one.local.to(CPU), two.local), f"{store}: {one.name} is another"
+                assert torch.equal(one.local.to(CPU), two.local), f"{store}: {one.name} differs"
             theirs.checkpointer.close()
         said.append(store)
-    return f"the same bits through {' and '.join(said)}"
+    return f"bitwise equal after a resume: {' and '.join(said)}"
 
 
 CHECKS: dict[str, Callable[[Place], str]] = {

@@ -48,7 +48,7 @@ def attention(place: Place) -> str:
             try:
                 forth, back = both(place, call, [q, k, v])  # noqa: B023
             except RuntimeError as error:
-                return f"{name} none ({str(error).splitlines()[0][:60]})"
+                return f"{name} failed ({str(error).splitlines()[0][:60]})"
             return f"{name} {flops / forth / 1e12:.3g}/{2.5 * flops / back / 1e12:.3g}"  # noqa: B023
 
         default = partial(F.scaled_dot_product_attention, q, k, v, is_causal=True, enable_gqa=True)
@@ -63,7 +63,7 @@ def attention(place: Place) -> str:
         plain = get_plain_attention(AttentionCall(window=1024))
         found.append(told("window 1024", lambda: plain(q, k, v, None, position)))  # noqa: B023
         said.append(f"T={T}: {', '.join(found)}")
-    return "TFLOP/s forward/backward of causal work: " + "; ".join(said)
+    return "TFLOP/s forward/backward (causal FLOPs): " + "; ".join(said)
 
 
 def cross_entropy(compiled: bool) -> Callable[[Place], str]:
@@ -81,9 +81,9 @@ def cross_entropy(compiled: bool) -> Callable[[Place], str]:
         products = 6 * N * D * V
         said = []
         kinds: dict[str, Callable[[], Tensor]] = {
-            "ours": lambda: CrossEntropy()(h, w, targets, counts),
-            "ours, chunks of 1024": lambda: CrossEntropy(chunk=1024)(h, w, targets, counts),
-            "torch's": lambda: F.cross_entropy(
+            "gangline": lambda: CrossEntropy()(h, w, targets, counts),
+            "gangline, chunks of 1024": lambda: CrossEntropy(chunk=1024)(h, w, targets, counts),
+            "torch": lambda: F.cross_entropy(
                 loss.compute_logits(h, w).flatten(0, 1).float(), targets[0], reduction="sum"
             ),
         }
@@ -94,7 +94,7 @@ def cross_entropy(compiled: bool) -> Callable[[Place], str]:
                 torch.cuda.reset_peak_memory_stats(place.device)
             whole = place.seconds(lambda: torch.autograd.grad(call(), (h, w)), 5)  # noqa: B023
             most = torch.cuda.max_memory_allocated(place.device) / 1e9 if place.cuda else 0.0
-            said.append(f"{name} {1e3 * whole:.3g} ms, {products / whole / 1e12:.3g} TFLOP/s, at most {most:.3g} GB")
+            said.append(f"{name} {1e3 * whole:.3g} ms, {products / whole / 1e12:.3g} TFLOP/s, peak {most:.3g} GB")
         return "; ".join(said)
 
     return rate
@@ -135,23 +135,23 @@ def adamw(place: Place) -> str:
 
 def weight_gradients(place: Place) -> str:
     """Measure bfloat16 dY^T X into float32: as a matmul, a cast and an addition, or a matmul with a float32 result."""
-    place.needs_cuda("a product with a result of another dtype")
+    place.needs_cuda("a matmul with a result of another dtype")
     n, i, o = 8192, 4096, 14336
     x, dy = (torch.randn(n, width, device=place.device).bfloat16() for width in (i, o))
     slot = torch.zeros(o, i, device=place.device)
     kinds: dict[str, Callable[[], object]] = {
-        "bf16 alone": lambda: dy.t() @ x,
-        "bf16, cast, added": lambda: slot.add_((dy.t() @ x).float()),
+        "bf16 matmul": lambda: dy.t() @ x,
+        "bf16 matmul, cast and addition": lambda: slot.add_((dy.t() @ x).float()),
         "float32 result": lambda: torch.mm(dy.t(), x, out_dtype=torch.float32),
-        "float32 result into the slot": lambda: torch.mm(dy.t(), x, out_dtype=torch.float32, out=slot),
-        "added to the slot": lambda: torch.addmm(slot, dy.t(), x, out_dtype=torch.float32, out=slot),
+        "float32 result into the gradient": lambda: torch.mm(dy.t(), x, out_dtype=torch.float32, out=slot),
+        "float32 result added to the gradient": lambda: torch.addmm(slot, dy.t(), x, out_dtype=torch.float32, out=slot),
     }
     said = []
     for name, call in kinds.items():
         try:
             said.append(f"{name} {1e3 * place.seconds(call):.3g} ms")
         except (RuntimeError, TypeError) as error:
-            said.append(f"{name} none ({str(error).splitlines()[0][:60]})")
+            said.append(f"{name} failed ({str(error).splitlines()[0][:60]})")
     return ", ".join(said)
 
 
@@ -159,7 +159,7 @@ def documents_kernel(place: Place) -> str:
     """Check whether documents use torch's varlen attention on this machine, and compare it with a plain formula."""
     place.needs_cuda("varlen attention")
     if documents._find_kernel() is None:
-        raise LeftOut(f"torch {torch.__version__} has no varlen attention with all keywords that are needed")
+        raise LeftOut(f"torch {torch.__version__} lacks varlen attention with the required keywords")
     found: dict[str, float] = {}
     for H, K in ((4, 4), (8, 2)):
         B, T, C = 2, 512, 64

@@ -50,7 +50,7 @@ class Place:
         return cls(torch.device("cuda", device.index or 0) if device.type == "cuda" else device, tiny, out)
 
     def __str__(self) -> str:
-        name = torch.cuda.get_device_name(self.device) if self.cuda else "the CPU"
+        name = torch.cuda.get_device_name(self.device) if self.cuda else "CPU"
         return f"{name}, torch {torch.__version__}, CUDA {torch.version.cuda}" + ", tiny sizes" * self.tiny
 
     @property
@@ -59,7 +59,7 @@ class Place:
 
     def needs_cuda(self, what: str) -> None:
         if not self.cuda:
-            raise LeftOut(f"{what} is of a GPU")
+            raise LeftOut(f"{what} needs a GPU")
 
     def sized(self, full: int, tiny: int) -> int:
         return tiny if self.tiny else full
@@ -110,8 +110,8 @@ def apart(ours: Tensor, theirs: Tensor) -> float:
 def within(found: dict[str, float], bound: float) -> str:
     """Return the largest difference as text. Raises AssertionError if it is above the bound."""
     name, worst = max(found.items(), key=lambda item: item[1])
-    assert worst <= bound, f"{name} is {worst:.2g} apart; at most {bound:.2g} would be rounding"
-    return f"at most {worst:.2g} apart ({name}), bound {bound:.2g}"
+    assert worst <= bound, f"{name}: relative difference {worst:.2g}, above the rounding bound {bound:.2g}"
+    return f"largest difference {worst:.2g} ({name}), bound {bound:.2g}"
 
 
 def numbers(name: str, ours: Iterable[float], theirs: Iterable[float]) -> dict[str, float]:

@@ -75,7 +75,7 @@ def dense(place: Place, dtype: torch.dtype = torch.bfloat16) -> float:
 def product(place: Place) -> str:
     """Measure a dense matmul: the upper bound for all other lines, relative to the published peak."""
     rate, (best, source) = dense(place), peak(place)
-    return f"{rate / 1e12:.4g} TFLOP/s in a dense product, {rate / best:.1%} of the peak ({source})"
+    return f"{rate / 1e12:.4g} TFLOP/s in a dense matmul, {rate / best:.1%} of the peak ({source})"
 
 
 # --- blocks ----------------------------------------------------------------------------------------------------------
@@ -118,10 +118,10 @@ def _share(place: Place, run: Run, seconds: float) -> str:
 
 def _memory(place: Place) -> str:
     if not place.cuda:
-        return "no memory counted"
+        return "memory is measured only on GPUs"
     most = torch.cuda.max_memory_allocated(place.device) / 1e9
     torch.cuda.reset_peak_memory_stats(place.device)
-    return f"at most {most:.3g} GB"
+    return f"peak {most:.3g} GB"
 
 
 class BareBlock(nn.Module):
@@ -195,7 +195,7 @@ def bare(compiled: bool) -> Callable[[Place], str]:
     return rate
 
 
-# --- products of experts ---------------------------------------------------------------------------------------------
+# --- matmuls of experts ----------------------------------------------------------------------------------------------
 
 
 def experts(place: Place) -> str:
@@ -210,13 +210,13 @@ def experts(place: Place) -> str:
     y = torch.randn(A, O, device=place.device).to(dtype)
     made, found = PlainProducts(), []
     for name, call in (
-        ("rows", lambda: made.multiply_rows(x, w, bounds)),
-        ("back", lambda: made.compute_grad_x(y, w, bounds)),
-        ("outer", lambda: made.compute_grad_w(y, x, bounds)),
+        ("forward", lambda: made.multiply_rows(x, w, bounds)),
+        ("input gradient", lambda: made.compute_grad_x(y, w, bounds)),
+        ("weight gradient", lambda: made.compute_grad_w(y, x, bounds)),
     ):
         rate = 2 * A * I * O / place.seconds(call)
         found.append(f"{name} {rate / 1e12:.4g} TFLOP/s ({rate / peak(place)[0]:.0%})")
-    return f"{', '.join(found)} of the peak; dense {dense(place) / 1e12:.4g} TFLOP/s"
+    return f"{', '.join(found)} of the peak; dense matmul {dense(place) / 1e12:.4g} TFLOP/s"
 
 
 # --- memory ----------------------------------------------------------------------------------------------------------
@@ -224,7 +224,7 @@ def experts(place: Place) -> str:
 
 def staging(place: Place) -> str:
     """Measure copies from the device to the host: pinned, pageable, and into rows of a wider pinned buffer."""
-    place.needs_cuda("a copy from a GPU")
+    place.needs_cuda("a copy to the host")
     rows, columns = 64, place.sized(1 << 22, 1 << 12)
     x = torch.randn(rows, columns, device=place.device)
     wider = torch.empty(rows, columns + 1024, pin_memory=True)[:, :columns]

@@ -40,7 +40,7 @@ KINDS: dict[str, tuple[tuple[str, ...], str]] = {
 
 def waits(place: Place) -> str:
     """Count the host's waits for the device in a step of each kind; the source lines of the waits go to a file."""
-    place.needs_cuda("a wait for a GPU")
+    place.needs_cuda("a wait for the device")
     table = []
     said = []
     for name, (words, kind) in KINDS.items():
@@ -110,7 +110,7 @@ def profiled(name: str, run_of: Callable[[Place], Run]) -> Callable[[Place], str
         device_events = [e for e in events if str(e.device_type).endswith("CUDA")]
         busy = sum(e.self_device_time_total for e in device_events) / 1e6
         count = sum(e.count for e in device_events)
-        return f"step {1e3 * whole:.4g} ms, queued after {1e3 * queued:.4g} ms, kernels {count} in {1e3 * busy:.4g} ms"
+        return f"step {1e3 * whole:.4g} ms, host {1e3 * queued:.4g} ms, {count} kernels in {1e3 * busy:.4g} ms"
 
     return rate
 

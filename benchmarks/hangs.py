@@ -43,7 +43,7 @@ def main() -> None:
             began = time.monotonic()
             os.kill(ranks[rank].pid, signal.SIGSTOP)
             while len(found(out)) == told:
-                assert time.monotonic() - began < 300, "not found"
+                assert time.monotonic() - began < 300, "no verdict within 300 s"
                 time.sleep(0.01)
             verdict = found(out)[told]
             seconds.append(verdict["monotonic"] - began)
@@ -54,9 +54,9 @@ def main() -> None:
                 flush=True,
             )
         more = len(found(out)) - options.times
-    print(f"right rank           {right} of {options.times}")
-    print(f"seconds              median {statistics.median(seconds):.2f}, worst {max(seconds):.2f}")
-    print(f"further verdicts     {more}")
+    print(f"correct rank         {right} of {options.times}")
+    print(f"delay in seconds     median {statistics.median(seconds):.2f}, maximum {max(seconds):.2f}")
+    print(f"false alarms         {more}")
 
 
 def found(out: Path) -> list[dict]:

@@ -4,7 +4,7 @@
 
 Prints the wall time and CPU seconds that the checks add to a step, as a share of the step, each with a 95 % confidence
 interval (bootstrap of the median of the ratios of pairs). On a busy machine wall times are noisy; CPU seconds exclude
-waits for other work. "asked" is measured only around the calls of checks, in steps with and without them, so other
+waits for other work. "calls" is measured only around the calls of checks, in steps with and without them, so other
 noise does not affect it. Also prints the costs that do not occur in every step: a comparison of weights, and the
 watchdog process. Goal: 1 %.
 """
@@ -46,18 +46,20 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         (measured, asked, compared), _ = get_pool(2).run(steps, Path(folder, "run"), options.pairs, timeout=limit)
     step, used = statistics.median(b for _, b, _, _ in measured), statistics.median(d for *_, d in measured)
-    print(f"a step without checks    {step:.2f} s, {used:.2f} CPU s a rank; {len(measured)} pairs")
+    print(f"a step without checks    {step:.2f} s, {used:.2f} CPU s per rank; {len(measured)} pairs")
     shares = {
         "wall time": [a / b - 1 for a, b, _, _ in measured],
         "CPU seconds": [c / d - 1 for *_, c, d in measured],
-        "asked, wall time": [(a - b) / step for a, b, _, _ in asked],
-        "asked, CPU seconds": [(c - d) / used for *_, c, d in asked],
+        "calls, wall time": [(a - b) / step for a, b, _, _ in asked],
+        "calls, CPU seconds": [(c - d) / used for *_, c, d in asked],
     }
     for name, found in shares.items():
         low, high = interval(found)
         print(f"{name:<24} {statistics.median(found):+.2%} (95 %: {low:+.2%} to {high:+.2%}; goal +1 %)")
     every = CorruptionOptions().every
-    print(f"a comparison of weights  {compared * 1e3:.1f} ms, of a step each {every}: {compared / every / step:.4%}")
+    print(
+        f"a comparison of weights  {compared * 1e3:.1f} ms every {every} steps: {compared / every / step:.4%} of a step"
+    )
 
 
 def steps(run_dir: Path, pairs: int) -> tuple[Ratios, Ratios, float]:

@@ -54,7 +54,7 @@ while True:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", default="", help="ways with this in their name")
+    parser.add_argument("--only", default="", help="text in the names of the ways to measure; default: all")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         slurm = OwnCluster(Path(folder), nodes=5)
@@ -70,9 +70,9 @@ def measure(slurm: Any, folder: Path, rounds: int, only: str) -> None:
     ways: dict[str, Callable[[Path], float]] = {
         "first step: srun import torch": lambda place: torch_on_four(slurm),
         "first step: build": build,
-        "first step: ours": lambda place: first_step(slurm, place),
+        "first step: gangline": lambda place: first_step(slurm, place),
         "node crash: bare requeue": lambda place: bare_crash(slurm, place),
-        "node crash: ours, a spare": lambda place: crash(slurm, place),
+        "node crash: gangline, spare": lambda place: crash(slurm, place),
     }
     seconds: dict[str, list[float]] = {name: [] for name in ways if only in name}
     for number in range(rounds):
@@ -83,14 +83,16 @@ def measure(slurm: Any, folder: Path, rounds: int, only: str) -> None:
             slurm.fix()
             print(f"{name:<32} {seconds[name][-1]:7.2f}", flush=True)
     middle = {name: statistics.median(found) for name, found in seconds.items()}
-    print(f"\n{'seconds':<32} {'median':>7} {'least':>7} {'most':>7}")
+    print(f"\n{'seconds':<32} {'median':>7} {'minimum':>7} {'maximum':>7}")
     for name, found in seconds.items():
         print(f"{name:<32} {middle[name]:7.2f} {min(found):7.2f} {max(found):7.2f}")
     if not only or "first" in only:
         bare, built = middle["first step: srun import torch"], middle["first step: build"]
-        print(f"first step: {middle['first step: ours'] / (1.3 * bare + built):.2f} x (1.3 x srun + build); goal 1.00")
+        print(
+            f"first step: {middle['first step: gangline'] / (1.3 * bare + built):.2f} x (1.3 x srun + build); goal 1.00"
+        )
     if not only or "crash" in only:
-        ratio = middle["node crash: ours, a spare"] / middle["node crash: bare requeue"]
+        ratio = middle["node crash: gangline, spare"] / middle["node crash: bare requeue"]
         print(f"node crash: {ratio:.2f} x the bare requeue; goal 1.20")
 
 
@@ -136,7 +138,7 @@ def crash(slurm: Any, place: Path) -> float:
             starts = [line for line in read_events(place / "out") if line["event"] == "launch"]
             if launches == 1 and len(starts) > 1:
                 launches, done = len(starts), runs.read_records("out")[-1]["step"]
-            assert time.monotonic() - begun < SECONDS, "no next step"
+            assert time.monotonic() - begun < SECONDS, "no step after the crash"
             time.sleep(0.02)
         return time.monotonic() - begun
 
@@ -155,7 +157,7 @@ def bare_crash(slurm: Any, place: Path) -> float:
     while before < 0 or count(path) <= before:  # wait until no process of the first start can count any more
         if before < 0 and not slurm.processes("n1"):
             before = count(path)
-        assert time.monotonic() - begun < SECONDS, "no next step"
+        assert time.monotonic() - begun < SECONDS, "no step after the crash"
         time.sleep(0.02)
     return time.monotonic() - begun
 

@@ -109,8 +109,8 @@ def kept(module: nn.Module, x: Tensor) -> int:
 
 def layers(tokens: int, rounds: int) -> None:
     torch.set_num_threads(1)
-    columns = f"{'ours':>8} {'loop':>7} {'Mixtral':>8} {'dense':>7}   {'kept':>6}"
-    print(f"{tokens} tokens, {os.getloadavg()[0]:.1f} load   (milliseconds; others over ours; kept over own tensors)")
+    columns = f"{'gangline':>8} {'loop':>7} {'Mixtral':>8} {'dense':>7}   {'saved':>6}"
+    print(f"{tokens} tokens, load {os.getloadavg()[0]:.1f}   (gangline in ms; others relative to it; saved over own)")
     print(f"{'experts':>7} {'top':>4} {'width':>6} {'expert':>6}  {columns}")
     for experts, top_k, dim, hidden in SIZES:
         options = MoeOptions(experts=experts, top_k=top_k, ffn_dim=hidden, router=Softmax(global_aux_loss=0))
@@ -195,8 +195,8 @@ def dispatched(mebibytes: int, rounds: int) -> tuple[list[tuple[float, float]], 
 
 
 def dispatches(processes: list[int], mebibytes: int, rounds: int) -> None:
-    print(f"{mebibytes} MiB a rank, {os.getloadavg()[0]:.1f} load")
-    print(f"{'ranks':>5} {'ours':>9} {'bare':>9} {'ratio':>6} {'bytes / least':>14}")
+    print(f"{mebibytes} MiB per rank, load {os.getloadavg()[0]:.1f}")
+    print(f"{'ranks':>5} {'gangline':>9} {'bare':>9} {'ratio':>6} {'bytes/minimum':>14}")
     for world in processes:
         of_ranks = get_pool(world).run(dispatched, mebibytes, rounds, timeout=1800)
         slowest = [

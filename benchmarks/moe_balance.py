@@ -51,7 +51,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--runs", nargs="+", choices=RUNS, default=list(RUNS))
-    parser.add_argument("words", nargs="*", help="settings for all runs, after --")
+    parser.add_argument("words", nargs="*", help="overrides for all runs, after --")
     chosen = parser.parse_args()
     common = (f"run.steps={chosen.steps}", f"validate.every={chosen.steps}", *chosen.words)
     print(f"{'':18} {'held-out':>8}  busiest expert / mean, by layer")

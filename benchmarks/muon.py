@@ -122,7 +122,7 @@ def measure(size: str, name: str, steps: int) -> dict[str, list[tuple[float, flo
             if index >= WARM:
                 found[way].append((time.perf_counter() - wall, time.process_time() - cpu))
     one, other = (list(runtime.shards()) for runtime, _ in ways.values())
-    assert all(torch.equal(a.local, b.local) for a, b in zip(one, other, strict=True)), "the bits differ"
+    assert all(torch.equal(a.local, b.local) for a, b in zip(one, other, strict=True)), "the results differ"
     return found
 
 

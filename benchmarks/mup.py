@@ -33,7 +33,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--widths", type=int, nargs="+", default=[32, 64, 128, 256])
     parser.add_argument(
-        "--powers", type=int, nargs="+", default=[-12, -11, -10, -9, -8, -7, -6, -5], help="rates as powers of two"
+        "--powers",
+        type=int,
+        nargs="+",
+        default=[-12, -11, -10, -9, -8, -7, -6, -5],
+        help="learning rates as powers of two",
     )
     parser.add_argument("--steps", type=int, default=100)
     options = parser.parse_args()
@@ -47,7 +51,7 @@ def main() -> None:
             shown = "  ".join(f"{value:.4f}{'*' if value == least else ' '} " for value in losses)
             print(f"  {width:>5}  {shown}", flush=True)
         doublings = math.log2(options.widths[-1] / options.widths[0])
-        print(f"  the best power moves by {best[-1] - best[0]} over {doublings:g} doublings")
+        print(f"  the best power moves by {best[-1] - best[0]} over {doublings:g} doublings of the width")
 
 
 def loss(width: int, power: int, options: argparse.Namespace, mup: bool) -> float:

@@ -32,7 +32,7 @@ from gangline.train.loop import run_steps
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--turns", type=int, default=12)
-    parser.add_argument("--steps", type=int, default=8, help="steps a turn")
+    parser.add_argument("--steps", type=int, default=8, help="steps per turn")
     options = parser.parse_args()
     total = (options.turns + 1) * options.steps
     shape = {"dim": 256, "layers": 8, "heads": 8, "kv_heads": 4, "ffn_dim": 704}
@@ -61,16 +61,16 @@ def main() -> None:
         middle = time.process_time()
         expected = bare.train(options.steps)
         last = time.process_time()
-        assert losses[-options.steps :] == expected, "the two loops must train the same"
+        assert losses[-options.steps :] == expected, "the losses of the two loops differ"
         if turn:  # the first turn is a warm-up
             ours.append(middle - first)
             theirs.append(last - middle)
             ratios.append(ours[-1] / theirs[-1])
-    print(f"model                {session.reporter.parameters / 1e6:.2f} M parameters, 512 tokens a step")
-    print(f"bare loop            {statistics.median(theirs) / options.steps * 1e3:.1f} CPU ms a step")
-    print(f"gangline             {statistics.median(ours) / options.steps * 1e3:.1f} CPU ms a step")
+    print(f"model                {session.reporter.parameters / 1e6:.2f} M parameters, 512 tokens per step")
+    print(f"bare loop            {statistics.median(theirs) / options.steps * 1e3:.1f} CPU ms per step")
+    print(f"gangline             {statistics.median(ours) / options.steps * 1e3:.1f} CPU ms per step")
     print(f"ratio                {statistics.median(ratios):.3f} (median of {len(ratios)} turns; goal 1.02)")
-    print(f"sum ratio            {sum(ours) / sum(theirs):.3f}")
+    print(f"ratio of sums        {sum(ours) / sum(theirs):.3f}")
     print(f"data, share of step  {statistics.median(data):.4f} (goal 0.01)")
 
 

@@ -3,7 +3,7 @@
     python benchmarks/pipeline.py --processes 2 4 [--only bubble overlap action split]
 
 bubble   stages that sleep, so that few cores suffice; the work of a rank is the same for every schedule
-overlap  dualpipe_v with such stages that contain transfers: without transfers, one action after the other, and in turns
+overlap  dualpipe_v with such stages that contain transfers: without transfers, with serial actions, and overlapped
 action   small real stages: milliseconds of a step per action of a rank, of gangline and torch.distributed.pipelining
 split    milliseconds of forward and backward of several linear layers in one process
 """
@@ -130,8 +130,8 @@ def nap(name: str, microbatches: int, seconds: float) -> tuple[Schedule, tuple[S
 
 
 def bubble(processes: list[int], microbatches: int, seconds: float) -> None:
-    print(f"\nbubble, F = I = W = {seconds * 1e3:g} ms of a whole rank, {microbatches} microbatches")
-    print(f"{'ranks':>5} {'schedule':<18} {'measured':>9} {'formula':>9} {'step':>9} {'1F1B / it':>9}")
+    print(f"\nbubble: F = I = W = {seconds * 1e3:g} ms for all chunks of a rank, {microbatches} microbatches")
+    print(f"{'ranks':>5} {'schedule':<18} {'measured':>9} {'formula':>9} {'step':>9} {'x 1F1B':>9}")
     for world in processes:
         base = None
         for name in NAPS:
@@ -170,8 +170,8 @@ def travel(microbatches: int, seconds: float, transfer: float, overlap: bool) ->
 
 
 def overlaps(processes: list[int], seconds: float) -> None:
-    print("\noverlap, dualpipe_v, four microbatches a rank, a transfer behind each block; seconds of a step")
-    print(f"{'ranks':>5} {'transfer / F':>12} {'none':>8} {'in a row':>8} {'in turns':>8} {'of it hidden':>12}")
+    print("\noverlap: dualpipe_v, four microbatches per rank, a transfer after each block; seconds per step")
+    print(f"{'ranks':>5} {'transfer / F':>12} {'none':>8} {'serial':>8} {'overlap':>8} {'hidden share':>12}")
     for world in processes:
         for share in (0.25, 1.0):
             none, row, turns = (
@@ -226,9 +226,9 @@ def actions(name: str, microbatches: int, steps: int) -> tuple[dict[str, list[tu
 
 
 def action(processes: list[int], microbatches: int, steps: int) -> None:
-    print(f"\naction, {LAYERS} layers of {DIM} a stage, {microbatches} microbatches, ms of the median of {steps} steps")
-    print(f"{'':>24} {'wall of the slowest rank':^26}  {'CPU of all ranks':^26}  {'of ours, for each action':^16}")
-    print(f"{'ranks':>5} {'schedule':<18} {'ours':>9} {'torch':>9} {'':>6}  {'ours':>9} {'torch':>9} {'':>6}")
+    print(f"\naction: {LAYERS} layers of {DIM} per stage, {microbatches} microbatches, median ms of {steps} steps")
+    print(f"{'':>24} {'wall of the slowest rank':^26}  {'CPU of all ranks':^26}  {'gangline, per action':^16}")
+    print(f"{'ranks':>5} {'schedule':<18} {'gangline':>9} {'torch':>9} {'':>6}  {'gangline':>9} {'torch':>9} {'':>6}")
     for world in processes:
         for name in PEERS:
             ranks = get_pool(world).run(actions, name, microbatches, steps, timeout=600)
@@ -274,12 +274,12 @@ def halves(dim: int, rows: int, depth: int) -> dict[str, Callable[[], None]]:
         _, groups = stage_backward_input([out], [gradient], [leaf], plain.parameters())
         stage_backward_weight(plain.parameters(), groups)
 
-    ways = {"whole": lambda: whole(plain), "ours, at once": lambda: whole(split), "ours, I then W": deferred}
+    ways = {"unsplit": lambda: whole(plain), "gangline, at once": lambda: whole(split), "gangline, I then W": deferred}
     return {**ways, "torch, I then W": peer}
 
 
 def split(repeats: int) -> None:
-    print("\nsplit, 8 layers, 256 rows, float32, one thread, medians (of the whole backward)")
+    print("\nsplit: 8 layers, 256 rows, float32, one thread; medians (relative to the unsplit backward)")
     close_all()  # ends other processes, so that the machine is idle
     torch.set_num_threads(1)
     for dim in (128, 256, 512):
@@ -291,7 +291,7 @@ def split(repeats: int) -> None:
                 run()
                 if index >= 3:
                     found[way].append(time.perf_counter() - start)
-        base = statistics.median(found["whole"])
+        base = statistics.median(found["unsplit"])
         words = [
             f"{way} {1e3 * statistics.median(times):.2f} ms ({statistics.median(times) / base:.2f})"
             for way, times in found.items()
@@ -303,7 +303,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--processes", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--microbatches", type=int, default=8)
-    parser.add_argument("--nap", type=float, default=0.1, help="seconds of F, I and W of a rank's whole part")
+    parser.add_argument("--nap", type=float, default=0.1, help="seconds of F, of I and of W for all chunks of a rank")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--repeats", type=int, default=30)
     parser.add_argument("--only", nargs="+", choices=["bubble", "overlap", "action", "split"])

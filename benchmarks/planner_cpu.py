@@ -121,10 +121,14 @@ def ranked(rows: list[Row]) -> tuple[int, int]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=10, help="of a run")
-    parser.add_argument("--turns", type=int, default=2, help="runs of a layout, a calibration before and behind each")
-    parser.add_argument("--layouts", type=int, nargs="*", default=range(len(LAYOUTS)), help="their numbers, from 0")
-    parser.add_argument("--keep", type=Path, help="a directory for the runs and cluster files")
+    parser.add_argument("--steps", type=int, default=10, help="steps per run")
+    parser.add_argument(
+        "--turns", type=int, default=2, help="runs per layout, with a calibration before and after each"
+    )
+    parser.add_argument(
+        "--layouts", type=int, nargs="*", default=range(len(LAYOUTS)), help="numbers of the layouts, from 0"
+    )
+    parser.add_argument("--keep", type=Path, help="folder to keep the runs and cluster files in")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
     rows = []
@@ -145,7 +149,7 @@ def main() -> int:
                 flush=True,
             )
     right, pairs = ranked(rows)
-    print(f"median error {median(abs(row.error) for row in rows):.1%}; {right} of {pairs} pairs ranked right")
+    print(f"median error {median(abs(row.error) for row in rows):.1%}; {right} of {pairs} pairs ranked correctly")
     if asked.json:
         asked.json.write_text(json.dumps([{**asdict(row), "error": row.error} for row in rows], indent=1))
     return 0

@@ -68,7 +68,7 @@ EACH = {  # values of each generation
     "matmul.efficiency": (0.7, 0.4, 0.88),
     "matmul.efficiency_fp8": (0.6, 0.3, 0.85),
     "matmul.efficiency_fp4": (0.5, 0.2, 0.8),
-    "attention.efficiency": (0.6, 0.3, 1.0),  # of matmuls alone, without exponentials
+    "attention.efficiency": (0.6, 0.3, 1.0),  # for matmuls alone, without exponentials
 }
 # generations without rows for their fused attention; their cluster files cite the publication of the kernel
 MEASURED = {"ampere"}
@@ -315,8 +315,8 @@ def elsewhere(judged: list[Judged]) -> dict[str, float]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("rows")
-    parser.add_argument("--rounds", type=int, default=12, help="steps at most")
-    parser.add_argument("--cross", action="store_true", help="judge each table by a fit on the others, too")
+    parser.add_argument("--rounds", type=int, default=12, help="maximum number of rounds")
+    parser.add_argument("--cross", action="store_true", help="also judge each table by a fit on the other tables")
     asked = parser.parse_args()
     cases = list(cases_of(asked.rows))
     problem, at = descend(points_of(case for _, case in cases), asked.rounds)

@@ -42,7 +42,7 @@ LAYOUT = ["parallel=ddp", "checkpoint.every=5", "run.steps=1000000", "batch.sequ
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--only", default="", help="ways with this in their name")
+    parser.add_argument("--only", default="", help="text in the names of the ways to measure; default: all")
     options = parser.parse_args()
     ways: dict[str, Callable[[], tuple[float, int]]] = {
         IMPORT: time_import,
@@ -62,12 +62,12 @@ def main() -> None:
             took, steps = measure()
             seconds[name].append(took)
             again[name].append(steps)
-            print(f"{name:<28} {took:7.2f} {steps:6} steps again; load {os.getloadavg()[0]:.1f}", flush=True)
-    print(f"\n{'seconds':<28} {'median':>7} {'worst':>7} {'most steps again':>17}")
+            print(f"{name:<28} {took:7.2f} {steps:6} repeated steps; load {os.getloadavg()[0]:.1f}", flush=True)
+    print(f"\n{'seconds':<28} {'median':>7} {'maximum':>7} {'repeated, maximum':>17}")
     for name, found in seconds.items():
         print(f"{name:<28} {statistics.median(found):7.2f} {max(found):7.2f} {max(again[name]):17}")
     if imports := seconds.get(IMPORT):
-        print(f"goals: a rank {1.5 * statistics.median(imports) + 2:.2f}, a node 10.00")
+        print(f"goals in seconds: a rank {1.5 * statistics.median(imports) + 2:.2f}, a node 10.00")
 
 
 def time_import() -> tuple[float, int]:
@@ -112,7 +112,7 @@ def recover(commands: list[list[str]], victims: Callable[[list[int], Path], list
                 )
                 time.sleep(HOSTS_SECONDS if "--rdzv-backend=c10d" in command else 0)
             if not wait_for(lambda: [record for record in newest(out) if record["step"] >= 20]):
-                sys.exit("it did not start")
+                sys.exit("the run did not start")
             before = newest(out)[-1]["generation"]
             began = time.time()
             for pid in victims([agent.pid for agent in agents], out):

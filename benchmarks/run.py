@@ -36,7 +36,7 @@ def main() -> int:
     for name in sys.argv[1:] or SCRIPTS:
         script = HERE / f"{name}.py"
         if not script.exists():
-            print(f"no such benchmark: {name}; there are {', '.join(SCRIPTS)}", file=sys.stderr)
+            print(f"unknown benchmark {name}; the benchmarks are {', '.join(SCRIPTS)}", file=sys.stderr)
             return 2
         print(f"\n== {name} ==", flush=True)
         code |= subprocess.run([sys.executable, str(script)]).returncode

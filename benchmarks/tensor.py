@@ -209,11 +209,11 @@ def main() -> None:
     parser.add_argument("--processes", type=int, nargs="+", default=[2])
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
     parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--rows", type=int, default=2, help="sequences a step")
+    parser.add_argument("--rows", type=int, default=2, help="sequences per step")
     parser.add_argument("--length", type=int, default=128)
     chosen = parser.parse_args()
-    columns = f"{'ours':>9} {'torch':>9} {'wall':>6} {'CPU':>6} {'kept':>6}"
-    print(f"{'width':>5} {'ranks':>5} {'cut':>8} {columns}   (medians, ratios)")
+    columns = f"{'gangline':>9} {'torch':>9} {'wall':>6} {'CPU':>6} {'saved':>6}"
+    print(f"{'width':>5} {'ranks':>5} {'layout':>8} {columns}   (medians, ratios)")
     for size in chosen.sizes:
         for processes in chosen.processes:
             for sequence_parallel in (False, True):

@@ -28,7 +28,7 @@ TRACKERS = ("wandb", "mlflow", "trackio")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--steps", type=int, default=10, help="in a block")
+    parser.add_argument("--steps", type=int, default=10, help="steps per block")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         os.environ |= {"HOME": folder, "TRACKIO_DIR": f"{folder}/trackio"}
@@ -69,14 +69,14 @@ def measure(run_dir: Path, rounds: int, steps: int) -> None:
             found[name].append(((other_threads() - others) / steps, (children() - beside) / steps, told / steps))
     step = statistics.median(used)
     idle = statistics.median(others for others, _, _ in found.pop("none"))
-    print(f"a step: {step:.3f} CPU s of the loop's thread; {rounds} blocks of {steps} steps with each")
+    print(f"a step: {step:.3f} CPU s of the loop's thread; {rounds} blocks of {steps} steps per tracker")
     for name, rows in found.items():
         thread, beside, told = (statistics.median(column) for column in zip(*rows, strict=True))
         thread = max(0.0, thread - idle)
         print(
             f"{name:<8} in record {told * 1e6:5.0f} us {told / step:8.3%}   "
             f"threads {thread * 1e3:6.2f} ms {thread / step:8.3%}   "
-            f"processes beside it {beside * 1e3:6.2f} ms {beside / step:8.3%}"
+            f"other processes {beside * 1e3:6.2f} ms {beside / step:8.3%}"
         )
     for tracker in trackers.values():
         tracker.end({"why": "done"})

@@ -54,7 +54,7 @@ def test_every_example_runs_with_the_real_pip(page, tmp_path):
     Reader(tmp_path, real_pip=True).read(page)
 
 
-# --- the words --------------------------------------------------------------------------------------------------------
+# --- README, workflow and code map ---
 
 README = ROOT / "README.md"
 

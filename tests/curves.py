@@ -10,10 +10,10 @@ from pathlib import Path
 
 from gangline_testkit import RealRuns
 
-TIMEOUT = 900  # seconds for one command: eight processes share what the machine has left
+TIMEOUT = 900  # timeout of one command in seconds; its eight processes may share a busy machine
 STEPS = 6
-LONGEST = 28  # what one process trains, for runs that are resumed
-RELATIVE = 2e-5  # float32 over 28 steps of AdamW; measured: losses 2e-7, gradient norms 2e-6
+LONGEST = 28  # steps of the reference run, enough for every resumed run
+RELATIVE = 2e-5  # tolerance in float32 over 28 steps of AdamW; measured: losses 2e-7, gradient norms 2e-6
 SETTINGS = (
     "model=tiny",
     "model.dim=32",
@@ -21,7 +21,7 @@ SETTINGS = (
     "model.ffn_dim=64",
     "batch.global_size=8",
     "batch.sequence_length=16",
-    "schedule=constant",  # a rate that knew the last step would draw another curve on the way to it
+    "schedule=constant",  # a learning rate that depends on run.steps would change the curve of shorter runs
     "schedule.warmup_steps=2",
     "validate.every=2",
     "validate.samples=16",
@@ -32,7 +32,7 @@ SETTINGS = (
 
 
 class Curves(RealRuns):
-    """Runs in one directory, of `STEPS` steps where they do not say more."""
+    """Runs in one directory, of `STEPS` steps unless `run.steps` is given."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory, (*SETTINGS, f"run.steps={STEPS}"), seconds=TIMEOUT)
@@ -40,13 +40,13 @@ class Curves(RealRuns):
 
     @cached_property
     def alone(self) -> list[dict]:
-        """What one process draws."""
+        """Records of the reference run: one process, `LONGEST` steps."""
         self.train("run.dir=alone", f"run.steps={LONGEST}")
         return self.read_records("alone")
 
 
 def same(found: list[dict], expected: list[dict]) -> None:
-    """The steps found are those expected, with the same rate, loss, gradient norm, tokens and validation loss."""
+    """Check that two runs have the same steps, learning rates, losses, gradient norms, tokens and validation losses."""
     assert [record["step"] for record in found] == [record["step"] for record in expected]
     for name in ("learning_rate", "loss", "grad_norm", "validation_loss"):
         for one, other in zip(found, expected, strict=True):

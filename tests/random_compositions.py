@@ -9,8 +9,9 @@ import random
 from dataclasses import dataclass
 
 STEPS = 6
-# The loss of a step beside that of one process, relative. float64: the suite. float32: 1e-5 on step 1, and what AdamW
-# makes of that in a few more. The others round each product: the loss is the same to that rounding.
+# Maximum relative difference of a step's loss from that of one process. float64: the bound of the conformance suite.
+# float32: 1e-5 at step 1, which AdamW amplifies in the following steps. Other precisions round the inputs of each
+# matmul, so the losses agree up to this rounding.
 BOUND = {"fp64": 1e-12, "fp32": 2e-4, "bf16": 2e-2, "fp16": 2e-2, "fp8": 5e-2}
 AXES = {
     "3d": ("dp_replicate", "dp_shard", "cp", "pp", "tp"),
@@ -20,11 +21,11 @@ AXES = {
 
 @dataclass(frozen=True)
 class Drawn:
-    """Words of `train` for the run, for its first layout and for those that it goes on with."""
+    """Arguments of `train` for a run, and for each layout on which it starts or resumes."""
 
     run: list[str]
     layouts: list[list[str]]
-    kills: list[int]  # the step behind which each layout but the last is killed
+    kills: list[int]  # step after which each layout but the last is killed
 
     @property
     def precision(self) -> str:
@@ -32,7 +33,7 @@ class Drawn:
 
 
 def drawn(seed: int, number: int) -> Drawn:
-    """Composition `number` of a seed: the same each time, whichever others are drawn."""
+    """Return composition `number` of a seed. It does not depend on the other compositions that are drawn."""
     dice = random.Random(f"{seed}/{number}")
     moe = dice.random() < 0.4
     layouts = [_layout(dice, moe) for _ in range(dice.choice((1, 2, 2, 3)))]
@@ -41,7 +42,7 @@ def drawn(seed: int, number: int) -> Drawn:
 
 
 def _run(dice: random.Random, moe: bool, saves: bool) -> list[str]:
-    even = dice.random() < 0.7  # sizes that most layouts divide; others meet the refusals
+    even = dice.random() < 0.7  # sizes that are divisible on most layouts; other sizes test the refusals
     kv_heads, queries, head_dim = (
         (dice.choice((4, 8)) if even else dice.choice((1, 2, 3, 4))),
         dice.choice((1, 2, 3)),
@@ -80,7 +81,7 @@ def _run(dice: random.Random, moe: bool, saves: bool) -> list[str]:
 
 
 def _moe(dice: random.Random, even: bool) -> dict[str, object]:
-    """Dropless experts; capacities and expert choice are outside of the suite."""
+    """Return options of dropless experts. The tests do not cover capacity factors and expert choice."""
     router = dice.choice(("softmax", "sigmoid", "grouped"))
     words: dict[str, object] = {
         "moe": "on",
@@ -100,7 +101,7 @@ def _moe(dice: random.Random, even: bool) -> dict[str, object]:
 
 
 def _layout(dice: random.Random, moe: bool) -> list[str]:
-    """How one attempt is carried. What the run itself leaves to the layout is drawn with it."""
+    """Draw the layout of one attempt, and the options of the run that may differ between layouts."""
     part = dice.choices(("3d", "fsdp", "hsdp", "tp", "pp", "ddp", "single"), (8, 3, 2, 2, 2, 2, 1))[0]
     sizes = dict.fromkeys(AXES.get(part, ()), 1)
     world = 1 if part == "single" else dice.choice((2, 3, 4, 4, 6, 8))

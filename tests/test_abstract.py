@@ -1,6 +1,6 @@
 """Base classes of the packages: each is abstract or final, and is never instantiated itself.
 
-The conformance kit and the examples for authors are apart.
+The conformance kit is exempt.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 BASES = {"ABC", "Protocol", "TypedDict", "NamedTuple", "Exception"}
-DATA = {"PartConfig", "Node"}  # options and config nodes: a class of them is one with other defaults
+DATA = {"PartConfig", "Node"}  # options and config nodes: subclasses may only change defaults
 
 
 def concrete(files: Iterable[Path]) -> dict[str, str]:
-    """Class that others derive from though nothing says that it is abstract -> one of those others."""
+    """Return base class that is not marked as abstract -> one of its subclasses."""
     classes = {
         node.name: node
         for path in files

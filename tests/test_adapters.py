@@ -29,7 +29,7 @@ MANY = ("batch.global_size=8", "batch.micro_size=1", "model.layers=4")  # four m
 
 
 class Layouts(StrategySuite):
-    """The suite's machinery on a model with adapters."""
+    """Methods of the strategy suite, applied to a model with adapters."""
 
     choice = "parallel=3d"
 
@@ -97,7 +97,7 @@ def test_adapters_on_experts_match_one_process(on, ep, out_of):
 @pytest.mark.parametrize("tp", ["tp=2", "tp=2 sequence_parallel=false"])
 @pytest.mark.parametrize("targets", ["[wq,wv]", "[wq,wk,wv,wo,w_gate,w_up,w_down]"])
 def test_explain_counts_bytes_of_adapters(tp, targets):
-    """To the byte: what tp sends, gradients and moments of the adapters alone, weights of all."""
+    """Compare exact bytes: tp transfers, gradients and optimizer state of the adapters alone, and all weights."""
     words = [f"parallel.{word}" for word in tp.split()]
     run = build_small_run("parallel=tp", *words, *SMALL, f"lora.targets={targets}", "precision=fp32")
     mesh = Mesh.of(run.parallel.size_axes(2))
@@ -120,7 +120,10 @@ def test_explain_counts_bytes_of_adapters(tp, targets):
 
 @pytest.mark.parametrize("targets", ["[wq,wv]", "[wq,wk,wv,wo,w_gate,w_up,w_down]"])
 def test_closed_form_peak_of_frozen_model_matches_trace(targets, capsys):
-    """Without adapters twice as much: neither gradients nor moments of the base, and inputs that nobody reads again."""
+    """Compare with a trace within 3.5 %.
+
+    A frozen base has no gradients and no optimizer state, and saves no inputs for gradients of its weights.
+    """
     shape = ("model=llama3-8b", "model.layers=4", "precision=bf16", "batch.micro_size=1", "batch.sequence_length=4096")
     words = ("parallel=fsdp", "launch.processes=8", "batch.global_size=16", "lora=on", f"lora.targets={targets}")
     assert main(["explain", "--trace", *shape, *words]) == 0

@@ -39,7 +39,7 @@ SETTINGS = (
     "checkpoint=zarr",
 )
 ONE = ("parallel=single",)
-THREE = ("parallel=fsdp", "launch.processes=3")  # divides none of the shapes
+THREE = ("parallel=fsdp", "launch.processes=3")  # no dimension of an array is divisible by 3
 SHARDED = ("parallel=3d", "parallel.dp_shard=2", "parallel.zero=3", "parallel.tp=1", "parallel.pp=1")
 PIPED = ("parallel=3d", "parallel.pp=2", "parallel.tp=2", "parallel.dp_shard=1")
 CUBE = ("parallel=3d", "parallel.pp=2", "parallel.tp=2", "parallel.dp_shard=2", "parallel.zero=1")
@@ -74,7 +74,7 @@ def words(run_dir: Path, layout: tuple[str, ...], steps: int) -> list[str]:
 
 
 def trained(run_dir: Path, layout: tuple[str, ...], steps: int) -> list[list[str]]:
-    """Go on with a run on a layout up to a step; of each rank the arrays that were not what is stored."""
+    """Start or resume a run on a layout; return for each rank the arrays that differ from the checkpoint."""
     run = compose_one(words(run_dir, layout, steps))
     if not run_dir.exists():
         RunDirectory.create(run).unlock()
@@ -90,7 +90,7 @@ def on_a_rank(run: Run) -> list[str]:
 
 
 def differing(session: Session) -> list[str]:
-    """What this rank holds and is not, bit by bit, what one process reads from the newest checkpoint."""
+    """Return the arrays of this rank that are not bit-identical to the latest checkpoint, read as full arrays."""
     reader = registry.build(session.run.checkpoint, session.run, None)
     id = reader.find_latest()
     wholes = {

@@ -22,7 +22,7 @@ WEIGHTS = "data.weights={prose: 0.999, code: 0.001}"
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> Iterator[RealRuns]:
-    """Two token stores, `prose` and `code`, packed for sequences of 16, and a directory for runs."""
+    """Write two token stores, `prose` and `code`, packed for sequences of 16; yield runs in their directory."""
     folder: Path = tmp_path_factory.mktemp("data")
     for name, line in (("prose", "It was the best of times, page {}. "), ("code", "def f{0}(x): return x + {0}\n")):
         (folder / f"{name}-text").mkdir()
@@ -46,7 +46,7 @@ def test_packed_mixture_on_eight_processes_matches_one(runs):
 
 @pytest.mark.parametrize(("data", "widths"), [("tokens", (4, 1)), ("dali", (2,))], ids=["tokens", "dali"])
 def test_killed_run_resumes_at_another_width(runs, data, widths):
-    """kill -9 of all its processes, with batches read ahead; then a resume for each width."""
+    """Kill all processes of a run with prefetched batches by SIGKILL; then resume it once at each width."""
     if data == "dali" and importlib.util.find_spec("nvidia") is None:
         pytest.fail("the extra [dali] is not installed: the suites of data=dali always run")
     if not (runs.directory / "whole").exists():
@@ -64,7 +64,7 @@ def test_killed_run_resumes_at_another_width(runs, data, widths):
 
 
 def test_resume_refuses_a_store_with_replaced_shard(runs):
-    """By a move, which keeps size and time: the manifest, of which the run knows the store, is as it was."""
+    """Replace a shard by one of equal size and mtime. The manifest, which identifies the store, is unchanged."""
     shutil.copytree(runs.directory / "prose", runs.directory / "moved")
     runs.train("run.dir=exchanged", "data=tokens", "data.path=moved", "run.steps=2")
     shard = runs.directory / "moved" / "shard-00000.npy"

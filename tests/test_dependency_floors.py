@@ -10,11 +10,11 @@ import pytest
 
 PACKAGES = sorted((Path(__file__).parents[1] / "packages").glob("*/pyproject.toml"))
 FLOORS = {
-    "fsspec": (2026, 6),  # reference:// renders templates in a sandbox (fsspec 2039)
+    "fsspec": (2026, 6),  # from here on, reference:// renders templates in a sandbox (fsspec 2039)
     "s3fs": (2026, 6),
-    "jinja2": (3, 1, 6),  # CVE-2025-27516, CVE-2024-56326: ways out of the sandbox
-    "pillow": (10, 3),  # CVE-2023-4863, CVE-2024-28219: overflows in decoders
-    "pyarrow": (14, 0, 1),  # CVE-2023-47248: code in Parquet and IPC files
+    "jinja2": (3, 1, 6),  # CVE-2025-27516, CVE-2024-56326: sandbox escapes
+    "pillow": (10, 3),  # CVE-2023-4863, CVE-2024-28219: buffer overflows in decoders
+    "pyarrow": (14, 0, 1),  # CVE-2023-47248: code execution from Parquet and IPC files
 }
 
 

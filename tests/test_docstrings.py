@@ -14,7 +14,7 @@ Body = ast.FunctionDef | ast.ClassDef
 
 
 def raises(function: ast.FunctionDef) -> bool:
-    """Whether it raises something itself: no bare `raise`, and nothing that a function within it raises."""
+    """Return whether a function itself raises an error. A bare `raise` and nested functions do not count."""
     left: list[ast.AST] = list(function.body)
     while left:
         node = left.pop()
@@ -26,7 +26,10 @@ def raises(function: ast.FunctionDef) -> bool:
 
 
 def silent(node: ast.Module | ast.ClassDef, path: str = "") -> Iterator[str]:
-    """Public functions and methods that raise and do not say so; a class speaks for what makes an instance."""
+    """Yield the public functions and methods whose docstring omits the errors that they raise.
+
+    The docstring of a class counts for its `__init__` and `__post_init__`.
+    """
     for each in node.body:
         if isinstance(each, ast.ClassDef) and not each.name.startswith("_"):
             yield from silent(each, f"{each.name}.")

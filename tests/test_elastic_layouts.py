@@ -27,7 +27,7 @@ def run_of(strategy: str = "3d", launch: dict | None = None, batch: dict | None 
     ("strategy", "batch", "there", "used"),
     [
         ("3d", {}, 8, 8),
-        ("ddp", {}, 6, 4),  # 8 samples do not divide over 6 or 5
+        ("ddp", {}, 6, 4),  # 8 samples are not divisible by 6 or 5 ranks
         ("ddp", {"micro_size": 4}, 4, 2),
         ("ddp", {"global_size": 6}, 6, 6),
     ],
@@ -39,7 +39,7 @@ def test_usable_ranks_fit_layout_and_batch(strategy, batch, there, used):
 
 
 def test_usable_ranks_need_few_full_checks(monkeypatch):
-    """All but a few numbers of ranks fail by their axes or the batch; each whole check takes a part of a second."""
+    """Check that axes and batch exclude most numbers of ranks first. A full check takes a fraction of a second."""
     checked = []
     whole = usable_module.find_problems
     monkeypatch.setattr(usable_module, "find_problems", lambda run: checked.append(run.launch.processes) or whole(run))

@@ -36,7 +36,7 @@ class TestFamilies(FamilySuite):
         run = run_of(directory)
         assert list_recomputed(compose_model(run)[0]) == []
         wide = copy.deepcopy(model).double()
-        wide.set_experts_implementation("eager")  # their grouped product takes no float64
+        wide.set_experts_implementation("eager")  # the grouped matmul of transformers does not support float64
         starts = torch.randint(2, 97, (2, 9), generator=torch.Generator().manual_seed(11))
         with torch.no_grad():
             expected = wide.generate(starts, max_new_tokens=30, do_sample=False, eos_token_id=None, pad_token_id=0)
@@ -64,7 +64,7 @@ class TestOddFields(OddFields):
 
 @pytest.mark.parametrize(
     ("words", "count"),
-    [  # as counted in the files, buffers of routers left out
+    [  # parameters in the published files, without buffers of routers
         ("model=gpt-oss-20b moe=gpt_oss_20b", 20_914_757_184),
         ("model=gpt-oss-120b moe=gpt_oss_120b", 116_829_156_672),
         ("model=deepseek-v3 moe=deepseek_v3", 671_026_419_200 - 58 * 256),

@@ -18,10 +18,10 @@ from gangline_testkit.scenarios import FLOAT64, RunLayout, Scenario
 from gangline_testkit.strategy_ranks import StrategyJob
 
 SIZES = ("model.init_std=0.15", "model.layers=4", "batch.sequence_length=16")
-# What costs are messages: one of each kind of layer, and two microbatches, wherever no stage needs more of them.
+# Messages take most of a test's time. Without pipeline stages, two layers cover all kinds of layers.
 SHORT = ("model.layers=2", "batch.global_size=4", "batch.micro_size=2")
 FEWER = "model.kv_heads=2"
-# family -> what it is given beside sizes, so that all that it has beyond the decoder of basics counts
+# family -> options besides sizes, so that each feature that the decoder of basics lacks affects the results
 FAMILIES = {
     "qwen2": (FEWER, "model/rope=yarn", "model.rope.original_max_position=8"),
     "ministral": (FEWER, "model.window=5", "model.full_every=2"),
@@ -45,12 +45,12 @@ FAMILIES = {
         *("moe=on", "moe/router=softmax", "moe.shared=1", "moe.shared_gate=true", "run.deterministic=false"),
     ),
 }
-NO_CP = ("qwen3_next",)  # what a layer remembers goes from token to token
+NO_CP = ("qwen3_next",)  # a layer has a recurrent state, which passes from token to token
 RING_LACKS = {"gemma2": "soft cap", "gpt_oss": "sinks"}
 
 
 class Layouts(StrategySuite):
-    """The suite's machinery, with a family's model in the place of the toy."""
+    """Methods of the strategy suite, with the model of a family instead of the toy."""
 
     choice = "parallel=3d"
     family = ""
@@ -62,14 +62,14 @@ class Layouts(StrategySuite):
 
     def make_job(self, layout: RunLayout, scenario: Scenario) -> StrategyJob:
         job = super().make_job(layout, scenario)
-        # Without rotary positions a bias of keys adds the same to all scores of a query: its gradient is 0 in
-        # mathematics and nothing but rounding in numbers, which no bound holds.
+        # Without rotary positions, a key bias adds the same value to all scores of a query. Its exact gradient is 0;
+        # the computed one consists of rounding errors, to which no relative bound applies.
         frozen = ("blocks.*.attention.wk.bias",) if self.family == "gpt2" else ()
         return replace(job, plan=replace(job.plan, frozen=frozen))
 
 
 def holds(family: str, on: str, *settings: str) -> None:
-    """Loss, gradients, norm, weights and evaluation against one process. on: "pp=2 tp=2 zero=3"."""
+    """Compare loss, gradients, norm, weights and evaluation with one process. on: for example "pp=2 tp=2 zero=3"."""
     suite = Layouts()
     suite.family = family
     layout, scenario = RunLayout.from_words(on), Scenario(settings, batches="documents", steps=2)
@@ -80,9 +80,9 @@ def holds(family: str, on: str, *settings: str) -> None:
 
 
 def allowed(family: str, on: str) -> str:
-    """The layout that stands for `on` where the family's attention has none such: refused by name, then with another.
+    """Return `on`, with `context=ulysses` added if ring attention does not support the family.
 
-    What the ring lacks goes by Ulysses.
+    In this case, first check that `on` is refused and that the message names the missing feature.
     """
     if "cp" not in on or "ulysses" in on or family not in RING_LACKS:
         return on
@@ -95,7 +95,7 @@ def allowed(family: str, on: str) -> str:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_families_are_layout_invariant(family):
-    """Heads, tokens and weights are cut in one run of four processes."""
+    """Split heads, weights and, if supported, tokens in one run of four processes."""
     holds(family, "dp_shard=2 tp=2 zero=3" if family in NO_CP else allowed(family, "cp=2 tp=2 zero=3"), *SHORT)
 
 
@@ -110,7 +110,7 @@ def test_families_without_context_parallelism_refuse_cp(family, context):
 
 @pytest.mark.parametrize("family", ["gpt2", "gemma2", "gpt_oss", "deepseek_v3"])
 def test_pipeline_stages_do_not_change_results(family):
-    """Of those whose first and last modules are their own."""
+    """Run the families that have their own first and last modules."""
     holds(family, "tp=2 pp=2", "batch.global_size=4", "batch.micro_size=1")
 
 
@@ -137,7 +137,7 @@ def test_experts_with_unsupported_activation_are_refused():
     ],
 )
 def test_generated_text_matches_one_process(family, on):
-    """What a layer keeps of a text is of the heads that the rank has; a key that heads share each rank has whole."""
+    """Check decoding caches: a rank caches its own heads, and each rank caches the full key that all heads share."""
     suite = Layouts()
     suite.family = family
     prompts, how = [[3, 1, 4, 1, 5], [9, 2, 6]], Sampling(tokens=8)
@@ -148,7 +148,7 @@ def test_generated_text_matches_one_process(family, on):
     assert get_pool(2).run(write_ranks.texts, cut, prompts, how) == [(alone, 0.0)] * 2
 
 
-# layout -> whether it is taken with everything recomputed too: with weights, stages and tokens cut, each once
+# layout -> whether it also runs with run.recompute=full: once each with sharded weights, stages and sharded tokens
 MORE = {
     "tp=2": False,
     "cp=2": False,

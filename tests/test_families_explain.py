@@ -30,7 +30,8 @@ from gangline_testkit.inputs import make_full_batch
 from gangline_testkit.runs import SMALL, parse_settings
 
 B, T = 2, 16
-# On a CPU windows are masks and soft caps scores that are kept; what is counted is the fused kernels of a GPU.
+# The closed form counts the fused kernels of a GPU. A CPU keeps masks for windows and scores for soft caps, so the
+# families run without them.
 FUSED = {
     "phi3": ("model.window=null",),
     "gemma2": ("model.soft_cap=null",),
@@ -42,7 +43,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 def run_of(family: str, precision: str) -> Run:
     plain = [word for word in SMALL if not word.startswith(("model=", "model.kv_heads", "model.qk_norm"))]
     batch = (f"batch.micro_size={B}", "parallel=tp", f"precision={precision}")
-    own = [word for word in FAMILIES[family] if not word.startswith("moe")]  # test_moe_explain.py has those
+    own = [word for word in FAMILIES[family] if not word.startswith("moe")]  # test_moe_explain.py covers experts
     return from_dict(parse_settings([*plain, f"model={family}", *SIZES, *own, *FUSED.get(family, ()), *batch]))
 
 
@@ -62,7 +63,7 @@ def test_counted_parameters_match_modules(family):
 
 
 def without_sinks(case: Case) -> Case:
-    """On a CPU they too are scores that are kept."""
+    """Return the case without attention sinks, for which a CPU keeps scores."""
     for path, node in iterate_nodes(case.tree):
         if isinstance(node, AttentionNode) and node.sinks:
             case = replace(case, tree=replace_node(case.tree, path, replace(node, sinks=None)))
@@ -75,7 +76,7 @@ def test_kept_activations_match_closed_form(family, precision):
     case = without_sinks(Case.of(run_of(family, precision), Mesh.of({})))
     model = built(case, precision)
     batch = make_full_batch(torch.arange(B * T).view(B, T) % 61)
-    for index in (0, 1) if family == "qwen3_next" else (1,):  # the first block of others may have a window
+    for index in (0, 1) if family == "qwen3_next" else (1,):  # the first block of other families may have a window
         hidden = model.embed(batch).detach().requires_grad_()
         sizes = activations.make_activation_sizes(case, gpu=False)
         found = count_kept_bytes([*model.parameters(), batch.position], lambda: model.blocks[index](hidden, batch))  # noqa: B023
@@ -84,16 +85,16 @@ def test_kept_activations_match_closed_form(family, precision):
 
 
 def beyond_a_gpu(family: str, precision: str, node: Node) -> int:
-    """What a CPU keeps of a block beyond what is told, which is what a GPU does."""
+    """Return the bytes that a CPU keeps of a block minus those of the closed form, which describes a GPU."""
     bf16 = precision == "bf16"
-    if family == "gpt2" and bf16:  # mean and deviation of each LayerNorm in bfloat16, not in float32
+    if family == "gpt2" and bf16:  # each LayerNorm keeps mean and deviation in bfloat16, not in float32
         return -2 * 2 * B * T * 2
-    if family == "deepseek_v3" and bf16:  # a float32 copy of the latent vector, without the key that lies beside it
+    if family == "deepseek_v3" and bf16:  # a float32 copy of the latent vector, without the key stored next to it
         return -B * T * node.rope_dim * 2
     if not isinstance(node, GatedAttentionNode):
         return 0
     heads, key_heads, each = node.heads, node.kv_heads, B * T * node.head_dim
-    if bf16:  # norms of heads: two copies in float32 in the place of the input, and of the gate beside it
+    if bf16:  # norms of heads keep two float32 copies instead of their input and the gate stored next to it
         return each * (8 * (heads + key_heads) - 2 * (2 * heads + key_heads))
     return each * 4 * (heads + key_heads)
 
@@ -107,7 +108,7 @@ LATENT = (
 
 @pytest.mark.parametrize("words", ["", "parallel.sequence_parallel=false", "precision=bf16 run.recompute=full"])
 def test_latent_attention_transfers_match_trace(words):
-    """Along tp, to the byte: the key of latent attention is gathered, its gradient added up."""
+    """Compare exact bytes along tp: the key of latent attention is all-gathered, its gradient is summed."""
     case = make_case(run := compose_one([*LATENT.split(), *words.split()]))
     sent = trace(run, case, 0).sent
     rings = {"all_gather": 1, "all_reduce": 1, "reduce_scatter": Fraction(1, 2)}

@@ -23,7 +23,7 @@ from gangline_health.live.status import RunFollower
 
 @pytest.fixture
 def call(tmp_path: Path) -> str:
-    """YAML that would make a directory, were it more than data."""
+    """Return YAML that creates the directory `made` if a reader executes it."""
     return f"!!python/object/apply:os.mkdir [{tmp_path / 'made'}]"
 
 
@@ -46,7 +46,7 @@ LOL = "a: &a [x, x]\n" + "".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for
 HOSTILE = {
     "aliases": (f"{LOL}run: {{name: x}}\n", "alias *a is not supported; write its value there"),
     "depth": (f"run: {{name: {'[' * 500}{']' * 500}}}\n", "more than 64 levels of nesting"),
-    "greater depth": (f"run: {{name: {'[' * 3000}{']' * 3000}}}\n", "nesting"),  # PyYAML 6.0.4 has a limit of its own
+    "greater depth": (f"run: {{name: {'[' * 3000}{']' * 3000}}}\n", "nesting"),  # PyYAML 6.0.4 has its own limit
     "itself": ("run: &a {name: *a}\n", "alias *a is not supported"),
 }
 

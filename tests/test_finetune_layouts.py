@@ -82,7 +82,7 @@ KINDS = {
 
 
 def trained(runs, name: str, *words: str) -> list[dict]:
-    """The first records of a run that is trained once; another test may have let it go on."""
+    """Train a run unless it exists; return its first `STEPS` records, because another test may have resumed it."""
     place = name.replace(" ", "-")
     if not (runs.directory / place).exists():
         runs.train(f"run.dir={place}", *words)
@@ -90,12 +90,12 @@ def trained(runs, name: str, *words: str) -> list[dict]:
 
 
 def nights(cases: dict[str, tuple[str, ...]], days: set[tuple[str, str]]) -> list:
-    """Every pair of a case and one of its layouts; those that are not of the `days` run at night."""
+    """Return every pair of a case and one of its layouts; pairs outside of `days` are marked as nightly."""
     pairs = [(case, layout) for case, layouts in cases.items() for layout in layouts]
     return [pytest.param(*pair, marks=() if pair in days else pytest.mark.nightly) for pair in pairs]
 
 
-# By default each axis once, and pairs in rows on all of them.
+# By default, each kind of chat runs on one layout, and preference pairs run on all.
 DAYS = {("chat", "tp"), ("chat with experts", "cp and pp"), *(("preferences", layout) for layout in LAYOUTS)}
 
 
@@ -113,7 +113,7 @@ def test_fine_tuning_matches_one_process_on_every_axis(runs, kind, layout):
 
 
 def test_router_loss_with_preference_loss_is_refused(runs):
-    """Of a pair one target counts: the others would weigh nothing."""
+    """Check each router loss. Only one target of a pair counts, so the other tokens would have no weight."""
     router = ("moe=on", "moe/router=softmax")
     for what in ("z_loss", "seq_aux_loss", "global_aux_loss"):
         said = runs.expect_refusal("run.dir=no", *KINDS["preferences"], *router, f"moe.router.{what}=0.01")
@@ -132,7 +132,7 @@ CUT = LAYOUTS | {
     "zero 3 and ep": ("parallel=fsdp", "moe.ep=2", "launch.processes=2"),
 }
 DENSE = tuple(name for name in CUT if "ep" not in name)
-# By default what is gathered and what tp cuts, in codes; bfloat16 where both are.
+# By default, 8-bit codes run on layouts that gather weights or shard them by tp; bfloat16 runs where both happen.
 ROUNDED = {
     ("8bit", "zero 3"),
     ("8bit", "tp and zero 1"),
@@ -145,7 +145,7 @@ ROUNDED = {
     ("kind", "layout"), nights({"8bit": DENSE, "bf16": DENSE, "8bit with experts": ("zero 3 and ep",)}, ROUNDED)
 )
 def test_quantized_base_matches_one_process_on_every_axis(runs, kind, layout):
-    """Weights are rounded before they are cut: all layouts multiply with the same numbers."""
+    """Check that weights are rounded before they are sharded, so that all layouts multiply with the same values."""
     words, place = (*KINDS["chat"], *KEPT[kind]), f"{kind} {layout}"
     wanted = trained(runs, kind, *words)
     for ours, theirs in zip(trained(runs, place, *words, *CUT[layout]), wanted, strict=True):
@@ -163,7 +163,7 @@ def test_quantized_base_matches_one_process_on_every_axis(runs, kind, layout):
     ],
 )
 def test_resumed_quantized_run_matches_uninterrupted_run(runs, kind, layout):
-    """With what this layout has saved, which is adapters alone."""
+    """Resume a sharded run and a run on one process, each from its own checkpoint."""
     words, (whole, place) = (
         (*KINDS["chat"], *KEPT[kind]),
         (kind.replace(" ", "-"), f"{kind} {layout}".replace(" ", "-")),
@@ -176,7 +176,7 @@ def test_resumed_quantized_run_matches_uninterrupted_run(runs, kind, layout):
 
 
 def test_adapter_checkpoints_move_between_layouts(runs):
-    """What one layout has saved of the adapters another goes on with; each rank draws its own part of the base anew."""
+    """Resume adapters on layouts other than the one that saved them; each rank initializes its base weights again."""
     words = (
         *KINDS["chat"],
         *KEPT["8bit"],
@@ -250,7 +250,7 @@ def test_tp_shard_inside_quantization_block_is_refused(runs):
 
 
 def test_expert_load_excludes_padding(runs):
-    """Pairs in rows of another length, on one process and on several: the bias and the choices are the same."""
+    """Compare losses and expert loads for rows of two lengths, on one process and on several."""
     router = ("moe=on", "moe/router=sigmoid", "moe.router.bias_rate=0.1", "moe.router.seq_aux_loss=0")
     asked = (*KINDS["preferences"], *router, "validate.every=null")
     lengths = {"row": (), "long-row": ("batch.sequence_length=160",), "row-in-parts": LAYOUTS["cp and pp"]}
@@ -268,7 +268,7 @@ def test_expert_load_excludes_padding(runs):
 
 @pytest.mark.nightly
 def test_import_fine_tune_export_matches_transformers(tmp_path):
-    """Import, fine-tune with adapters on eight processes, export: the same tokens as `gangline sample`."""
+    """Import a model, fine-tune adapters on eight processes, export it, and compare tokens with `gangline sample`."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 

@@ -26,7 +26,7 @@ LAYOUTS = {
     "tp": ("parallel=tp", "launch.processes=2"),
     "pp": ("parallel=3d", "parallel.pp=2", "launch.processes=2"),
 }
-TRUNK = "lora.targets=['blocks.*.*.*']"  # the linears of the blocks, and none of the modules'
+TRUNK = "lora.targets=['blocks.*.*.*']"  # linears of the blocks, not of the MTP modules
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,7 @@ def test_mtp_fine_tuning_matches_one_process(runs, layout):
 
 
 def test_mtp_adapters_round_trip_through_export(runs):
-    """Merged, what no adapter is beside is as it was; apart, the adapters go on from where they were."""
+    """Check that a merged export changes only linears with adapters, and that exported adapters load unchanged."""
     trained(runs, "one")
     before, merged = load_file(runs.directory / "base" / "model.safetensors"), exported(runs, "one", "--merge")
     assert before.keys() == merged.keys()

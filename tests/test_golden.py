@@ -43,7 +43,7 @@ def test_a_run_expands_to_its_golden_file(name):
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_can_be_started(name, monkeypatch):
     monkeypatch.chdir(ROOT)
-    assert find_problems(compose_one([f"recipe={name}", "run.device=cpu"])) == []  # whatever GPUs and memory are here
+    assert find_problems(compose_one([f"recipe={name}", "run.device=cpu"])) == []  # on any machine
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.stem)

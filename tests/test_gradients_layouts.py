@@ -29,7 +29,7 @@ MORE = (
 
 
 def powersgd(folder: Path) -> Path:
-    """Write the plugin of the page; its folder."""
+    """Write the plugin of the documentation page into a folder; return the folder."""
     flags = re.MULTILINE | re.DOTALL
     found = re.search(r"^```python\n(# \S+/gangline_powersgd\.py.*?)^```$", PAGE.read_text(), flags)
     assert found is not None

@@ -27,13 +27,13 @@ LAYOUTS = {
     "tensors": (2, "parallel=3d", "parallel.tp=2", FEW),
     "experts": (2, "parallel=fsdp", "moe=on", "moe.experts=4", "moe.every=1", FEW),
 }
-# Stages that share a weight are left for those that share none.
+# Pipeline stages run with tied weights; those without tied weights run only at night.
 NAMES = [pytest.param(name, marks=pytest.mark.nightly if name == "stages" else ()) for name in LAYOUTS]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_weight_checksums_are_layout_invariant(tmp_path: Path, name: str) -> None:
-    """Saved by several ranks and read by one: nothing is found to be damaged."""
+    """Save on several ranks and resume on one; the checksums report no corruption."""
     world, *layout = LAYOUTS[name]
     model = [word for word in layout if not word.startswith("parallel")]
     out = tmp_path / "out"
@@ -46,7 +46,7 @@ def test_weight_checksums_are_layout_invariant(tmp_path: Path, name: str) -> Non
 
 @pytest.mark.parametrize("name", NAMES)
 def test_recomputed_step_is_bit_identical_on_every_layout(tmp_path: Path, name: str) -> None:
-    """What a runtime keeps between two steps is no part of a step: both runs of it come to the same bits."""
+    """Compute each step twice: both results are bit-identical, and the loss curve is unchanged."""
     world, *layout = LAYOUTS[name]
     words = ("health=[monitors]", "run.steps=3", *layout)
     get_pool(world).run(run_training, tmp_path / "once", *words)
@@ -62,7 +62,7 @@ def test_recomputed_step_is_bit_identical_on_every_layout(tmp_path: Path, name: 
 
 
 def test_error_feedback_disables_step_recomputation(tmp_path: Path) -> None:
-    """One-bit gradients with error feedback: a second run of a step would add what the first left over."""
+    """Check one-bit gradients: computing a step again would add the error that the first computation left."""
     words = ("health=[monitors]", "run.steps=4", "parallel=3d", "parallel.dp_replicate=2")
     words += ("gradients=onebit", "gradients.start_step=1")
     get_pool(2).run(run_training, tmp_path / "once", *words)

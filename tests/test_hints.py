@@ -63,7 +63,7 @@ checkpoint=zarr checkpoint.durable_every=5""".splitlines()
 
 
 def advised(fix: str) -> Iterator[list[str]]:
-    """The words of each way out that a message offers: `a=1 b=2; or c=3`, `Choose d among 1, 2`."""
+    """Yield the overrides of each fix that a message suggests, as in `a=1 b=2; or c=3` or `Choose d among 1, 2`."""
     for path, first, last in re.findall(r"([a-z]\w*(?:\.\w+)+) (?:among|from) (\d+) to (\d+)", fix):
         yield from ([f"{path}={value}"] for value in range(int(first), int(last) + 1))
     for path, values in re.findall(r"([a-z]\w*(?:\.\w+)+) among ([\d, ]+)(?! to)", fix):
@@ -80,13 +80,13 @@ def wrong(words: list[str]) -> set[str]:
 @pytest.mark.parametrize("more", [False, pytest.param(True, marks=pytest.mark.nightly)], ids=["ends", "more"])
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_suggested_fixes_solve_the_problem(mistake, more, monkeypatch):
-    """more: the second way and one of the middle."""
+    """Apply the first and the last suggested fix; more: the second one and one from the middle."""
     monkeypatch.setattr("gangline.config.check.count_gpus", lambda: 0)
     words = mistake.split()
     found = find_problems(compose_one(words))
     before = {problem.what for problem in found}
     for problem in found:
-        ways = list(advised(problem.fix or problem.why.rpartition("\n")[2]))  # an error's last line is its advice
+        ways = list(advised(problem.fix or problem.why.rpartition("\n")[2]))  # the last line suggests a fix
         assert ways or "validation" in mistake, f"{problem.what} offers no way out: {problem.fix}"
         tried = (*ways[1:2], *ways[len(ways) // 2 :][:1]) if more else (*ways[:1], *ways[-1:])
         for way in {str(way): way for way in tried}.values():

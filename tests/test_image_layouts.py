@@ -22,7 +22,7 @@ IMAGES = (
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> Iterator[RealRuns]:
-    """A shard of pictures with texts, an edit that embeds them, and a directory for runs."""
+    """Write a shard of images with texts; yield runs with an edit that embeds images."""
     image = pytest.importorskip("PIL.Image", reason="the images are written by Pillow")
     folder: Path = tmp_path_factory.mktemp("images")
     (folder / "shards").mkdir()

@@ -14,24 +14,24 @@ PACKAGES = sorted(path.name for path in (ROOT / "packages").iterdir() if (path /
 
 
 def modules(source: Path) -> dict[str, Path]:
-    """Module -> its file, of all packages below `source`."""
+    """Return module -> file, for all packages below `source`."""
     files = {".".join(path.relative_to(source).with_suffix("").parts): path for path in source.rglob("*.py")}
     return {name.removesuffix(".__init__"): path for name, path in files.items()}
 
 
 def imported(tree: ast.AST) -> Iterator[str]:
-    """What is imported while a module is loaded or checked by types; what functions import as they run is not."""
+    """Yield the imports of a module when it is loaded or type-checked, without imports inside functions."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)  # a module, or what is in `node.module`
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)  # a submodule, or a name in a module
         elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield from imported(node)
 
 
 def imported_as_it_runs(tree: ast.AST) -> Iterator[str]:
-    """What a module imports at its top or inside functions; not what only its annotations name."""
+    """Yield the imports at the top of a module and inside functions, without those for annotations alone."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
             continue
@@ -40,7 +40,7 @@ def imported_as_it_runs(tree: ast.AST) -> Iterator[str]:
 
 
 def circle(source: Path, names: Callable[[ast.AST], Iterator[str]] = imported) -> list[str]:
-    """A circle of imports, each module before one that imports it and the first one again at the end; or []."""
+    """Return an import cycle, or []. Each module precedes one that imports it; the first is repeated at the end."""
     there = modules(source)
     needs: dict[str, set[str]] = {}
     for name, path in there.items():

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from test_verbs import KNOWN, PACKAGES, ROOT
 
-SHORT = 30  # characters of a comment that may be half a sentence
-LONGEST = 8  # words of the name of a test
+SHORT = 30  # a longer comment must not open with a relative clause
+LONGEST = 8  # maximum number of words in the name of a test
 OPENINGS = re.compile(r"(what|who|whom|whose|whoever|of|those|nobody|nothing|the same|theirs|as above)\b", re.I)
 VERBS = KNOWN | {"offer", "yield"}
 WORDS = re.compile(
@@ -29,14 +29,14 @@ Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def list_docstrings(path: Path) -> Iterator[tuple[int, Documented, str]]:
-    """Yield (line, node, docstring) of whatever in a file has one."""
+    """Yield (line, node, docstring) of each module, class and function with a docstring."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, Documented) and (text := ast.get_docstring(node)):
             yield node.body[0].lineno, node, text
 
 
 def list_comments(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield (line, text) of every comment, those on following lines by themselves as one."""
+    """Yield (line, text) of every comment. Consecutive lines with only a comment count as one."""
     last, text, begun = 0, "", 0
     for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline):
         if token.type != tokenize.COMMENT:
@@ -54,13 +54,13 @@ def list_comments(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def is_property(node: Documented) -> bool:
-    """Return whether a docstring may be a noun phrase, as one of a value may."""
+    """Return whether a node is a property or a fixture, whose docstring may be a noun phrase."""
     marks = [ast.unparse(mark) for mark in getattr(node, "decorator_list", [])]
     return any("property" in mark or "fixture" in mark for mark in marks)
 
 
 def find_fragments(files: Iterable[Path]) -> list[str]:
-    """Return the docstrings of functions that do not begin with a verb, and what opens with a relative clause."""
+    """Return function docstrings that do not begin with a verb, and texts that open with a relative clause."""
     lines = []
     for path in sorted(files):
         for line, node, text in list_docstrings(path):
@@ -76,7 +76,7 @@ def find_fragments(files: Iterable[Path]) -> list[str]:
 
 
 def find_words(files: Iterable[Path]) -> list[str]:
-    """Return the docstrings and comments with a word that has a plain one."""
+    """Return the docstrings and comments with a word for which a plain one exists."""
     lines = []
     for path in sorted(files):
         texts = [(line, text) for line, _, text in list_docstrings(path)] + list(list_comments(path))

@@ -8,7 +8,7 @@ from curves import STEPS, same
 
 @pytest.fixture(scope="module")
 def three_d(curves) -> str:
-    """The directory of a run on eight processes: tp 2, pp 2, dp_shard 2."""
+    """Train a run on eight processes (tp 2, pp 2, dp_shard 2) and return its directory."""
     curves.train("run.dir=three-d", "parallel=3d")
     return "three-d"
 
@@ -18,7 +18,7 @@ def test_three_dimensional_layout_matches_one_process(curves, three_d):
 
 
 def test_run_resumes_across_layouts_on_same_curve(curves, three_d):
-    """Each goes on from the checkpoint that the one before it saved, weights and moments."""
+    """Resume on each layout from the checkpoint that the layout before saved, with weights and optimizer state."""
     steps = STEPS
     layouts = (["single"], ["pp", "launch.processes=2"], ["fsdp", "launch.processes=2"], ["3d"])
     for name, *more in layouts:

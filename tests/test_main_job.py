@@ -19,7 +19,7 @@ def test_main_job_learns_and_matches_readme(tmp_path):
     [metrics] = tmp_path.glob("runs/*/metrics.jsonl")
     records = [json.loads(line) for line in metrics.read_text().splitlines()]
     held_out = records[-1]["validation_loss"]
-    entropy = 3.2  # of single bytes in Python's own source, in nats: 3.24 in 3.11
+    entropy = 3.2  # entropy of single bytes in Python's own source, in nats; 3.24 for Python 3.11
     assert held_out < entropy - 1
     assert records[-1]["loss"] < held_out
     [shown] = [

@@ -54,11 +54,11 @@ BOUNDED = FeedForwardNode(
 )
 
 
-# --- what a layer keeps ----------------------------------------------------------------------------------------------
+# --- activation bytes of a layer ---
 
 
 def kept(node: MoeNode, precision: str, ep: int) -> int:
-    """Bytes that live behind a layer's forward pass on a rank and did not before, its output left out."""
+    """Return the bytes that a layer's forward pass keeps on a rank, without its output."""
     layer = construct(node)
     plan = Plan("embed", "blocks", "head", 1, master_dtype=("router",))
     layer.experts.to(DTYPES[precision])
@@ -83,7 +83,7 @@ OPTIONS = [
     {"router": Grouped(bias_rate=0.0, groups=4, top_groups=2, jitter=0.1)},
     {"router": Biased(), "dense": BOUNDED},
 ]
-DAYS = {("fp32", 1), ("bf16", 8)}  # of each option; of a plain layer all
+DAYS = {("fp32", 1), ("bf16", 8)}  # cases of each option by default; a layer without options runs on all
 
 
 @pytest.mark.parametrize(
@@ -106,17 +106,17 @@ def test_kept_bytes_of_layer_match_node(precision, ep, options):
         local=LocalSizes(tokens=B * T, inner_tokens=B * T, itemsize=nbytes, master_itemsize=4, ranks={FOLD: ep})
     )
     found, told = kept(node, precision, ep), activations.count_node(node, sizes)
-    assert told <= found <= told + 4 * B * 4 * EXPERTS  # terms of the loss: a few numbers of each sequence and expert
+    assert told <= found <= told + 4 * B * 4 * EXPERTS  # loss terms keep a few numbers per sequence and expert
 
 
-# --- what it sends, and what lies on a rank --------------------------------------------------------------------------
+# --- transfers and state of a rank ---
 
 SMALL = (
     "model.layers=2 model.dim=128 model.heads=4 model.ffn_dim=256 model.vocab_size=512 model.tied=false "
     "run.device=cuda "
     "batch.global_size=16 batch.micro_size=1 batch.sequence_length=16 "
     "moe=on moe/router=softmax moe.router.bias_rate=0.01"
-)  # no loss over sequences: its sums over cp, a few numbers of each expert, are in no closed form
+)  # no sequence-level loss: the closed form omits its sums over cp, a few numbers per expert
 LAYOUTS = [
     "parallel=fsdp launch.processes=4 moe.ep=2",
     "parallel=fsdp launch.processes=4 moe.ep=4 precision=bf16",
@@ -134,7 +134,7 @@ LAYOUTS = [
 
 
 def moved(real: Traced, case: Case) -> Counter[str]:
-    """Axis -> bytes that a rank sends: a ring's share of what it hands in. "data": all that is of no axis below."""
+    """Return axis -> bytes that a rank sends in a ring. "data" sums all axes but the fold, tp, cp and pp."""
     mesh, fold = case.mesh, find_active_fold(case.plan, case.mesh, FOLD)
     ranks = {"world": mesh.world}
     if fold is not None:
@@ -151,7 +151,7 @@ def moved(real: Traced, case: Case) -> Counter[str]:
 
 @pytest.mark.parametrize("words", LAYOUTS)
 def test_transfers_of_step_match_trace(words):
-    """To the byte over the fold; beside it and over the data axes but for what fills up a buffer."""
+    """Compare with a trace: exact over the fold, pp and cp, within 2 % over tp and 5 % (padding) over data axes."""
     case = make_case(run := compose_one([*SMALL.split(), *words.split()]))
     for rank in range(case.pp):
         real, told, calls = trace(run, case, rank), Counter[str](), 0
@@ -168,7 +168,7 @@ def test_transfers_of_step_match_trace(words):
 
 @pytest.mark.parametrize("words", LAYOUTS)
 def test_state_bytes_of_rank_match_storage(words):
-    """Of the storages that the strategy and the optimizer make, in bytes, but for what fills up a buffer."""
+    """Compare with the storage that strategy and optimizer allocate, up to the padding of buffers."""
     run = compose_one([*SMALL.split(), *words.split()])
     case = Case.of(run, mesh := Mesh.of(run.parallel.size_axes(run.launch.processes)))
     for pp in range(case.pp):
@@ -218,7 +218,7 @@ def test_peak_memory_matches_closed_form(words):
 
 
 def test_tokens_are_dispatched_inside_node_first():
-    """By the real dispatcher, on a transport that counts: the same bytes leave, and some of them twice."""
+    """Run the real dispatcher on a communicator that counts bytes, and compare with the volumes of the node."""
     words = "parallel=fsdp launch.processes=8 parallel.topology.gpus_per_node=4"
     run = compose_one([*SMALL.split(), *words.split(), "moe.ep=8", "moe.experts=64", "moe.ranks_per_node=4"])
     case = Case.of(run, mesh := Mesh.of(run.parallel.size_axes(8)))

@@ -25,7 +25,7 @@ def layer():
 
 
 def test_experts_use_float8_matmuls():
-    """Off by the rounding of 8 bits, forward and backward, and by no more."""
+    """Check that outputs and gradients differ from those of plain experts by 8-bit rounding, and by no more."""
     run = build_small_run("precision=fp8", "precision.scaling=row")
     x = torch.randn(2, 32, 64, generator=torch.Generator().manual_seed(1))
     found = {}

@@ -14,7 +14,7 @@ from gangline_testkit.strategy_ranks import StrategyJob, start
 
 SMALL = ("moe=on", "batch.sequence_length=16", "run.deterministic=false")
 FEW = ("batch.global_size=4", "batch.micro_size=1", "model.layers=2")
-MANY = ("batch.global_size=8", "batch.micro_size=1", "model.layers=4")  # for a pipeline to have something to order
+MANY = ("batch.global_size=8", "batch.micro_size=1", "model.layers=4")  # enough of both for pipeline schedules
 MORE = ("batch.global_size=16", "batch.micro_size=1", "model.layers=4")
 EVERYTHING = (
     "moe.shared=1",
@@ -27,13 +27,13 @@ EVERYTHING = (
 
 
 class Layouts(StrategySuite):
-    """The suite's machinery, with a model of experts in the place of the toy."""
+    """Methods of the strategy suite, with a model of experts instead of the toy."""
 
     choice = "parallel=3d"
 
 
 def holds(on: str, *settings: str, steps: int = 2, bound: float = FLOAT64) -> None:
-    """Loss, gradients, norm, weights and evaluation against one process. on: "pp=2 tp=2 zero=3"."""
+    """Compare losses, gradients, weights and metrics with one process. on: for example "pp=2 tp=2 zero=3"."""
     suite, layout = Layouts(), RunLayout.from_words(on)
     scenario = Scenario((*SMALL, *settings), steps=steps)
     job = suite.make_job(layout, scenario)
@@ -68,7 +68,7 @@ def test_expert_parallelism_matches_one_process(on, ep, out_of):
 
 
 def waits(job: StrategyJob) -> list[tuple[str, int]]:
-    """When this rank began to wait for an exchange, and when it went on, with the microbatch."""
+    """Return ("waits" or "goes on", microbatch) for each exchange of a step on this rank, in order of time."""
     runtime, said = start(job), []
 
     def noted() -> None:
@@ -118,5 +118,5 @@ def test_expert_parallelism_on_eight_processes_matches_one(on, ep, out_of):
 
 @pytest.mark.parametrize("steps", [8, pytest.param(20, marks=pytest.mark.nightly)])
 def test_three_axes_with_experts_match_one_process(steps):
-    """Many steps carry roundings on, and a large step length makes them grow."""
+    """Compare many steps within 1e-9: rounding errors accumulate, and a large learning rate amplifies them."""
     holds("pp=2 dp_shard=2 tp=2", "moe.ep=2", *EVERYTHING, steps=steps, bound=1e-9)

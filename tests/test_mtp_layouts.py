@@ -28,17 +28,17 @@ from gangline_testkit.scenarios import FLOAT64, RunLayout, Scenario
 
 SMALL = ("mtp=on", "mtp.depth=2", "batch.sequence_length=16", "run.deterministic=false")
 FEW = ("batch.global_size=4", "batch.micro_size=1", "model.layers=2")
-MANY = ("batch.global_size=8", "batch.micro_size=1", "model.layers=4")  # for a pipeline to have something to order
+MANY = ("batch.global_size=8", "batch.micro_size=1", "model.layers=4")  # enough of both for pipeline schedules
 
 
 class Layouts(StrategySuite):
-    """The suite's machinery, with such a model in the place of the toy."""
+    """Methods of the strategy suite, with an MTP model instead of the toy."""
 
     choice = "parallel=3d"
 
 
 def holds(on: str, *settings: str, kind: str = "documents", steps: int = 2, bound: float = FLOAT64) -> None:
-    """Loss, gradients, norm, weights, metrics and evaluation against one process. on: "pp=2 tp=2 zero=3"."""
+    """Compare losses, gradients, weights and metrics with one process. on: for example "pp=2 tp=2 zero=3"."""
     suite, layout = Layouts(), RunLayout.from_words(on)
     scenario = Scenario((*SMALL, *settings), kind, steps=steps)
     job = suite.make_job(layout, scenario)
@@ -83,14 +83,14 @@ def test_recomputed_mtp_matches_one_process(on, recompute):
 
 
 def test_mtp_with_experts_matches_one_process():
-    """DeepSeek-V3's shape: the modules' blocks have experts, whose routers are told their own load."""
+    """Test the structure of DeepSeek-V3: the blocks of MTP modules have experts, whose routers get their own load."""
     experts = ("moe=on", "moe.ep=2", "moe.experts=4", "moe.shared=1", "moe/router=sigmoid", "moe.router.bias_rate=0.01")
     losses = ("moe.router.seq_aux_loss=0.01", "moe.router.global_aux_loss=0.01", "moe.router.z_loss=0.001")
     holds("dp_shard=2 tp=2 zero=2", *FEW, *experts, *losses, "moe.ep_axes=[dp_shard]")
 
 
 def test_frozen_untrained_mtp_modules_are_refused():
-    """Adapters beside modules that nobody has trained: a directory has to bring the modules."""
+    """Check adapters on untrained MTP modules; the weights of MTP modules must come from a model directory."""
     with pytest.raises(
         UserError, match="mtp=on with lora would freeze the weights of the MTP modules at random values"
     ) as refused:
@@ -98,7 +98,7 @@ def test_frozen_untrained_mtp_modules_are_refused():
     assert "mtp=off, or lora=off" in str(refused.value)
 
 
-# --- what is explained of it ------------------------------------------------------------------------------------------
+# --- bytes, transfers and FLOPs in `explain` ---
 
 TINY = (
     "model.layers=2 model.dim=32 model.heads=4 model.ffn_dim=48 model.vocab_size=37 mtp=on mtp.depth=2 run.device=cuda "
@@ -124,7 +124,7 @@ def test_kept_bytes_of_head_match_closed_form(words, depth):
     )
     told = activations.count_head_bytes(case, sizes)
     rows = 8 if "chunk" in words else 32
-    in_backward = rows * 37 * 4 * (2 if "chunk" in words else 1) + 2 * rows * 37 * 4  # logits, or their gradient alone
+    in_backward = rows * 37 * 4 * (2 if "chunk" in words else 1) + 2 * rows * 37 * 4  # logits and their gradient
     angles = count_angles([case.blocks[1]], sizes)
     assert found == told["activations"] + told["logits"] - in_backward + angles
 
@@ -163,9 +163,9 @@ EVERY = [*LAYOUTS, *(pytest.param(words, marks=pytest.mark.nightly) for words in
 
 @pytest.mark.parametrize("words", EVERY)
 def test_transfers_of_step_match_trace(words):
-    """But for what fills up a buffer of weights or gradients."""
+    """Compare with a trace: exact, except for the padding of buffers of weights and gradients."""
     case = make_case(run := compose_one([*WIDE.split(), *words.split()]))
-    rank = case.pp - 1  # which has the head
+    rank = case.pp - 1  # the last stage has the head
     real, told, calls = trace(run, case, rank), Counter[str](), Counter[str]()
     for sent in traffic.list_sent(case, rank):
         axis = "data" if sent.purpose in ("gradients", "weights") else sent.axes[0]
@@ -184,7 +184,7 @@ def test_transfers_of_step_match_trace(words):
 
 
 def ranks_of(case: Case, axis: str) -> tuple[str, int]:
-    """Which purpose traffic along an axis has, and how many ranks take part."""
+    """Return the key under which the traffic along an axis is counted, and the number of its ranks."""
     if axis in ("ep", "ep_rest"):
         fold = find_active_fold(case.plan, case.mesh, "ep")
         assert fold is not None
@@ -197,7 +197,7 @@ def ranks_of(case: Case, axis: str) -> tuple[str, int]:
 
 @pytest.mark.parametrize("words", EVERY)
 def test_flops_of_all_ranks_match_one_process(words):
-    """All ranks together, to the operation; and their products are what nodes say."""
+    """Check that all ranks have the FLOPs of one process in total, and that each stage matches the closed form."""
     run = compose_one([*WIDE.split(), *words.split()])
     alone = compose_one(
         [*WIDE.split(), *(word for word in words.split() if word.startswith(("model.", "run.", "moe")))]
@@ -206,8 +206,8 @@ def test_flops_of_all_ranks_match_one_process(words):
     one = alone.parallel.explain(alone, Mesh.of({})).ranks[0].flops
     every = sum(rank.flops for rank in found.ranks) * case.mesh.world // case.pp
     if "sequence_parallel=false" in words:
-        assert every > one  # each rank multiplies in the merges
-    elif "selective" not in words:  # whose second attention is in the products alone
+        assert every > one  # each rank repeats the matmuls that merge embeddings
+    elif "selective" not in words:  # its recomputed attention counts only in the products
         assert every == one
     assert found.unknown == ()
     for stage, work in enumerate(found.work):
@@ -226,7 +226,7 @@ def test_flops_of_all_ranks_match_one_process(words):
     ],
 )
 def test_peak_memory_matches_closed_form(words):
-    """Gradients of the vocabulary's matrices wait for each other."""
+    """Compare the last stage with a trace within 3 %."""
     shape = "model=llama3-8b model.layers=2 precision=bf16 mtp=on run.device=cuda launch.processes=8"
     batch = "batch.micro_size=1 batch.sequence_length=4096 batch.global_size=16"
     case = make_case(run := compose_one([*shape.split(), *batch.split(), *words.split()]))

@@ -12,11 +12,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 SOURCE = sorted(ROOT.glob("packages/*/src/**/*.py"))
-MOST_LINES = 400  # of a file; most have less than 150
+MOST_LINES = 400  # maximum of a file; most files have fewer than 150
 
 
 def twice(files: Iterable[Path]) -> dict[str, list[Path]]:
-    """Public class names that more than one place defines, and the files that do."""
+    """Return public class name -> files that define it, for names with several files."""
     found = defaultdict(list)
     for path in files:
         for node in ast.walk(ast.parse(path.read_text())):
@@ -37,7 +37,7 @@ def test_duplicate_class_name_is_reported(tmp_path: Path) -> None:
 
 
 def long(files: Iterable[Path]) -> dict[str, int]:
-    """The files with too many lines, and how many they have."""
+    """Return file -> number of its lines, for files above the maximum."""
     lines = {str(path): len(path.read_text().splitlines()) for path in files}
     return {path: count for path, count in lines.items() if count > MOST_LINES}
 

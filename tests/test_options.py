@@ -25,7 +25,7 @@ What depends on other options is for the part's own `check`, which comes after t
 
 
 def every_option() -> Iterator[tuple[str, Option]]:
-    """The class that has it, and the option."""
+    """Yield (section, group or `group=part`, option) for every option."""
     classes: dict[str, type] = {**SECTIONS, **GROUPS}
     for group in installed().list_groups():
         classes |= {f"{group}={name}": offer.part.config for name, offer in installed().get_offers(group).items()}
@@ -51,7 +51,7 @@ def test_every_default_is_in_its_range():
 
 
 def test_option_default_matches_default_configuration():
-    """Also of an option in a dataclass to which the class around it gives other values than its own."""
+    """Check nested options too: the outer dataclass may override the defaults of the inner one."""
     classes: dict[str, type] = {**SECTIONS}
     for group in installed().list_groups():
         classes |= {f"{group}={name}": offer.part.config for name, offer in installed().get_offers(group).items()}
@@ -67,7 +67,7 @@ def test_option_default_matches_default_configuration():
 
 @pytest.mark.parametrize("group", [group for group in GROUPS if group not in LISTS])
 def test_option_choices_appear_in_help_and_completion(group):
-    """Through the part that a run has by default: one table, read by all."""
+    """Check the default part of each group; help and completion read one table of options."""
     from gangline.cli.complete import list_candidates
     from gangline.cli.help import render_help
 

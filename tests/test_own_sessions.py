@@ -1,7 +1,7 @@
 """Tests of each package need only core, the package and the dependencies that they declare.
 
-Here all packages are installed, as on a desk. A test that chooses a part of another package passes there, and fails in
-the session of its own package.
+Here all packages are installed, as on a developer's machine. A test that chooses a part of another package passes
+here, and fails in the session of its own package.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WORD = re.compile(r"([a-z_/]+)=(\[[\w,.-]+\]|[\w.-]+)")
 
 
 def by_day(node: ast.AST) -> Iterator[ast.AST]:
-    """All below a node but what is marked as nightly: the night has all packages."""
+    """Yield all nodes below a node, except those marked as nightly: nightly tests have all packages installed."""
     for child in ast.iter_child_nodes(node):
         marks = [*getattr(child, "decorator_list", [])]
         if isinstance(child, ast.Call):  # pytest.param(..., marks=pytest.mark.nightly)
@@ -37,7 +37,7 @@ def by_day(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def choices(path: Path) -> Iterator[tuple[int, str, str]]:
-    """(line, group, name) of each choice in a file: by a word, or as `build_default_run(parallel="ddp")`."""
+    """Yield (line, group, name) of each part in a file: in an override, or in `build_default_run(parallel="ddp")`."""
     tree = ast.parse(path.read_text())
     if any(
         isinstance(node, ast.Assign) and re.match(r"pytestmark = .*nightly", ast.unparse(node)) for node in tree.body
@@ -52,7 +52,7 @@ def choices(path: Path) -> Iterator[tuple[int, str, str]]:
 
 
 def foreign_parts(path: Path, *ours: str) -> list[str]:
-    """The parts that a file chooses and none of these distributions supplies."""
+    """Return the parts that a file chooses and that none of the distributions `ours` supplies."""
     chosen = ((line, group, name, installed().get_offers(group).get(name)) for line, group, name in choices(path))
     return [
         f"{path.name}:{line}: {group}={name} is supplied by {offer.distribution}"
@@ -62,7 +62,7 @@ def foreign_parts(path: Path, *ours: str) -> list[str]:
 
 
 def with_needs(*wanted: str) -> set[str]:
-    """Requirements, and all that these require in turn, as names of distributions."""
+    """Return the names of the required distributions and of all their dependencies."""
     found: set[tuple[str, str]] = set()
     left = [(Requirement(text), extra) for text in wanted for extra in ("", *Requirement(text).extras)]
     while left:
@@ -71,7 +71,7 @@ def with_needs(*wanted: str) -> set[str]:
             found.add(key)
             try:
                 texts = requires(one.name) or []
-            except PackageNotFoundError:  # for another system or Python
+            except PackageNotFoundError:  # a requirement of another system or Python version
                 continue
             needs = [
                 each
@@ -83,7 +83,7 @@ def with_needs(*wanted: str) -> set[str]:
 
 
 def modules(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
-    """(line, name) of each top-level module that is imported, and may not be absent."""
+    """Yield (line, name) of the top-level package of each import statement."""
     for node in nodes:
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name.partition(".")[0]) for alias in node.names)
@@ -93,14 +93,14 @@ def modules(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
 
 @cache
 def suppliers() -> dict[str, set[str]]:
-    """Top-level module -> the distributions that have it."""
+    """Return top-level module -> the distributions that contain it."""
     sources = {name: [path.name for path in (ROOT / "packages" / name / "src").glob("*")] for name in PACKAGES}
     own = {module: {PACKAGES[name]["project"]["name"]} for name in PACKAGES for module in sources[name]}
     return {name: {*map(normalise_name, found)} for name, found in packages_distributions().items()} | own
 
 
 def foreign_imports(path: Path, there: set[str]) -> list[str]:
-    """What a file imports and no distribution that is there has."""
+    """Return the imports of a file that none of the distributions `there` contains."""
     text = path.read_text()
     return [
         f"{path.name}:{line}: {name} is of {', '.join(sorted(suppliers()[name]))}"
@@ -116,7 +116,7 @@ def test_tests_use_only_packages_of_their_session(package: str) -> None:
     found = []
     for path in sorted((ROOT / "packages" / package / "tests").rglob("*.py")):
         found += foreign_imports(path, there)
-        if "core_alone" not in path.read_text():  # those have no plugin here either
+        if "core_alone" not in path.read_text():  # the fixture core_alone hides all plugins here too
             found += foreign_parts(path, "gangline-core", "gangline-basics", normalise_name(name))
     assert found == []
 

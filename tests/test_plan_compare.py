@@ -38,7 +38,7 @@ def test_incomplete_metric_lines_are_skipped(run_dir, tmp_path, capsys):
     with (tmp_path / "run/metrics.jsonl").open("a") as file:
         file.write('{"step": 9}\n{"step": 11, "step_seconds": null, "seconds": null}\n{"step": 10, "step_se')
     with (tmp_path / "run/metrics.jsonl").open("ab") as file:
-        file.write(b"\n\xec\xff\x00\n")  # of a power cut
+        file.write(b"\n\xec\xff\x00\n")  # as after a power failure
     words = [str(tmp_path / "run"), "cluster=h100_ib", "--json"]
     assert main(["plan", "compare", *words]) == 0
     printed = capsys.readouterr()

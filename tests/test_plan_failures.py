@@ -21,7 +21,7 @@ def plan_with(**numbers: float):
 
 
 def test_simulated_goodput_matches_closed_form():
-    """A failure every half an hour, and ten minutes to come back."""
+    """Simulate a failure about every half hour, and restarts of ten minutes."""
     plan = plan_with()
     found = simulate_goodput(plan)
     assert found.by == "simulator=events"
@@ -39,7 +39,7 @@ def test_too_many_failures_skip_simulation():
     plan = plan_with(failure__hours=1.0)
     assert 30 * 86400 / plan.reliability.mtbf_seconds * COURSES > MOST
     assert simulate_goodput(plan) is None
-    assert plan.goodput == 0.0  # four failures in the second in which one comes back from none
+    assert plan.goodput == 0.0  # failures are more frequent than restarts can finish
 
 
 def test_plan_without_simulator_has_closed_form_only(monkeypatch):

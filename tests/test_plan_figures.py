@@ -34,7 +34,7 @@ WORDS = (
 @pytest.fixture(scope="module")
 def plan():
     case, cluster = complete_words(WORDS.split()), load_cluster("h100_ib")
-    cluster = cluster.replace_numbers({"memory.bytes": Quantity(2e7, "a test")})  # of which small models fill much
+    cluster = cluster.replace_numbers({"memory.bytes": Quantity(2e7, "a test")})  # makes bars visible
     return forecast(explain(case, case.run, cluster), cluster)
 
 
@@ -105,14 +105,14 @@ def test_terminal_shows_step_memory_and_pipeline(plan):
     lines = [line[8:] for line in draw_timeline(plan.step.timeline)][:4]
     assert [line.index("F") for line in lines] == sorted(line.index("F") for line in lines)
     assert lines[0][0] == "F"
-    assert lines[0].rstrip(".")[-1] in "BW"  # the first stage ends last
-    assert lines[3][0] == "."  # while it has nothing to do yet
+    assert lines[0].rstrip(".")[-1] in "BW"  # the first stage finishes last
+    assert lines[3][0] == "."  # the last stage is idle at first
 
 
 def test_terminal_plot_places_points_by_value():
     shown = draw_points([(1.0, 10.0), (2.0, 20.0), (2.0, 10.0)], [(1.0, 10.0)], ("x", "y")).splitlines()
     grid = [line[11:] for line in shown[1:-2]]
-    assert grid[0].rstrip() == " " * (WIDE - 1) + "."  # (2, 20)
+    assert grid[0].rstrip() == " " * (WIDE - 1) + "."  # the point (2, 20)
     assert grid[-1] == "*" + " " * (WIDE - 2) + "."
 
 

@@ -28,7 +28,7 @@ SMALL = "parallel=3d launch.processes=8 batch.global_size=16 batch.sequence_leng
 
 @pytest.fixture
 def say(tmp_path, monkeypatch, capsys):
-    """The exit code and all that `gangline plan` says."""
+    """Return a function that runs `gangline plan` and returns its exit code and output."""
     monkeypatch.chdir(tmp_path)
 
     def run(words: str) -> tuple[int, str]:
@@ -67,7 +67,7 @@ def test_plan_prints_assumed_overrides_for_llama_405b(say):
     words = next(line for line in text.splitlines() if line.startswith("assumed: ")).split()[1:]
     again = say(f"{LLAMA} {' '.join(words)} --tokens 15e12")[1]
     assert not again.splitlines()[3].startswith("assumed")
-    assert again.splitlines()[7:] == text.splitlines()[8:]  # the words that it says make the plan that it prints
+    assert again.splitlines()[7:] == text.splitlines()[8:]  # the assumed overrides give the same plan
 
 
 SIZES = {"precision": "bf16", "batch.sequence_length": "8192", "batch.global_size": "512"}
@@ -110,7 +110,7 @@ def test_plan_reports_batch_precision_and_expected_error(say):
 def test_single_rank_has_no_communication_time():
     plain = plan_of("parallel=single batch.global_size=16 batch.sequence_length=128 batch.micro_size=4")
     assert plain.step.kinds["tp"] == plain.step.kinds["dp"] == plain.step.kinds["bubble"] == pytest.approx(0)
-    assert plain.step.kinds["jitter"] == 0  # of one rank
+    assert plain.step.kinds["jitter"] == 0  # one rank has no jitter
     fast = plan_of(
         "parallel=single batch.global_size=16 batch.sequence_length=128 batch.micro_size=4",
         module__seconds=0,
@@ -120,7 +120,7 @@ def test_single_rank_has_no_communication_time():
 
 
 def test_pipeline_transfers_are_separate_from_bubble():
-    """1F1B whose last stage is the longest: it waits for 3 messages at the beginning, the first for 3 at the end."""
+    """Plan 1F1B with the slowest stage last: it waits for 3 messages at the start, the first stage for 3 at the end."""
     words = "parallel=pp launch.processes=4 batch.global_size=16 batch.micro_size=1 model.layers=4"
     still, sends = (
         plan_of(words, module__seconds=0.1, link__node__latency=seconds, link__node__bandwidth=1e30).step.kinds
@@ -140,7 +140,7 @@ def test_slower_links_lengthen_time_of_each_axis(kind):
 
 
 def test_two_datacentres_reduce_gradients_over_fibre():
-    """By closed form: of 4,096 shards each goes to the other copy, and as much comes back."""
+    """Compare with the closed form: each of 4,096 shards goes to the other replica, and as many bytes come back."""
     page = (Path(__file__).parent.parent / "docs/how-to/what-will-it-cost.md").read_text()
     blocks = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)]
     said = next(block for block in blocks if "nodes_per_datacentre" in block["network"])
@@ -192,7 +192,7 @@ def test_budget_without_known_price_is_refused(say):
 
 
 def test_goodput_follows_young_daly_interval(say):
-    """By Young and Daly, from what the plan says of saves."""
+    """Compare goodput and checkpoint interval with the formulas of Young and Daly, for the plan's own save time."""
     from gangline.explain.reliability import Reliability
 
     found = json.loads(say(f"{SMALL} --mtbf 2 --tokens 1e9 --json")[1])
@@ -212,7 +212,7 @@ def test_slow_data_loading_lengthens_step():
     fast, slow = plan_of(words, storage__read=1e12), plan_of(words, storage__read=1e5)
     assert fast.step.kinds["data"] == 0
     assert slow.step.kinds["data"] > 0
-    read = slow.explained.tokens * 4 / 1e5  # one rank reads all; the rest of the step hides as much of it
+    read = slow.explained.tokens * 4 / 1e5  # one rank reads all data; the rest of the step overlaps with it
     assert slow.step.seconds == pytest.approx(read + slow.step.kinds["jitter"])
 
 
@@ -267,11 +267,11 @@ def test_module_without_cost_gives_lower_bound():
     plan = forecast(replace(found, work=(strange, *found.work[1:])), cluster)
     said = format_plan(plan, case.run, [])
     assert "unknown cost of blocks.0.oracle: at least" in said
-    assert plan.step.unknown > 1  # 3 passes of 10^15 operations at less than 10^15 a second, over the ranks
+    assert plan.step.unknown > 1  # 3 passes of 10^15 FLOPs at less than 10^15 FLOP/s, divided over the ranks
 
 
 def test_node_without_declared_cost_is_reported():
-    """A stranger's, whose module may have parameters that no closed form can know."""
+    """Use a third-party node, whose module may have parameters that no closed form counts."""
 
     @dataclass(frozen=True, kw_only=True)
     class Silent(Node):
@@ -288,7 +288,7 @@ def test_node_without_declared_cost_is_reported():
 
 
 def test_step_times_are_never_negative(say):
-    """What rounding leaves of a step without a pipeline is no time."""
+    """Check a step without a pipeline, where rounding errors must not become negative times."""
     found = json.loads(say(f"{SMALL} parallel.pp=1 --json")[1])
     assert found["seconds"]["pp"] == found["seconds"]["bubble"] == 0.0
     assert min(found["seconds"].values()) >= 0.0

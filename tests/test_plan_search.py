@@ -52,7 +52,7 @@ def test_search_finds_fastest_of_all_layouts(words, cluster):
 @pytest.mark.parametrize("bandwidth", [5e8, 5e10])
 @pytest.mark.parametrize("words", ["", "moe=on moe.experts=4", "run.recompute=none"])
 def test_alternatives_are_iterated_in_bound_order(words, bandwidth):
-    """Those that recompute are bounded when their turn may have come."""
+    """Compare with a full sort; alternatives with recomputation get their bound only when they may be next."""
     case = complete_words([*WORDS.split(), "batch.sequence_length=4096", *words.split()])
     slow = load_cluster("h100_ib").replace_numbers({"link.cluster.bandwidth": Quantity(bandwidth, "a test")})
     every, found = sort_by_bound(case, slow), list(iterate_by_bound(case, slow))
@@ -81,7 +81,7 @@ def test_bound_holds_with_overlapped_transfers(bandwidth, compiled):
 
 @pytest.mark.parametrize("node", [4, 8])
 def test_bound_holds_with_shared_cores(node):
-    """And a stage that fills a node has what it would have where nothing is shared."""
+    """Check also that a stage that fills a node is as fast as on a cluster without shared cores."""
     plain = load_cluster("h100_ib")
     plain = replace(plain, topology=replace(plain.topology, gpus_per_node=node))
     shares = plain.replace_numbers({"node.alone": Quantity(3.0, "a test")})
@@ -115,7 +115,7 @@ def test_every_dimension_is_searched():
 
 @pytest.mark.parametrize("words", ["", "lora=on", "model.layers=1"])
 def test_layouts_that_do_not_divide_are_skipped(words):
-    """The model that a run has by default has 6 heads, which 4 ranks do not share."""
+    """Search layouts of the default model: its 6 heads do not divide over 4 ranks."""
     case = complete_words(f"parallel=3d launch.processes=8 {SIZES} parallel.zero=1 {words}".split())
     found = search(case, load_cluster("h100_ib"))
     assert found.fit
@@ -192,7 +192,7 @@ def test_search_advises_sharding_for_single_strategy(capsys, tmp_path):
 
 
 def test_chosen_layout_is_close_to_fastest():
-    """Where the layout that would train does not fit."""
+    """Choose a layout where the run's own layout does not fit into memory."""
     case, small = complete_words([*WORDS.split(), "batch.micro_size=2"]), load_cluster("h100_ib")
     would = forecast(explain(case, case.run, small), small)
     small = small.replace_numbers({"memory.bytes": Quantity(0.9 * would.memory, "a test")})
@@ -214,7 +214,7 @@ def test_each_search_result_passes_check(capsys):
     found = json.loads(capsys.readouterr().out)
     rows, front = found["layouts"], found["front"]
     assert len(rows) > 3
-    assert front[0]["step_seconds"] == rows[0]["step_seconds"]  # the fastest that fits leads both
+    assert front[0]["step_seconds"] == rows[0]["step_seconds"]  # the fastest layout that fits is first in both lists
     assert front[-1]["memory_bytes"] == min(row["memory_bytes"] for row in [*rows, *front])
     for row in rows:
         run = compose_one([*WORDS.split(), "parallel.tp=2", *row["words"]])

@@ -29,14 +29,14 @@ def runs(tmp_path):
 
 
 def printed(capsys, *words: str) -> list[list[str]]:
-    """The lines for `train`, as words."""
+    """Return the arguments of each `train` command that `gangline plan search` prints."""
     assert main(["plan", "search", "parallel=3d", *SHAPE, *BATCH, *words, "cluster=h100_ib"]) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if "  train " in line]
     return [line.split("  train ")[1].split() for line in lines]
 
 
 def different(lines: list[list[str]]) -> list[list[str]]:
-    """Of each pipeline schedule and number of tensor-parallel ranks the first."""
+    """Return the first command of each pipeline schedule and tensor-parallel size, at most `RUNS` commands."""
     found: dict[tuple[str, ...], list[str]] = {}
     for words in lines:
         key = tuple(sorted(word for word in words if word.startswith(("parallel.schedule=", "parallel.tp="))))

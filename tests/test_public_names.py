@@ -14,11 +14,11 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "packages/core/src"
-SHORT = {"gangline", "gangline.config"}  # they offer names of others
+SHORT = {"gangline", "gangline.config"}  # these modules re-export names of other modules
 
 
 def texts(place: str) -> Iterator[str]:
-    """The Python that authors of plugins wrote, or copy from us."""
+    """Yield the Python code of a package, of the templates, or of the examples in the documentation."""
     if place == "docs":
         for page in (ROOT / "docs").rglob("*.md"):
             yield from re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
@@ -28,14 +28,14 @@ def texts(place: str) -> Iterator[str]:
 
 
 def file_of(module: str) -> Path | None:
-    """The source of a module of core, or None where there is none."""
+    """Return the source file of a module of core, or None if the module does not exist."""
     path = SOURCE / module.replace(".", "/")
     return next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None)
 
 
 @cache
 def borrowed(module: str) -> set[str]:
-    """The names that a module of core has from others."""
+    """Return the names that a module of core imports from other modules."""
     file = file_of(module)
     assert file is not None, f"{module} is no module of core"
     froms = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.ImportFrom)]
@@ -43,7 +43,7 @@ def borrowed(module: str) -> set[str]:
 
 
 def not_public(text: str) -> set[str]:
-    """What a text imports from core and should not: private names, and names of another module than it says."""
+    """Return the wrong imports from core in a text: private names, and names that the module itself imports."""
     found = set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
@@ -75,7 +75,7 @@ def test_non_public_name_is_reported() -> None:
     assert not_public("from gangline.plugin.parts import _NAME") == {"gangline.plugin.parts._NAME"}
 
 
-# What an entry module may import at its top, because every command imports that.
+# Modules that an entry module may import at its top. Every command imports all entry modules.
 TORCH_FREE = (
     "api", "batch", "callback", "config", "data.base", "explain.explained", "health", "launch.base", "mesh",
     "model.tree", "optimizer", "plan", "plugin.registry", "record",

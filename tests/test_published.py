@@ -96,14 +96,14 @@ def test_published_memory_is_predicted():
 
 
 def test_gpt_parameter_counts_match_model_names():
-    """arXiv 2104.04473, table 1: 18.4 and 529.6 thousand million."""
+    """Compare with arXiv 2104.04473, table 1: 18.4 and 529.6 billion."""
     assert judgeable(GPT_18B).explained.parameters == pytest.approx(18.4e9, rel=0.02)
     assert judgeable(GPT_530B).explained.parameters == pytest.approx(529.6e9, rel=0.01)
     assert judgeable(GPT_530B).explained.unknown == ()
 
 
 def test_deepseek_v3_has_published_parameter_count():
-    """arXiv 2412.19437, section 4.2: 671 thousand million."""
+    """Compare with arXiv 2412.19437, section 4.2: 671 billion."""
     row = {"model": "DeepSeekV3", "gpu": "DGX-B200", "n_gpus": 256, "tp": 1, "pp": 16, "ep": 8, "micro_batch": 1,
            "global_batch": 2048, "seq": 4096, "precision": "MXFP8", "tokens_per_s_per_gpu": 3000.0}  # fmt: skip
     case = judgeable(row)
@@ -123,17 +123,17 @@ def test_tflops_use_operation_count_of_model():
     [
         ({"step_time_s": None}, "no step time"),
         ({"gpu": "Gaudi 2"}, "no cluster file for Gaudi 2"),
-        ({"gpu": None}, "an accelerator that is not named"),
+        ({"gpu": None}, "an unnamed accelerator"),
         ({"hidden": None}, "shapes of GPT-18B are not known"),
         ({"seq": None}, "its sequence length is not published"),
-        ({"n_gpus": "96..4608"}, "n_gpus is '96..4608', no whole number"),
-        ({"n_gpus": -4}, "n_gpus is -4, no whole number"),
-        ({"tp": "eight"}, "tp is 'eight', no whole number"),
-        ({"pp": 0.5}, "pp is 0.5, no whole number"),
-        ({"cp": float("nan")}, "cp is nan, no whole number"),
-        ({"micro_batch": []}, r"micro_batch is \[\], no whole number"),
-        ({"global_batch": 10**30}, "no number from 1 to 10,000,000"),
-        ({"global_batch": -8}, "global_batch is -8, no number"),
+        ({"n_gpus": "96..4608"}, "n_gpus is '96..4608'; expected an integer"),
+        ({"n_gpus": -4}, "n_gpus is -4; expected an integer"),
+        ({"tp": "eight"}, "tp is 'eight'; expected an integer"),
+        ({"pp": 0.5}, "pp is 0.5; expected an integer"),
+        ({"cp": float("nan")}, "cp is nan; expected an integer"),
+        ({"micro_batch": []}, r"micro_batch is \[\]; expected an integer"),
+        ({"global_batch": 10**30}, "expected a number from 1 to 10,000,000"),
+        ({"global_batch": -8}, "global_batch is -8; expected a number"),
         ({"pp": 7}, "does not divide 256"),
         ({"global_batch": 1000}, "does not divide over 32 data ranks"),
         ({"pp": 16, "tp": 1, "vp": 9, "global_batch": 2048}, "cannot be divided into"),
@@ -148,7 +148,7 @@ def test_unusable_rows_are_listed_with_reasons(change, reason):
 
 
 def test_expert_parallel_size_must_divide_its_ranks():
-    """Qwen3 235B with 32 ranks for experts out of 16 data ranks: tp's are of them, too; 48 are of none."""
+    """Check Qwen3 235B with 16 data ranks and tp=2, hence 32 ranks for experts: ep=32 is possible, ep=64 is not."""
     row = {"model": "Qwen3_235B_a22B", "gpu": "DGX-H100", "n_gpus": 256, "tp": 2, "pp": 8, "vp": 4, "ep": 32,
            "micro_batch": 1, "global_batch": 8192, "seq": 4096, "precision": "FP8", "step_time_s": 81.0}  # fmt: skip
     assert judgeable(row).explained.parameters == pytest.approx(235e9, rel=0.02)
@@ -157,7 +157,7 @@ def test_expert_parallel_size_must_divide_its_ranks():
 
 
 def test_only_megatron_2021_attention_stores_scores():
-    """arXiv 2205.05198, section 4.1: 5 a s^2 b bytes a block beside what flash attention keeps."""
+    """Check 5 a s^2 b bytes per block in addition to those of flash attention (arXiv 2205.05198, section 4.1)."""
     old, new = (judgeable(GPT_18B | {"source": source}).explained for source in ("Megatron-LM", "a blog of 2024"))
     assert old.work[0].kept - new.work[0].kept == 40 * 5 * (48 // 8) * 2048**2 * 8
     assert not any(isinstance(product, AttentionProduct) for product in old.work[0].forward)
@@ -168,7 +168,7 @@ def gradients(row):
 
 
 def test_megatron_2021_reduces_16_bit_gradients_after_backward():
-    """Megatron-LM 2.5, megatron/model/distributed.py: `allreduce_gradients`; torch's DDP sums beside it."""
+    """Check `allreduce_gradients` of Megatron-LM 2.5 (megatron/model/distributed.py) and torch DDP, which overlaps."""
     (own,), (torch,), (new,) = (
         gradients(GPT_18B | change) for change in ({}, {"notes": "torch DDP"}, {"source": "a blog of 2024"})
     )
@@ -194,7 +194,7 @@ def test_unpublished_microbatch_defaults_to_fastest_that_fits():
 
 @pytest.mark.parametrize(("room", "fits"), [(0.94, False), (1.06, True)])
 def test_out_of_memory_is_predicted_around_measured_peak(room, fits):
-    """Of the runs whose peaks were measured, with a limit set just below and just above."""
+    """Set the memory limit 6 % below and above the measured peak of each published run."""
     layouts = [
         {},
         {"tp": 8, "memory_gib": 38.57},
@@ -222,7 +222,7 @@ def test_benchmark_prints_predictions_and_reasons(tmp_path):
     found = json.loads(run_benchmark(path, "--json").stdout)
     assert (found["judged"], found["total"]) == (2, 3)
     assert found["rows"][0]["predicted"] > 0
-    assert found["left_out"] == [{"id": "failures", "reason": "no step time, tokens a second or TFLOP/s are published"}]
+    assert found["left_out"] == [{"id": "failures", "reason": "no step time, tokens/s or TFLOP/s are published"}]
 
 
 def test_benchmark_refuses_a_missing_file(tmp_path):
@@ -233,7 +233,7 @@ def test_benchmark_refuses_a_missing_file(tmp_path):
 
 @pytest.fixture
 def planner_alone(monkeypatch):
-    """No plugin but the planner, whatever else is installed."""
+    """Hide all installed plugins but the planner."""
     with monkeypatch.context() as patch:
         patch.setenv("GANGLINE_PLUGINS", "planner")
         installed.cache_clear()
@@ -247,7 +247,7 @@ def test_row_without_its_strategy_installed_is_left_out(planner_alone):
         "vocab": 51200, "gpu": "A100-80GB", "n_gpus": 32, "tp": 2, "pp": 1, "micro_batch": 8, "global_batch": 512,
         "step_time_s": 1.0,
     }  # fmt: skip
-    assert judge([Row(row)]).left_out == (("gpt-1b", "it takes gangline-parallel-megatron-style"),)
+    assert judge([Row(row)]).left_out == (("gpt-1b", "gangline-parallel-megatron-style is not installed"),)
 
 
 def test_errors_of_calibrated_rows_are_separate(monkeypatch):
@@ -255,13 +255,13 @@ def test_errors_of_calibrated_rows_are_separate(monkeypatch):
     report = judge([Row(GPT_18B), Row(GPT_530B)])
     assert [one.calibrated for one in report.judged] == [False, True]
     assert report.fresh == [replace(report.judged[0])]
-    assert "all that nothing was fitted on" in as_text(report)
+    assert "rows not used in the fit" in as_text(report)
 
 
 def test_report_without_held_out_rows_quotes_stored_accuracy(monkeypatch):
     monkeypatch.setattr(report_module, "calibrated_rows", lambda: {identity(Row(GPT_530B))})
     report = judge([Row(GPT_530B)])
-    assert "No row is left that nothing was fitted on" in as_text(report)
+    assert "All rows were used in the fit" in as_text(report)
     assert as_data(report)["elsewhere"] == dict(load_accuracy())
     assert load_accuracy()["rows"] > 300
 
@@ -287,7 +287,7 @@ def test_layout_with_empty_stages_is_not_judged():
 
 
 def test_hybrid_has_published_parameters_and_operations():
-    """Nemotron 3 Nano: 31.6 thousand million parameters; NVIDIA counts 22.3e9 operations of a token of 8192."""
+    """Check Nemotron 3 Nano: 31.6 billion parameters and 22.3e9 FLOPs per token at length 8192, as NVIDIA counts."""
     row = {"model": "Nemotron_3_Nano", "gpu": "DGX-B300", "n_gpus": 8, "tp": 1, "pp": 1, "ep": 8, "micro_batch": 4,
            "global_batch": 512, "seq": 8192, "precision": "MXFP8", "tokens_per_s_per_gpu": 37316.0}  # fmt: skip
     case = judgeable(row)
@@ -311,7 +311,7 @@ QWEN = {"model": "Qwen3_30B_a3B", "gpu": "DGX-GB200", "n_gpus": 8, "tp": 1, "pp"
 
 
 def test_cuda_graph_step_has_no_launch_cost():
-    """Megatron-Bridge's recipes from 26.06 on."""
+    """Compare the recipes of Megatron-Bridge 26.04 and 26.06; those from 26.06 on use CUDA graphs."""
     before, after = (
         judgeable(QWEN | {"source": source}).explained for source in (NEMO, NEMO.replace("26.04", "26.06"))
     )
@@ -345,7 +345,7 @@ def test_torchtitan_overlaps_tp_only_with_async_tp():
 
 
 def test_embedding_and_head_stages_hold_no_block():
-    """Llama 3 405B: 126 blocks on 16 x 8 stages, the first of which has the embedding alone and the last the head."""
+    """Check Llama 3 405B: 126 blocks on 16 x 8 stages. The first has only the embedding, the last only the head."""
     row = {"model": "LLAMA3.1_405B", "gpu": "DGX-GB200", "n_gpus": 256, "tp": 4, "pp": 16, "vp": 8, "micro_batch": 1,
            "global_batch": 64, "seq": 8192, "precision": "MXFP8", "tokens_per_s_per_gpu": 800.0}  # fmt: skip
     work = judgeable(row).explained.work
@@ -439,6 +439,6 @@ def test_deepseek_v3_token_goes_to_four_nodes():
     (early,), (late,) = (sent_to_experts(of_container(at, **row), "F") for at in ("25.09", "26.02"))
     kimi = sent_to_experts(of_container("26.02", **row | {"model": "Kimi K2"}), "F")[0]  # 384 experts, one group
     different = 8 * (1 - (1 - 1 / 8) ** 8)
-    layers = 58 + 1, 60  # that of a second token ahead is one of DeepSeek's
+    layers = 58 + 1, 60  # MoE layers of DeepSeek, with its MTP module, and of Kimi K2
     assert late.bytes == pytest.approx(4 / different * kimi.bytes * layers[0] / layers[1], rel=1e-3)
     assert (early.waits, late.waits) == (False, True)

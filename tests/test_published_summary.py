@@ -12,10 +12,10 @@ from published.summary import Judged, Spread, by_table, slope, slope_interval
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{", "is no JSON"),
-        ('{"a": 1}', "holds no rows"),
-        ("[]", "holds no rows"),
-        ('["8 GPUs"]', "holds no rows"),
+        ("{", "is not valid JSON"),
+        ('{"a": 1}', "contains no rows"),
+        ("[]", "contains no rows"),
+        ('["8 GPUs"]', "contains no rows"),
         (None, "cannot read"),
     ],
 )

@@ -3,9 +3,9 @@
     GANGLINE_DRAWN_SEED=7 GANGLINE_DRAWN_COUNT=100 pytest -m nightly tests/test_random_compositions.py
     GANGLINE_DRAWN_SEED=7 pytest -m nightly tests/test_random_compositions.py -k 7-31  # the same run again
 
-Without a seed each night draws others; the seed is in the name of every test.
+Without a seed, each night draws other compositions; the seed is in the name of every test.
 `test_random_run_with_kills_matches_one_process` starts real commands and kills them;
-`test_random_layout_sequence_matches_one_process` moves runs between layouts in ranks that are kept.
+`test_random_layout_sequence_matches_one_process` moves runs between layouts in a pool of ranks.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from gangline_testkit.processes import kill
 from gangline_testkit.real_runs import write_small_text
 
 SEED = int(os.environ.get("GANGLINE_DRAWN_SEED") or time.strftime("%Y%m%d"))
-COUNT = int(os.environ.get("GANGLINE_DRAWN_COUNT") or 8)  # a night; each draws others
-SECONDS = 600.0  # for one command, on a machine with other things to do
+COUNT = int(os.environ.get("GANGLINE_DRAWN_COUNT") or 8)  # compositions per night
+SECONDS = 600.0  # timeout of one command on a busy machine
 REFUSED = 2
 
 
 class Drawings(RealRuns):
-    """Runs of compositions; each says what was typed."""
+    """Runs of random compositions; `typed` has their commands."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory, ("run.name=drawn",), seconds=SECONDS)
         self.typed: list[str] = []
 
     def carried(self, words: list[str], until: int | None) -> tuple[int, str]:
-        """(exit code, what was printed) of a command, killed once the step is recorded where one is given."""
+        """Run `train` and return (exit code, output). until: kill it when this step is recorded; the code is 0."""
         settings = () if any(word.startswith("resume=") for word in words) else self.settings
         self.typed.append(f"train {' '.join((*settings, *words))}" + (f"   # killed at step {until}" if until else ""))
         process = self.start(*words)
@@ -62,12 +62,12 @@ class Drawings(RealRuns):
         return process.returncode, printed
 
     def steps(self, run_dir: str) -> dict[int, dict]:
-        """Step -> its record, the newest where it was taken more than once."""
+        """Return step -> its record; the latest record of a repeated step."""
         return {record["step"]: record for record in self.read_records(run_dir)}
 
 
 def clean(code: int, printed: str) -> None:
-    """A command did what it was asked, or refused it as a mistake of the user's."""
+    """Check that a command succeeded, or refused its arguments without a traceback."""
     assert code in (0, REFUSED), f"exit code {code}\n{printed}"
     assert "Traceback (most recent call last)" not in printed, printed
     assert code == 0 or "train: " in printed, printed
@@ -85,7 +85,7 @@ def compared(found: dict[int, dict], expected: dict[int, dict], bound: float) ->
 
 
 def held(runs: Drawings, one: Drawn) -> str:
-    """Carry a composition as it was drawn and compare it; what came of it."""
+    """Run a composition and compare it with one process; return the outcome as text."""
     alone, carried = ["run.dir=alone", *one.run, "parallel=single", "launch.processes=1"], False
     code, printed = runs.carried(alone, None)
     clean(code, printed)
@@ -100,7 +100,7 @@ def held(runs: Drawings, one: Drawn) -> str:
         carried = carried or (code == 0 and bool(list(runs.directory.glob("carried/metrics.jsonl"))))
     if not carried:
         return "refused"
-    if code == REFUSED:  # the last layout; one process goes on with any checkpoint
+    if code == REFUSED:  # the last layout was refused; one process can resume any checkpoint
         code, printed = runs.carried(["resume=carried", "parallel=single", "launch.processes=1"], None)
         assert code == 0 or "no checkpoint" in printed or "the run has ended" in printed, printed
     found = runs.steps("carried")
@@ -122,14 +122,14 @@ def test_random_run_with_kills_matches_one_process(number, tmp_path, record_prop
 
 
 def on_a_rank(words: list[str]) -> None:
-    torch.manual_seed(time.monotonic_ns())  # nothing may depend on it
+    torch.manual_seed(time.monotonic_ns())  # results must not depend on this seed
     run = compose_one(words)
     mesh = Mesh.of(run.parallel.size_axes(rank.world))
     train(build(run, RunDirectory.open(str(run.job.dir)), mesh, rank.make_comms(mesh), torch.device("cpu")))
 
 
 def went(place: Path, name: str, one: Drawn, layout: list[str], steps: int) -> str | None:
-    """Go on with a run up to a step, or begin it; why not, where it is refused."""
+    """Start or resume a run up to a step; return the error if it is refused, else None."""
     here = (f"data.path={place / 'corpus'}", f"run.dir={place / name}", f"run.steps={steps}")
     words = [*one.run, *layout, *here, "schedule=constant", "schedule.warmup_steps=2"]
     try:

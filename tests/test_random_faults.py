@@ -23,14 +23,15 @@ ELASTIC = ("launch=elastic", "launch.nodes=2:3", "launch.gather_seconds=60", "la
 HEALTH = ("health=[monitors,chaos]", "health.chaos.slow_seconds=0.05", "health.chaos.slow_steps=5")
 SAVES = ("checkpoint=zarr", "checkpoint.every=20", "checkpoint.memory_every=1", "checkpoint.memory_copies=1")
 KINDS = "health.chaos.kinds=[kill,kill-agent,kill-all,stop,slow,hang,exception]"
-# Of loss and gradient norm in float64, once a lost node has changed the layout. From there on steps add up what another
-# order of sums has rounded: measured, ten times as much in 75 steps of this model, which learns its text by heart.
+# Relative tolerance of loss and gradient norm in float64, once a lost node has changed the layout. Another order of
+# sums rounds differently, and the difference grows tenfold in 75 steps of this model (measured), which memorises
+# its text.
 RELATIVE, TENFOLD = 1e-12, 75
 KILLED = (-9, 137)
 
 
-# All are due at once, and each comes when the ranks have done a few steps since the one before: so the number of faults
-# depends on steps, not on how fast the machine is.
+# All faults are due at once. Each is injected a few steps after the one before, so the number of faults depends on the
+# steps, not on the speed of the machine.
 @pytest.mark.longest
 @pytest.mark.parametrize(
     ("faults", "seconds", "steps", "seed"),
@@ -43,7 +44,7 @@ def test_a_job_survives_random_faults(curves, faults: int, seconds: float, steps
     out = curves.directory / f"faults-{faults}"
     chaos = (f"health.chaos.faults={faults}", f"health.chaos.seconds={seconds}", f"health.chaos.seed={seed}", KINDS)
     words = (f"run.dir={out.name}", f"run.steps={steps}", *WORDS, *ELASTIC, *SAVES, *HEALTH, *chaos)
-    for _ in range(faults + 1):  # who repeats the command where everything was killed
+    for _ in range(faults + 1):  # repeat the command after a fault that kills all processes
         process = curves.fork(*words)
         printed = process.communicate(timeout=3600)[0]
         if process.returncode not in KILLED:
@@ -60,11 +61,11 @@ def test_a_job_survives_random_faults(curves, faults: int, seconds: float, steps
 
 
 def compare(out: Path, straight: Path, steps: int) -> None:
-    """The curve; to the bit until a start had another layout."""
+    """Compare two loss curves: bit-identical until a start has another layout, then within a growing tolerance."""
     found, expected = read_records(out / "metrics.jsonl"), read_records(straight / "metrics.jsonl")
     assert [record["step"] for record in found] == [*range(1, steps + 1)]
     worlds = {line["generation"]: line["processes"] for line in read_events(out) if line["event"] == "launch"}
-    since = 0  # steps
+    since = 0  # steps since the layout changed
     for one, other in zip(found, expected, strict=True):
         since += bool(since) or worlds.get(one["generation"]) != 8
         bound = RELATIVE * 10 ** (since / TENFOLD) if since else 0.0

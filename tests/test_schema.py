@@ -32,7 +32,7 @@ def validator():
 
 
 def mistakes(validator: Draft202012Validator, content: Any) -> list[str]:
-    """Return the path of each mistake, the keys of mappings as JSON has them."""
+    """Return the path of each mistake. Keys of mappings become strings, as in JSON."""
     return [".".join(map(str, error.absolute_path)) for error in validator.iter_errors(json.loads(json.dumps(content)))]
 
 
@@ -63,7 +63,7 @@ def test_every_recipe_is_valid(validator):
 def test_default_options_of_every_part_are_valid(validator):
     for group in installed().list_groups():
         for name, offer in installed().get_offers(group).items():
-            options = get_defaults(offer.part.config).items()  # those of an opened group come with its own parts
+            options = get_defaults(offer.part.config).items()  # an opened group has its own parts and options
             given = {key: value for key, value in options if value != REQUIRED and key not in offer.part.opens}
             if group in LISTS:
                 content = {"parts": {group: [name]}, group: {name: given}}

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 GLOSSARY = (ROOT / "docs/glossary.md").read_text()
-# package -> what it once called a thing that now has another name: whole identifiers and names of modules
+# package -> replaced names: complete identifiers and names of modules
 ONCE = {
     "core": "micro micros micro_batch micro_batches Named Piece Here travels",
     "parallel-megatron-style": "micro micros Flat Sums WeightGradients deposit put_off hand_over sight Named Piece",
@@ -21,7 +21,7 @@ ONCE = {
 
 
 def public(source: Path) -> Iterator[str]:
-    """What a package names: modules, classes, functions, parameters and fields, those without a leading underscore."""
+    """Yield the public names of a package: modules, classes, functions, parameters and fields."""
     for path in sorted(source.rglob("*.py")):
         yield path.stem
         for node in ast.walk(ast.parse(path.read_text())):
@@ -44,14 +44,14 @@ def test_replaced_synonyms_are_not_used(package: str) -> None:
 
 
 def letters() -> dict[str, str]:
-    """Shape letter -> what the glossary says of it."""
+    """Return shape letter -> its meaning in the glossary."""
     section = GLOSSARY.partition("## Shape letters")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| ([A-Za-z, ]+) \| (.+) \|$", section, re.MULTILINE)
     return {letter: text for names, text in rows for letter in names.split(", ") if len(letter) == 1}
 
 
 def legends() -> Iterator[tuple[str, str, str]]:
-    """(file, letter, meaning) of lines such as "B batch, T tokens, D model width" at the top of a file."""
+    """Yield (file, letter, meaning) from lines such as "B batch, T tokens, D model width" of module docstrings."""
     for path in sorted(ROOT.glob("packages/*/src/**/*.py")):
         for line in (ast.get_docstring(ast.parse(path.read_text())) or "").splitlines():
             pairs = [re.match(r"([A-Zkt]) ([a-z]\w*)", part) for part in line.split(", ")]

@@ -23,7 +23,7 @@ def main(argv: Sequence[str]) -> int:
 
     parser = argparse.ArgumentParser(prog="python benchmarks/published", description=__doc__.partition("\n")[0])
     parser.add_argument("rows", help="JSON file: a list of measurements, or an object with such a list as `rows`")
-    parser.add_argument("--json", action="store_true", help="the report as JSON")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
     options = parser.parse_args(argv)
     report = judge(read_rows(options.rows))
     print(json.dumps(as_data(report), indent=1) if options.json else as_text(report))

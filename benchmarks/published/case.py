@@ -97,11 +97,11 @@ class Sizes:
 def case_of(row: Row) -> Case:
     """Return a row with its layout. Raises Unjudged if the row lacks a value, or a value is not supported."""
     if not any(row.number(name) for name in ("step_time_s", "tokens_per_s_per_gpu", "tflops_per_gpu")):
-        raise Unjudged("no step time, tokens a second or TFLOP/s are published")
+        raise Unjudged("no step time, tokens/s or TFLOP/s are published")
     row.check_counts()
     name = next((name for pattern, name in CLUSTERS if row.matches("gpu", pattern)), None)
     if name is None:
-        raise Unjudged(f"no cluster file for {row.get('gpu') or 'an accelerator that is not named'}")
+        raise Unjudged(f"no cluster file for {row.get('gpu') or 'an unnamed accelerator'}")
     try:
         cluster = load_cluster(name)
         if any(row.number(name) for name in ("micro_batch", "local_batch", "grad_acc")):
@@ -162,7 +162,7 @@ def _case(row: Row, cluster: Cluster) -> Case:
     mesh = Mesh.of({"pp": sizes.pp, "dp_shard": sizes.data, "cp": sizes.cp, "tp": sizes.tp})
     found = run.parallel.explain(run, mesh, (tree, plan), cluster.topology)
     if found is None:
-        raise Unjudged("its strategy does not explain itself")
+        raise Unjudged("its strategy does not support `gangline parallel explain`")
     if ends == 2:
         found = without_end_blocks(found)
     for _ in range(shapes.hybrid.further if shapes.hybrid else int(recipe.mtp)):
@@ -232,7 +232,7 @@ def _parallel(row: Row, sizes: Sizes, chunks: int, stages: list[int] | None, clu
     """Return the options of the strategy `3d`. Raises Unjudged if the strategy is not installed."""
     offers = installed().get_offers("parallel")
     if "3d" not in offers:
-        raise Unjudged("it takes gangline-parallel-megatron-style")
+        raise Unjudged("gangline-parallel-megatron-style is not installed")
     interleaved = sizes.pp > 1 and chunks > 1
     return offers["3d"].part.config(
         tp=sizes.tp,

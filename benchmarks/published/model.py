@@ -39,7 +39,7 @@ def _described(row: Row) -> Shapes:
     if not all(row.get(name) for name in ("hidden", "layers", "heads")):
         raise Unjudged(f"shapes of {row.get('model') or 'a model without a name'} are not known")
     if row.get("experts"):
-        raise Unjudged("its experts are not described as a whole")
+        raise Unjudged("the shapes of its experts are not known")
     dim, heads, gelu = row.whole("hidden"), row.whole("heads"), not row.get("ffn")
     sizes = {
         "dim": dim,
@@ -57,7 +57,7 @@ def experts_of(options: Mapping[str, Any], row: Row) -> Any:
     """Return the options of the model edit `moe`. Raises Unjudged if the edit is not installed."""
     offers = installed().get_offers("moe")
     if "on" not in offers:
-        raise Unjudged("it takes gangline-moe")
+        raise Unjudged("gangline-moe is not installed")
     config = offers["on"].part.config
     names = {item.name for item in fields(config)}
     # ep takes tp ranks too, so tp shards no expert

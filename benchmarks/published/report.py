@@ -47,11 +47,11 @@ def read_rows(path: str) -> list[Row]:
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {path}.", str(error)) from error
     except json.JSONDecodeError as error:
-        raise UserError(f"{path} is no JSON.", str(error)) from error
+        raise UserError(f"{path} is not valid JSON.", str(error)) from error
     if isinstance(found, dict):
         found = found.get("rows")
     if not found or not isinstance(found, list) or not all(isinstance(row, dict) for row in found):
-        raise UserError(f"{path} holds no rows.", "It is to be a list of objects, one for each measurement.")
+        raise UserError(f"{path} contains no rows.", "It must be a list of objects, one for each measurement.")
     return list(map(Row, found))
 
 
@@ -114,7 +114,7 @@ def _rows(report: Report) -> Iterable[str]:
     yield f"{'row':34} {'GPUs':>6} {'published':>10} {'predicted':>10} {'error':>8}  {'memory':>8}"
     for row in report.judged:
         memory = "" if row.memory_error is None else f"{row.memory_error:+8.1%}"
-        notes = "  fitted on" * row.calibrated + f"  ({', '.join(row.assumed)} assumed)" * bool(row.assumed)
+        notes = "  used in the fit" * row.calibrated + f"  ({', '.join(row.assumed)} assumed)" * bool(row.assumed)
         times = f"{row.published:8.4g} s {row.predicted:8.4g} s {row.error:+8.1%}"
         yield f"{row.id:34} {row.world:6} {times}  {memory:>8}{notes}"
 
@@ -133,17 +133,17 @@ def _summary(report: Report) -> Iterable[str]:
     yield f"{'errors of step time by table':34} {'rows':>5} {'median':>8} {'90th':>8} {'bias':>8}"
     used = Counter(row.table for row in report.judged if row.calibrated)
     for name, spread in by_table(report.judged).items():
-        yield _line(name, spread) + f"  fitted on {used[name]}" * (used[name] > 0)
+        yield _line(name, spread) + f"  {used[name]} used in the fit" * (used[name] > 0)
     if used:
-        yield _line("those that were fitted on", Spread.of_rows([row for row in report.judged if row.calibrated]))
+        yield _line("rows used in the fit", Spread.of_rows([row for row in report.judged if row.calibrated]))
     if fresh := report.fresh:
         low, high = slope_interval(fresh)
-        yield _line("all that nothing was fitted on", Spread.of_rows(fresh))
+        yield _line("rows not used in the fit", Spread.of_rows(fresh))
         yield f"{_drift(slope(fresh), low, high)}, {high - low:.2%} wide"
     else:
         found = load_accuracy()
-        known = "Of those that were, each table judged by a fit on the others:"
-        yield f"  No row is left that nothing was fitted on. {known}"
+        known = "Stored errors of tables, each judged by a fit on the others:"
+        yield f"  All rows were used in the fit. {known}"
         spread = Spread(int(found["rows"]), found["median"], found["ninetieth"], found["bias"])
         yield _line("all tables, each left out", spread)
         yield _drift(found["slope"], found["slope_low"], found["slope_high"])
@@ -157,6 +157,6 @@ def _line(name: str, spread: Spread) -> str:
 
 def _drift(slope: float, low: float, high: float) -> str:
     return (
-        f"  over GPUs they drift by {slope:+.2%} with each factor e; 95 % of a bootstrap over tables: "
+        f"  drift of the error per factor e of GPUs: {slope:+.2%}; 95 % interval of a bootstrap over tables: "
         f"{low:+.2%} to {high:+.2%}"
     )

@@ -75,7 +75,7 @@ class Row:
             value, found = self.get(name), self.number(name)
             absent = value is None or value == ""
             if not absent and (found is None or found % 1 or found > MOST_COUNTED):
-                raise Unjudged(f"{name} is {value!r}, no whole number from 1 to {MOST_COUNTED:,}")
+                raise Unjudged(f"{name} is {value!r}; expected an integer from 1 to {MOST_COUNTED:,}")
         batch = self.get("global_batch")  # text if the batch size grows during the run
         if isinstance(batch, int | float) and not 1 <= batch <= MOST_COUNTED:
-            raise Unjudged(f"global_batch is {batch!r}, no number from 1 to {MOST_COUNTED:,}")
+            raise Unjudged(f"global_batch is {batch!r}; expected a number from 1 to {MOST_COUNTED:,}")

@@ -15,7 +15,7 @@ from own_cluster import OwnCluster
 from gangline_testkit import RealRuns
 
 STEPS = 16
-MANY = 300  # of a run that is stopped again and again
+MANY = 300  # steps of a run that is stopped several times
 WORDS = (
     "model.dim=32",
     "model.layers=2",
@@ -38,7 +38,7 @@ WORDS = (
 
 @pytest.fixture(scope="session")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnCluster]:
-    """Five nodes: n1 and n2 in one rack, the others in a second one."""
+    """Start a cluster of five nodes: n1 and n2 in one rack, the others in a second rack."""
     found = OwnCluster(tmp_path_factory.mktemp("slurm"), nodes=5)
     try:
         found.start()
@@ -49,7 +49,7 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnCluster]:
 
 @pytest.fixture
 def runs(slurm: OwnCluster, tmp_path: Path) -> Iterator[RealRuns]:
-    """A directory for runs, whose commands know the Slurm; afterwards its nodes are whole and idle."""
+    """Yield runs whose commands use the cluster; then restore its nodes and wait until they are idle."""
     with RealRuns(tmp_path, WORDS, warm=False) as found:
         found.environment.update(slurm.environment)
         try:
@@ -60,7 +60,7 @@ def runs(slurm: OwnCluster, tmp_path: Path) -> Iterator[RealRuns]:
 
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, float, float]]:
-    """The curve of one process on this machine; the rate does not depend on how many steps there are."""
+    """Return the loss curve of one process. The learning rate does not depend on the number of steps."""
     with RealRuns(tmp_path_factory.mktemp("undisturbed"), WORDS) as found:
         found.train("run.dir=out", "parallel=single", f"run.steps={MANY}")
         return found.read_curve("out")

@@ -1,6 +1,6 @@
 """A private Slurm cluster on this machine: one controller, one slurmd per node, from Debian's packages.
 
-All of it lies in one directory and listens on ports of its own; a Slurm that the machine has anyway is not touched.
+All files are in one directory, and the daemons listen on separate ports. Another Slurm of the machine is not affected.
 """
 
 from __future__ import annotations
@@ -65,13 +65,13 @@ SwitchName=spine Switches=rack[0-1]
 
 
 def missing() -> list[str]:
-    """The commands of Slurm that are not here."""
+    """Return the commands of Slurm that are not installed."""
     path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
     return [name for name in COMMANDS if shutil.which(name, path=path) is None]
 
 
 class OwnCluster:
-    """`nodes` nodes n1, n2, ... on this machine."""
+    """Slurm cluster of `nodes` nodes n1, n2, ... on this machine."""
 
     def __init__(self, folder: Path, nodes: int, timeout: int = 10) -> None:
         if absent := missing():
@@ -82,7 +82,7 @@ class OwnCluster:
             "PATH": os.pathsep.join([os.environ["PATH"], "/usr/sbin", "/sbin"]),
         }
 
-    # --- its daemons -------------------------------------------------------------------------------------------------
+    # --- daemons -----------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Start all daemons and wait until every node is idle."""
@@ -117,35 +117,35 @@ class OwnCluster:
         return [f"n{number}" for number in range(1, self.nodes + 1)]
 
     def start_node(self, name: str) -> None:
-        """Also of a node that was lost."""
+        """Start the slurmd of a node, also after the node was lost."""
         self.ask("slurmd", "-N", name)
 
     def fix(self) -> None:
-        """Start what was killed, cancel what is left, and wait until every node is idle."""
+        """Cancel all jobs, start killed daemons, and wait until every node is idle."""
         self.ask("scancel", "--user", getpass.getuser())
         for name in self.names():
             pid = self._pid(f"slurmd-{name}.pid")
             if pid is None or not Path(f"/proc/{pid}").exists():
                 self.start_node(name)
             if any(word in self.ask("scontrol", "-o", "show", "node", name) for word in ("DOWN", "DRAIN")):
-                with contextlib.suppress(AssertionError):  # it has come back by itself meanwhile
+                with contextlib.suppress(AssertionError):  # the node may have recovered by itself
                     self.ask("scontrol", "update", f"NodeName={name}", "State=RESUME")
         self.wait_idle(self.names())
 
     def stop(self) -> None:
-        """End every daemon, and whatever they started."""
+        """Kill every daemon and the processes that it started."""
         for name in self.names():
             self.kill(self.processes(name))
         pids = [self._pid(name) for name in ("slurmctld.pid", *(f"slurmd-{name}.pid" for name in self.names()))]
         self.kill([pid for pid in (*pids, self._pid("munge/pid")) if pid is not None])
 
     def kill_node(self, name: str) -> None:
-        """As if its plug were pulled: slurmd, its steps, the agent and its ranks, all by SIGKILL."""
+        """Kill slurmd, its steps, the agent and its ranks by SIGKILL, like a power failure of the node."""
         pid = self._pid(f"slurmd-{name}.pid")
         self.kill([*([pid] if pid else []), *self.processes(name)])
 
     def processes(self, name: str) -> list[int]:
-        """What runs on a node: by the environment that Slurm gave it, and the step daemons above it."""
+        """Return the processes with the node's name in the environment that Slurm sets, and their step daemons."""
         wanted, ours = f"SLURMD_NODENAME={name}".encode(), f"SLURM_CONF={self.folder}".encode()
         found: set[int] = set()
         for entry in Path("/proc").glob("[0-9]*"):
@@ -168,20 +168,20 @@ class OwnCluster:
         path = self.folder / file
         return int(path.read_text()) if path.exists() and path.read_text().strip() else None
 
-    # --- what it says ------------------------------------------------------------------------------------------------
+    # --- commands ----------------------------------------------------------------------------------------------------
 
     def ask(self, *command: str) -> str:
-        """What a command prints; an error shows what it said."""
+        """Run a command and return its output. Raises AssertionError with the output if the command fails."""
         done = subprocess.run(command, env={**os.environ, **self.environment}, capture_output=True, text=True)
         assert done.returncode == 0, f"{' '.join(command)}: {done.returncode}\n{done.stdout}{done.stderr}"
         return done.stdout
 
     def queue(self) -> list[str]:
-        """ "17 PENDING" of every job."""
+        """Return id and state of every job, such as "17 PENDING"."""
         return self.ask("squeue", "--noheader", "--format=%i %T").splitlines()
 
     def wait_idle(self, names: Iterable[str], seconds: float = 300.0) -> None:
-        """Until the nodes are free and none has anything left running."""
+        """Wait until the nodes are idle and no job process runs on them."""
         deadline = time.monotonic() + seconds
         wanted = sorted(names)
         while True:

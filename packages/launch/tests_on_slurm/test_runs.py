@@ -24,7 +24,7 @@ DDP = ("parallel=ddp", "launch=slurm", "launch.nodes=2", "launch.processes=2")
 
 
 def wait_for(what: Callable[[], Any], seconds: float = 240.0) -> Any:
-    """What `what` gives, as soon as it is true."""
+    """Return the result of `what` as soon as it is true."""
     deadline = time.monotonic() + seconds
     while not (found := what()):
         assert time.monotonic() < deadline, "waited in vain"
@@ -48,7 +48,7 @@ def job(out: Path) -> str:
 
 
 def requeues(out: Path) -> list[dict]:
-    """The ends of starts; the first line is the submit."""
+    """Return the records of the ends of starts, without the first record, which is the submission."""
     begin, *ends = [json.loads(line) for line in (out / "launch" / "requeues.jsonl").read_text().splitlines()]
     assert begin["then"] == "begin"
     return ends
@@ -59,7 +59,7 @@ def test_four_node_losses_match_one_process(slurm, runs, undisturbed):
     same(runs.read_curve("out"), undisturbed[:STEPS])
     out = runs.directory / "out"
     assert "running on n[1-4]" in printed
-    assert f"step {STEPS}/{STEPS}" in printed  # the run's own line
+    assert f"step {STEPS}/{STEPS}" in printed  # printed by the run itself
     assert "completed" in printed
     assert (out / "launch" / "job.sh").read_text().startswith("#!/bin/bash")
     assert json.loads((out / "launch" / "job.json").read_text())["scheduler"] == "slurm"
@@ -88,11 +88,11 @@ def test_spare_replaces_lost_node(slurm, runs, undisturbed):
 
 
 def test_run_restarts_after_notice_preemption_and_exclusion(slurm, runs, undisturbed):
-    """One run with four starts, and the curve of one process."""
+    """Stop one run by a notice, a preemption and an excluded node; it matches the curve of one process."""
     process = runs.start("run.dir=out", *DDP, "checkpoint.every=1000", f"run.steps={MANY}")
     out = runs.directory / "out"
-    wait_for(lambda: len([*out.glob("launch/clocks/n*")]) == 2)  # both agents have begun
-    slurm.ask("scancel", "--signal=USR1", job(out))  # as Slurm: to all processes; there is nothing to save yet
+    wait_for(lambda: len([*out.glob("launch/clocks/n*")]) == 2)  # both agents have started
+    slurm.ask("scancel", "--signal=USR1", job(out))  # like Slurm: to all processes; no step can be saved yet
     runs.wait_for_step(process, "out", 5)
     slurm.ask("scancel", "--signal=USR1", job(out))
     (notice,) = wait_for(lambda: requeues(out))
@@ -100,7 +100,7 @@ def test_run_restarts_after_notice_preemption_and_exclusion(slurm, runs, undistu
 
     runs.wait_for_step(process, "out", notice["step"] + 3)
     starts = [json.loads(text) for text in (out / "attempts.jsonl").read_text().splitlines()]
-    assert starts[-1]["start"] == f"step-{notice['step']:08d}"  # no step was done twice
+    assert starts[-1]["start"] == f"step-{notice['step']:08d}"  # no step was repeated
     before = len(launches(out))
     slurm.ask("sbatch", "--partition=urgent", "--nodes=5", "--exclusive", "--wrap=sleep 1", "--output=/dev/null")
     wait_for(lambda: len(launches(out)) > before)
@@ -122,7 +122,7 @@ def test_run_restarts_after_notice_preemption_and_exclusion(slurm, runs, undistu
 
 
 def test_injected_faults_are_reported_across_requeue(slurm, runs, undisturbed):
-    """health=monitors beside the agents of a job: a rank that hangs, one that raises, and the end of all of them."""
+    """Inject a hang, an exception and a kill of all processes into a job with health=monitors."""
     from gangline_health.ledger.report import build_ledger
 
     faults = "health.chaos.at=[stop@5:1,exception@9:0,kill-all@13:1]"
@@ -172,7 +172,7 @@ def test_detached_job_can_be_attached_and_cancelled(slurm, runs):
     printed, _ = attached.communicate(timeout=240)
     assert attached.returncode != 0
     assert f"train resume={shlex.quote(place)}" in printed
-    slurm.wait_idle(slurm.names())  # no process of the job is left on any node
+    slurm.wait_idle(slurm.names())  # waits until no process of the job is left
     assert slurm.queue() == []
     assert "has already ended" in verb(runs, "cancel", place)
 
@@ -190,7 +190,7 @@ def test_a_job_that_would_never_start_is_refused(slurm, runs):
 
 
 def follower(runs, place: str) -> subprocess.Popen[str]:
-    """`gangline launch attach` in the background."""
+    """Start `gangline launch attach` in the background."""
     command = [sys.executable, "-m", "gangline", "launch", "attach", place]
     environment = {**os.environ, **runs.environment}
     return subprocess.Popen(
@@ -199,7 +199,7 @@ def follower(runs, place: str) -> subprocess.Popen[str]:
 
 
 def verb(runs, *words: str) -> str:
-    """What `gangline launch WORDS` prints."""
+    """Return the output of `gangline launch WORDS`."""
     command = [sys.executable, "-m", "gangline", "launch", *words]
     environment = {**os.environ, **runs.environment}
     done = subprocess.run(command, cwd=runs.directory, env=environment, capture_output=True, text=True, timeout=240)

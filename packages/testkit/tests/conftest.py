@@ -15,6 +15,6 @@ __all__ = ["runs", "strangers"]
 
 @pytest.fixture(scope="module")
 def broken_parts() -> Iterator[None]:
-    """Parts that are wrong in one way each, installed."""
+    """Install the parts with one fault each."""
     with as_installed("gangline-broken", "broken_parts", path=Path(__file__).parent / "broken"):
         yield

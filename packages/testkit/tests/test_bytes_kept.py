@@ -12,7 +12,7 @@ def test_kept_bytes_count_new_storages_once() -> None:
     assert count_kept_bytes([w], lambda: x @ w) == 15 * 4
     assert count_kept_bytes([x, w], lambda: x @ w) == 0
     assert count_kept_bytes([], lambda: x @ w) == (15 + 35) * 4
-    assert count_kept_bytes([], lambda: x.T @ x) == 15 * 4  # a view is of the same memory
+    assert count_kept_bytes([], lambda: x.T @ x) == 15 * 4  # a view shares the memory of its base
     assert (
         count_kept_bytes([x], lambda: torch.exp(torch.exp(x))) == 2 * 15 * 4
-    )  # a result that is freed too early is no one's
+    )  # the result stays alive during the count

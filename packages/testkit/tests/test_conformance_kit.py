@@ -18,7 +18,7 @@ HEAD = "from gangline_testkit import *\n"
 
 
 def suite(tmp_path: Path, text: str, *tests: str) -> Result:
-    """What becomes of an author's class."""
+    """Run the suite class `TestMine` in `text`; return its result."""
     path = tmp_path / f"test_{tmp_path.name}.py"
     path.write_text(HEAD + text)
     (result,) = run_file(path, tests=[f"TestMine::{test}" for test in tests])

@@ -19,7 +19,7 @@ from gangline_testkit import (
 )
 from gangline_testkit.scenarios import RunLayout
 
-FEW = ("batch.global_size=4",)  # samples: one for each of four ranks, and four microbatches where there is one
+FEW = ("batch.global_size=4",)  # samples: one for each of four ranks, or four microbatches on one rank
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -46,7 +46,7 @@ class TestNumbers(DataSourceSuite):
 
 
 class TestApart(StrategySuite):
-    """Its replicas differ: a checkpoint, an evaluation and a sample are of the first."""
+    """Strategy whose replicas differ; checkpoints, evaluations and text samples use the first replica."""
 
     choice = "parallel=apart"
     layouts = (RunLayout(2),)

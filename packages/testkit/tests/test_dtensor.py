@@ -37,7 +37,7 @@ def there_and_back(shape, placements):
 
 
 @pytest.mark.parametrize("placements", PLACEMENTS)
-@pytest.mark.parametrize("shape", [(4, 6), (5, 3), (3, 1)])  # even, uneven, and with ranks that hold nothing
+@pytest.mark.parametrize("shape", [(4, 6), (5, 3), (3, 1)])  # even, uneven, and with empty shards
 def test_dtensor_shard_round_trip_keeps_values(shape, placements):
     found = get_pool(4).run(there_and_back, shape, placements)
     written = torch.zeros(shape)
@@ -55,7 +55,7 @@ def refused():
     with pytest.raises(ValueError, match=r"a: .* is not a box of the array"):
         to_shard("a", partial)
     shard = to_shard("a", tensor)
-    if rank.index in (1, 2):  # the others hold the same rows either way
+    if rank.index in (1, 2):  # on the other ranks, both placements give the same rows
         with pytest.raises(ValueError, match=r"the placements .* do not give"):
             to_dtensor(shard, device_mesh, (Replicate(), OnDim(0)))
 

@@ -187,7 +187,7 @@ def test_mutant_fails_no_other_part_suite_test(suite: str, mutant: Mutant, tmp_p
 
 
 def test_factor_initialized_at_zero_passes(tmp_path: Path) -> None:
-    """Its partner's first gradient is zero to the last bit."""
+    """Check that a correct factor passes, although its first gradient is exactly 0 because its partner is 0."""
     result = judge(
         Mutant("low_rank=on", "", "", ""), "ModelEditSuite", tmp_path, "test_every_parameter_gets_a_gradient", CUT
     )

@@ -15,7 +15,7 @@ from gangline_testkit.kinds import KINDS
 from gangline_testkit.new_plugin import list_choices, main, make_files, write
 from gangline_testkit.report import run_file
 
-SLOW = ("checkpoint", "strategy", "optimizer", "edit", "callback")  # suites with kills, many layouts, or both
+SLOW = ("checkpoint", "strategy", "optimizer", "edit", "callback")  # these suites kill processes or use many layouts
 
 
 def code_lines(text: str) -> int:
@@ -36,7 +36,6 @@ def test_tracker_plugin_template_is_short():
 
 
 def test_all_plugin_kinds_install_and_compose_together(tmp_path, strangers):
-    """All of them installed beside each other."""
     made = {kind: f"my-{kind.name}" for kind in KINDS}
     for kind, name in made.items():
         folder = write(name, kind.name, tmp_path)
@@ -74,7 +73,7 @@ def test_every_suite_has_a_plugin_kind():
     "kind", [pytest.param(k.name, marks=pytest.mark.nightly) if k.name in SLOW else k.name for k in KINDS]
 )
 def test_each_kind_passes_its_suite(kind, tmp_path):
-    """As written, with no line changed; `gangline conform` would print the same."""
+    """Run the generated suite with no line changed, as `gangline conform` does."""
     folder = write(f"my-{kind}", kind, tmp_path)
     with as_installed(f"gangline-my-{kind}", f"gangline_my_{kind}", path=folder):
         results = run_file(folder / "tests" / "test_conformance.py")
@@ -88,7 +87,7 @@ def test_each_kind_passes_its_suite(kind, tmp_path):
 @pytest.mark.nightly
 @pytest.mark.parametrize("kind", [kind.name for kind in KINDS])
 def test_each_kind_passes_tests_after_pip_install(kind, tmp_path):
-    """In a new virtual environment, which sees what is installed here, torch above all."""
+    """Install each plugin into a new virtual environment that also sees the packages installed here, such as torch."""
     folder, site = write(f"my-{kind}", kind, tmp_path), sysconfig.get_path("purelib")
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
     python = tmp_path / "venv" / "bin" / "python"

@@ -25,7 +25,7 @@ from gangline_testkit.pool import PoolBroken, get_pool
 
 @dataclass
 class Scale:
-    """A class of this very file, on its way into a rank."""
+    """Argument for a rank; its class is defined in this test file."""
 
     by: float
 
@@ -46,7 +46,7 @@ def along(axis: str) -> tuple[int, ...]:
 def one_raises(which: int) -> None:
     if rank.index == which:
         raise UserError("the corpus is empty.", "Give data.path")
-    summed(Scale(1.0))  # the others wait for it
+    summed(Scale(1.0))  # the other ranks wait in this all-reduce
 
 
 def one_hangs(which: int) -> None:
@@ -61,7 +61,7 @@ def one_dies(which: int) -> None:
 
 
 class Stubborn(Exception):
-    """An exception that pickle cannot bring back: its signature is its own."""
+    """Exception that pickle cannot restore, because its constructor takes a keyword-only argument."""
 
     def __init__(self, *, code: int) -> None:
         super().__init__(f"code {code}")
@@ -123,7 +123,7 @@ def test_unpicklable_exception_is_named() -> None:
 
 def test_a_rank_that_hangs_breaks_the_pool() -> None:
     pids = get_pool(2).pids
-    get_pool(2).run(who)  # they are there, and rank 0 has nothing to load any more
+    get_pool(2).run(who)  # starts the ranks and their imports before the timeout below
     with pytest.raises(PoolBroken, match=r"ranks 1 of 2 did not answer within 10 s"):
         get_pool(2).run(one_hangs, 1, timeout=10.0)
     for pid in pids:
@@ -133,9 +133,7 @@ def test_a_rank_that_hangs_breaks_the_pool() -> None:
 
 def test_dead_rank_breaks_the_pool_immediately() -> None:
     get_pool(2).run(who)
-    with pytest.raises(
-        PoolBroken, match="ranks 0 of 2 died"
-    ):  # after the time that it has they would be said to be silent
+    with pytest.raises(PoolBroken, match="ranks 0 of 2 died"):  # a timeout would be reported as "did not answer"
         get_pool(2).run(one_dies, 0)
 
 
@@ -179,7 +177,7 @@ def has_toys() -> bool:
 
 
 def test_running_pool_sees_newly_installed_plugins() -> None:
-    """A pool is forked once, and plugins are made to look installed, and taken away, while it lives."""
+    """Install and remove a plugin while the processes of a pool are running."""
     before = get_pool(1).run(has_toys)
     with as_installed("gangline-toys", "gangline_testkit.toys.plugin"):
         assert get_pool(1).run(has_toys) == [True]

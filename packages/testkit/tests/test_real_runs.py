@@ -42,14 +42,14 @@ def test_agent_variables_do_not_reach_runs(runs, monkeypatch):
 
 
 def test_default_settings_do_not_apply_to_resumed_runs(runs):
-    """Those of a run that goes on are its own: saying others would be a mistake."""
+    """Check that `resume=` is passed without default settings: a resumed run has its own."""
     assert "dim: 32" in runs.train("--cfg", "job")
     assert "there is no run directory" in runs.expect_refusal("resume=absent")
 
 
 @pytest.fixture
 def sleeper():
-    """A process that has started another, in a session of its own."""
+    """Start a process in a new session, with a child process `sleep`."""
     process = subprocess.Popen(
         [sys.executable, "-c", SLEEPER],
         stdin=subprocess.PIPE,
@@ -64,7 +64,7 @@ def sleeper():
 
 def test_find_living_lists_processes_and_parents(sleeper):
     while not all(command for command in find_children(sleeper.pid).values()):
-        time.sleep(0.01)  # forked, and not yet what it is to be
+        time.sleep(0.01)  # the child is forked, but does not run `sleep` yet
     ((child, command),) = find_children(sleeper.pid).items()
     assert command.split() == ["sleep", "1000"]
     found = find_living(sleeper.pid)

@@ -45,7 +45,7 @@ print(started.args[1:4], started.wait())
 
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
-    """A folder of modules, the working directory of none."""
+    """Write the modules that the tests run into a folder; return the folder."""
     made = tmp_path / "site"
     made.mkdir()
     (made / "says.py").write_text(SAYS)
@@ -89,7 +89,7 @@ def test_warm_command_gets_arguments_directory_variables_and_path(site):
 
 
 def test_package_on_path_replaces_preloaded_package(site):
-    """As a new Python finds it: a package of that name may be installed, and its plugin loaded by the server."""
+    """Check that a command imports the packages that a new Python process finds, not those that the server loaded."""
     (site / "yaml.py").write_text("ours = True\n")
     (site / "torch").mkdir()
     (site / "asks.py").write_text(
@@ -167,7 +167,7 @@ def test_startup_variables_force_a_cold_start(site, name):
 
 @pytest.mark.parametrize(
     "name",
-    ["GOMP_SPINCOUNT", "KMP_INIT_AT_FORK"],  # set where ranks are started, and where scikit-learn is imported
+    ["GOMP_SPINCOUNT", "KMP_INIT_AT_FORK"],  # set by gangline when it starts ranks, and by scikit-learn on import
 )
 def test_process_with_changed_variables_starts_warm(site, monkeypatch, name):
     monkeypatch.setenv(name, "1000")
@@ -193,14 +193,14 @@ def test_warm_run_matches_cold_run(runs):
 
 
 def test_nested_train_command_starts_warm(site):
-    """As the nodes of launch=elastic, and what a verb runs."""
+    """Start `train` from a warm process, as launch=elastic and commands of `gangline` do."""
     out, err = start("starts", site=site).communicate(timeout=120)
     assert out == f"{['-I', '-S', str(warm.CLIENT)]} 2\n", err
     assert "there is no option no.such" in err
 
 
 def test_rank_server_writes_no_parent_files(tmp_path):
-    """As pytest's log file does, which it hangs on loggers that the server uses."""
+    """Check that the server drops inherited log handlers and output files, such as pytest's log file."""
     server, theirs, told = logging.getLogger("of.the.parent"), tmp_path / "theirs", tmp_path / "told"
     code = f"""
 import logging, os, sys

@@ -29,7 +29,7 @@ class ForgetsState(PreviousCallback):
 
 
 class ForgetsArrays(PreviousCallback):
-    """What it means to keep is not registered."""
+    """Keeps its arrays out of the registry, so checkpoints do not contain them."""
 
     def attach(self, *parts):
         super().attach(*parts)
@@ -57,7 +57,7 @@ class OwnMetrics(PreviousCallback):
 
 
 class SaysWhole(PreviousCallback):
-    """Registers what it holds as if every rank held all of it."""
+    """Registers its arrays as replicated, although each rank holds a shard."""
 
     def attach(self, *parts):
         super().attach(*parts)
@@ -81,14 +81,14 @@ class NeedsItsState(PreviousCallback):
 
 
 class LeavesOthers(PreviousCallback):
-    """Answers with arrays of its own, whatever it is asked about."""
+    """Returns its own arrays from `may_drop`, also for arrays of other parts."""
 
     def may_drop(self, names):
         return [f"{self.place}/previous/{name.rpartition('/')[2]}" for name in names]
 
 
 class HalvedComm(Wrapped):
-    """Traffic that arrives as half of what it was."""
+    """Halves tensors before each all-reduce."""
 
     def _all_reduce(self, x, op, background):
         return super()._all_reduce(x.mul_(0.5), op, background)
@@ -101,23 +101,23 @@ class SwappedComm(Wrapped):
 
 
 class HalvesTraffic(PreviousCallback):
-    """Its options wrap `HalvedComm` around every axis."""
+    """Its configuration wraps the communicator of every axis in `HalvedComm`."""
 
 
 class SwapsRanks(PreviousCallback):
-    """Its options wrap `SwappedComm` around every axis."""
+    """Its configuration wraps the communicator of every axis in `SwappedComm`."""
 
 
 class SetsVariables(PreviousCallback):
-    """Its options set a variable where they are asked for it."""
+    """Its configuration changes os.environ in `get_environment`."""
 
 
 class SaysNumbers(PreviousCallback):
-    """Its options want a variable to be a number."""
+    """Its configuration returns a number as the value of an environment variable."""
 
 
 class CountsItself(NanCheck):
-    """A budget in an attribute, which a rollback forgets."""
+    """Counts its responses in an attribute that is not part of its state."""
 
     answers = 0
 
@@ -129,14 +129,14 @@ class CountsItself(NanCheck):
 
 
 class Remembers(NanCheck):
-    """Answers from what it has seen, which differs after a restart."""
+    """Bases its response on earlier steps, which a restarted process has not seen."""
 
     def respond(self, agreed, record):
         return Response(Action.ROLL_BACK, ("not-finite",)) if self.row and agreed.select("not-finite") else None
 
 
 class Gathers(NanCheck):
-    """Asks the others where each rank is asked by itself."""
+    """Runs a collective in `before_update`, which core calls on each rank separately."""
 
     def attach(self, runtime, optimizer, comms, store, device):
         self.world = comms.world
@@ -147,7 +147,7 @@ class Gathers(NanCheck):
 
 
 class Cries(NanCheck):
-    """Fails in every step."""
+    """Raises an error in every step."""
 
     def before_update(self, loss, grad_norm):
         raise KeyError(loss)

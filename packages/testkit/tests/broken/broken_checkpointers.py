@@ -19,7 +19,7 @@ class DropsOptimizer(FilesCheckpointer):
 
 
 class IgnoresOffsets(FilesCheckpointer):
-    """Fills every shard from the first rows that it finds."""
+    """Fills every shard from the first rows of a file, without its offset."""
 
     def fill(self, shard, box, kept, directory):
         values = _decode((directory / kept["file"]).read_bytes(), kept["dtype"], box.shape)
@@ -28,7 +28,7 @@ class IgnoresOffsets(FilesCheckpointer):
 
 
 class Lazy(FilesCheckpointer):
-    """Reads the shards when a caller waits for the checkpoint."""
+    """Reads the shards only when a caller waits for the checkpoint, not during `save`."""
 
     def save(self, request, shards, registry, document):
         handle = SaveHandle(CheckpointId(request.step, document["attempt"]))
@@ -37,7 +37,7 @@ class Lazy(FilesCheckpointer):
 
 
 class Late(Future):
-    """Saves when it is asked for its result."""
+    """Future that saves when its result is requested."""
 
     def __init__(self, save, handle):
         super().__init__()
@@ -49,7 +49,7 @@ class Late(Future):
 
 
 class VisibleTooSoon(FilesCheckpointer):
-    """Says that a checkpoint is visible when its arrays are staged and nothing is durable yet."""
+    """Reports a checkpoint as visible after staging, before any array is written."""
 
     def save(self, request, shards, registry, document):
         staged = [replace(shard, local=shard.local.detach().clone()) for shard in shards]
@@ -61,7 +61,7 @@ class VisibleTooSoon(FilesCheckpointer):
 
 
 class SettlesEarly(FilesCheckpointer):
-    """Says that nothing is left to do before it says that the checkpoint is visible."""
+    """Resolves `settled` before `visible`."""
 
     def save(self, request, shards, registry, document):
         handle = SaveHandle(super().save(request, shards, registry, document).id)
@@ -71,7 +71,7 @@ class SettlesEarly(FilesCheckpointer):
 
 
 class CommitsEarly(FilesCheckpointer):
-    """The checkpoint has its name before its boxes are written."""
+    """Gives the checkpoint its final name before its boxes are written."""
 
     def write_boxes(self, directory, rank, shards):
         final = directory.with_name(directory.name[1:])
@@ -137,7 +137,7 @@ class HidesFullDisk(FilesCheckpointer):
 
 
 class KeepsDamageToItself(FilesCheckpointer):
-    """Only the rank that meets a damaged file says so."""
+    """Raises BadCheckpoint only on the rank that reads the damaged file."""
 
     def load(self, id, shards, registry):
         try:
@@ -147,7 +147,7 @@ class KeepsDamageToItself(FilesCheckpointer):
 
 
 class CountsUnreadable(FilesCheckpointer):
-    """Whole is what has a name."""
+    """Reports no damage for any checkpoint, so an unreadable one counts as complete."""
 
     def explain_damage(self, id):
         return ""

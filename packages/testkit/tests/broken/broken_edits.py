@@ -14,7 +14,7 @@ from gangline_testkit.toys.plugin import LanesNode, edit_lanes
 
 
 def edited(tree, plan, options):
-    """The plan's patterns say "lane" and "feed_forward" as the toy's do."""
+    """Apply the edit of the toy `lanes`."""
     return edit_lanes(tree, plan, options)
 
 
@@ -45,7 +45,7 @@ class OwnLanesNode(LanesNode):
 
 
 def OwnLanes(tree, plan, options):
-    """The ranks of a fold never add up their lanes."""
+    """Replace the lanes by modules that do not sum their outputs over the ranks of a fold."""
     tree, plan, claimed = edited(tree, plan, options)
     for path in claimed:
         node = dict(iterate_nodes(tree))[path]
@@ -63,7 +63,7 @@ class BoastingNode(AttentionNode):
 
 
 def Boasts(tree, plan, options):
-    """Says of plain attention that it has a window."""
+    """Give plain attention a node that states a window of 3."""
     tree, plan, claimed = edited(tree, plan, options)
     node = tree.blocks[0].attention
     sizes = {name: getattr(node, name) for name in ("dim", "heads", "kv_heads", "head_dim", "q_norm", "k_norm")}
@@ -77,7 +77,7 @@ class SwapsAttentionNode(AttentionNode):
 
 
 def SwapsAttention(tree, plan, options):
-    """Puts a function of its own into the seam, and its node does not say what that computes."""
+    """Use another attention function, without a node that states its call."""
     claimed = [path for path, node in iterate_nodes(tree) if isinstance(node, AttentionNode)]
     for path in claimed:
         node = dict(iterate_nodes(tree))[path]
@@ -138,46 +138,46 @@ def _in_place_of_feed_forwards(tree, plan, cls):
 
 
 def OwnTokens(tree, plan, options):
-    """Divides by a norm over the sequence, of the tokens that the rank happens to have."""
+    """Divide by a norm over the local tokens instead of the complete sequence."""
     return _in_place_of_feed_forwards(tree, plan, OwnTokensNode)
 
 
 def ConfigSizes(tree, plan, options):
-    """Its module takes its width from its node and not from the tensor in hand."""
+    """Use modules that take their width from the node, not from the local tensor."""
     return _in_place_of_feed_forwards(tree, plan, ConfigSizesNode)
 
 
 def UndeclaredPartial(tree, plan, options):
-    """A parameter that is whole is used on what tp has cut, and the plan does not say so."""
+    """Multiply features that tp shards by a replicated parameter, which the plan omits from `partial_grad`."""
     tree, plan, claimed = _in_place_of_feed_forwards(tree, plan, UndeclaredPartialNode)
     return tree, plan.extend(inits=(Init("blocks.*.feed_forward.gain", "constant", 0.5),)), claimed
 
 
 def LowRank(tree, plan, options):
-    """Nothing is wrong with it: beside a layer two factors, of which one begins at zero."""
+    """Add a low-rank update to each feed-forward; one factor starts at zero. This edit is correct."""
     tree, plan, claimed = _in_place_of_feed_forwards(tree, plan, LowRankNode)
     place = "blocks.*.feed_forward"
     return tree, plan.extend(inits=(Init(f"{place}.a", "normal", 0.1), Init(f"{place}.b", "constant", 0.0))), claimed
 
 
 def Idle(tree, plan, options):
-    """A parameter that nothing is computed with."""
+    """Add a parameter that no computation uses."""
     tree, plan, claimed = _in_place_of_feed_forwards(tree, plan, IdleNode)
     return tree, plan.extend(inits=(Init("blocks.*.feed_forward.gain", "constant", 0.5),)), claimed
 
 
 def Remembers(tree, plan, options):
-    """A block reads what the one before it left in a global."""
+    """Pass outputs from one block to the next through a class attribute."""
     return _in_place_of_feed_forwards(tree, plan, RemembersNode)
 
 
 def Shifts(tree, plan, options):
-    """Says that it looks at one token alone, and adds the one before."""
+    """Use modules that claim to be tokenwise and add the output of the previous token."""
     return _in_place_of_feed_forwards(tree, plan, ShiftsNode)
 
 
 def Dice(tree, plan, options):
-    """Another width each time."""
+    """Draw a random width in each call."""
     return edited(tree, plan, replace(options, width=random.randrange(4, 4000)))
 
 

@@ -33,7 +33,7 @@ class OwnLanesModule(LanesModule):
 
 
 class OwnTokensModule(FeedForward):
-    """`forward_context.sum_over_sequence` is missing."""
+    """Sums squares over the local tokens, without `forward_context.sum_over_sequence`."""
 
     def forward(self, x_BTD):
         squares = x_BTD.square().mean(-1, keepdim=True).sum(1, keepdim=True)
@@ -41,7 +41,7 @@ class OwnTokensModule(FeedForward):
 
 
 class ConfigSizesModule(FeedForward):
-    """Features in groups of four, counted by the node."""
+    """Splits features into groups of four; the number of groups comes from the node, not from the local tensor."""
 
     def __init__(self, node):
         super().__init__(node)
@@ -54,7 +54,7 @@ class ConfigSizesModule(FeedForward):
 
 
 class UndeclaredPartialModule(FeedForward):
-    """A gain on features of which tp has a part here."""
+    """Multiplies the local shard of tp-sharded features by a replicated gain."""
 
     def __init__(self, node):
         super().__init__(node)
@@ -65,7 +65,7 @@ class UndeclaredPartialModule(FeedForward):
 
 
 class RemembersModule(FeedForward):
-    """The second of two layers adds what the first has left."""
+    """Every second layer adds half of the output of the layer before."""
 
     left = None
 
@@ -76,7 +76,7 @@ class RemembersModule(FeedForward):
 
 
 class ShiftsModule(FeedForward):
-    """Adds what the token before comes to."""
+    """Adds to each token's output the output of the previous token."""
 
     def forward(self, x_BTD):
         own = super().forward(x_BTD)
@@ -84,7 +84,7 @@ class ShiftsModule(FeedForward):
 
 
 class LowRankModule(FeedForward):
-    """x -> the layer's own and B A x."""
+    """Adds a low-rank term B A x to the output."""
 
     def __init__(self, node):
         super().__init__(node)
@@ -100,7 +100,7 @@ class IdleModule(UndeclaredPartialModule):
 
 
 class SwapsAttentionModule(Attention):
-    """Each query sees the three newest keys."""
+    """Attention with a causal window of three keys."""
 
     def __init__(self, node):
         super().__init__(node)

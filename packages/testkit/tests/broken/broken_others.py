@@ -69,7 +69,7 @@ class TooShort(NumbersSource):
 
 
 class OffAfterResume(NumbersSource):
-    """Begins one sample late, but for the beginning."""
+    """Starts one sample too late, unless it starts at sample 0."""
 
     def open_reader(self, place):
         class Reader(SampleReader):
@@ -80,7 +80,7 @@ class OffAfterResume(NumbersSource):
 
 
 class DiffersByWidth(NumbersSource):
-    """Deals samples out in turns, as samplers of other libraries do."""
+    """Distributes the samples of a batch round-robin over the ranks, as samplers of other libraries do."""
 
     def open_reader(self, place):
         class Reader(SampleReader):
@@ -117,13 +117,13 @@ class ReadsAfterClose(NumbersSource):
         class Reader(SampleReader):
             def close(self):
                 if not self._closed:
-                    self._closed = True  # and the threads go on
+                    self._closed = True  # the threads continue
 
         return Reader(self, place)
 
 
 class FillsTooEarly(NumbersSource):
-    """One piece of memory for all that is ahead."""
+    """Uses the same memory for all prefetched batches."""
 
     def open_reader(self, place):
         class Reader(SampleReader):
@@ -134,7 +134,7 @@ class FillsTooEarly(NumbersSource):
 
 
 class ValidatesByRank(NumbersSource):
-    """Each rank on the first samples, as if it were alone."""
+    """Every rank validates on all samples, as if it were the only rank."""
 
     def open_reader(self, place):
         class Reader(SampleReader):
@@ -186,7 +186,7 @@ class Tidy(NanCheck):
 
 
 class Proud(HealthCheck):
-    """Divides by what may not be known."""
+    """Divides by `mfu` of a record, which may be None."""
 
     def __init__(self, config, run):
         self.every = 1
@@ -259,7 +259,7 @@ class Drifts(Built):
 
 
 class LocalNorm(Built):
-    """Divides the gradient by its norm, of which it knows this rank's part."""
+    """Divides the gradient by the norm of its local part instead of the global norm."""
 
     def step(self, learning_rate):
         pieces = [piece.tensor for named in self.named for piece in named.pieces]
@@ -270,7 +270,7 @@ class LocalNorm(Built):
 
 
 class Copies(Built):
-    """Gives copies of its state away, so that a load fills nothing."""
+    """Returns copies of its state as shards, so loading a checkpoint does not change the state."""
 
     def shards(self):
         for shard in super().shards():
@@ -279,7 +279,7 @@ class Copies(Built):
 
 
 class Careless(Built):
-    """Gives up whatever a checkpoint has beyond its own state."""
+    """Returns every array that `may_drop` gets, also arrays of an unknown state."""
 
     def may_drop(self, names):
         return names

@@ -25,7 +25,7 @@ PARTS: dict[str, list[Part]] = {}
 
 
 def broken(group: str, base: type, module: str, *names: str) -> None:
-    """Offer `group=<name>` for each name; the classes in `module` are called as the parts, in camel case."""
+    """Add a part `group=<name>` for each name. Its class in `module` has the same name in camel case."""
     for name in names:
         title = "".join(word.title() for word in name.split("-"))
         config = dataclass(type(f"{title}Config", (base,), {"__module__": __name__}))

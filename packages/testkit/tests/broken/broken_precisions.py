@@ -19,7 +19,7 @@ class NoBias(Whole):
 
 
 class CrookedGradient(Whole):
-    """The gradient of the weight is that of the first tokens alone."""
+    """Computes the gradient of the weight from the first half of the tokens only."""
 
     def linear(self, x, w, b=None):
         rows = x.reshape(-1, x.shape[-1])
@@ -40,7 +40,7 @@ class LowMasters(Plain):
 
 
 class Coarse(Whole):
-    """Claims float32, multiplies in bfloat16."""
+    """Claims to compute in float32, but rounds the inputs of matmuls to bfloat16."""
 
     def linear(self, x, w, b=None):
         return super().linear(x.bfloat16().float(), w.bfloat16().float(), b)
@@ -65,7 +65,7 @@ class ScaleGrows(Scaled):
 
 
 class ScaleIgnored(Scaled):
-    """Says that it scales, and never does."""
+    """Never changes its loss scale."""
 
     def update(self, found_inf):
         pass

@@ -17,7 +17,7 @@ class Summed(PlainSum):
 
 
 class Apart(Summed):
-    """A little more on every other rank."""
+    """Multiplies the sum by a factor that differs by 1e-6 from rank to rank."""
 
     def reduce(self, bucket, comm):
         return Later(super().reduce(bucket, comm), lambda total: total * (1 + 1e-6 * comm.index))
@@ -35,7 +35,7 @@ class WrongRange(Summed):
 
 
 class OneScratch(Summed):
-    """All buckets share the memory that the sum is made in."""
+    """Sums all buckets in the same scratch memory."""
 
     def __init__(self, config, run):
         self.scratch = torch.zeros(1 << 12, dtype=torch.float64)
@@ -53,7 +53,7 @@ class OneScratch(Summed):
 
 
 class Forgets(Summed):
-    """Half of the gradients, and of what it kept in memory of its own."""
+    """Sends half of each gradient and keeps the other half in an attribute outside of its kept arrays."""
 
     def __init__(self, config, run):
         self.left = {}
@@ -68,7 +68,7 @@ class Forgets(Summed):
 
 
 class Grows(Summed):
-    """One more array each time that it is asked."""
+    """Returns one more array from each call of `get_array_shapes`."""
 
     def __init__(self, config, run):
         self.asked = 0
@@ -85,11 +85,11 @@ class Dice(Summed):
 
 
 class Negative(Summed):
-    """Sends fewer bytes than none."""
+    """Its configuration claims to send -1 bytes."""
 
 
 class GathersAll(Summed):
-    """Says what a ring sends, and sends all of it to each rank."""
+    """Sends all gradients to every rank, although its configuration counts the bytes of a ring."""
 
     def reduce(self, bucket, comm):
         every = comm.start_all_gather(bucket.flat)
@@ -97,18 +97,18 @@ class GathersAll(Summed):
 
 
 class Swallows(Summed):
-    """Zero in place of what is not finite."""
+    """Replaces gradients that are not finite by zero."""
 
     def reduce(self, bucket, comm):
         return super().reduce(replace(bucket, flat=bucket.flat.nan_to_num(0, 0, 0)), comm)
 
 
 class Hoards(Summed):
-    """Says that it keeps nothing."""
+    """Keeps an array, although its configuration counts 0 kept numbers."""
 
     def get_array_shapes(self, layout):
         return {"last": (layout.size,)}
 
 
 class Silent(AveragesRanks):
-    """Says that it is far off, and not why."""
+    """Differs from the exact sum, although its part is not marked as layout-dependent."""

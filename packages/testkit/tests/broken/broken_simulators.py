@@ -9,7 +9,7 @@ from gangline.explain.reliability import DAY, FailureSimulator, SimulatedTime
 
 
 class Broken(FailureSimulator):
-    """Closed form, correct by itself."""
+    """Returns the closed form; correct, and the base of the mutants below."""
 
     def __init__(self, config):
         pass
@@ -39,7 +39,7 @@ class RemembersItsDice(Broken):
 
 
 class Hopeful(Broken):
-    """Redoes no step."""
+    """Counts no time for recovery and repeated steps."""
 
     def simulate(self, job):
         found = super().simulate(job)
@@ -48,7 +48,7 @@ class Hopeful(Broken):
 
 
 class Unshaken(Broken):
-    """Knows one rate of faults."""
+    """Computes the time with the default failure rate, whatever rate the job has."""
 
     def simulate(self, job):
         usual = type(job)(nodes=job.nodes, days=job.days).faults_per_node_day

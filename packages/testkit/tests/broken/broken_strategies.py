@@ -14,7 +14,7 @@ from gangline_testkit.toys.rows import RowsRuntime
 
 
 class Broken(RowsRuntime):
-    """Built as every strategy is."""
+    """The toy `rows`, constructed from (config, job) like every strategy."""
 
     def __init__(self, config, job):
         self.mesh = job.mesh
@@ -34,14 +34,14 @@ class Averages(Broken):
 
 
 class Unmarked(Broken):
-    """What wraps a Comm cannot tell its sums of gradients from others."""
+    """Sums gradients without marking the traffic, so wrappers of a Comm do not see its purpose."""
 
     def _reduce(self):
         RowsRuntime._reduce.__wrapped__(self)
 
 
 class ForgetsVectors(Broken):
-    """Vectors, held whole, keep the gradient of this rank's own samples."""
+    """Keeps the local gradients of replicated vectors instead of their sum over the ranks."""
 
     def _reduce(self):
         own = {name: self.weights[name].grad.clone() for name, part in self.parts.items() if not part.cut}
@@ -57,7 +57,7 @@ class LocalTokens(Broken):
 
 
 class CountsTwice(Broken):
-    """Every holder of a vector adds its squares to the norm."""
+    """Adds the squares of a replicated vector to the norm on every rank that holds it."""
 
     def _compute_global_norm(self):
         squares = sum(tensor.grad.double().square().sum() for _, _, tensor in self.gradients())
@@ -70,7 +70,7 @@ class StepsOnNan(Broken):
 
 
 class SaysTheMean(Broken):
-    """A rank's own loss is its share of what all ranks came to."""
+    """Reports the mean loss of all ranks as a rank's own loss."""
 
     def step(self, microbatches):
         result = super().step(microbatches)
@@ -78,7 +78,7 @@ class SaysTheMean(Broken):
 
 
 class SharesFolds(Broken):
-    """What lives on a fold is divided by the fold's size, as if its ranks held copies."""
+    """Halves the gradients of arrays on a fold, as if its ranks held copies."""
 
     def _reduce(self):
         super()._reduce()
@@ -88,7 +88,7 @@ class SharesFolds(Broken):
 
 
 class Stale(Broken):
-    """Takes up what the optimizer wrote once, and never again."""
+    """Copies the weights from the optimizer into the model only once."""
 
     fresh = False
 
@@ -106,7 +106,7 @@ class NeverTells(Broken):
 
 
 class Misplaces(Broken):
-    """Shards say that they lie one row further down than they do."""
+    """Reports offsets of shards that are one row too high."""
 
     def _list_shards(self, part):
         shards = super()._list_shards(part)
@@ -117,7 +117,7 @@ class Misplaces(Broken):
 
 
 class ArrivalOrder(Broken):
-    """Adds the ranks' parts in another order than that of their ranks."""
+    """Sums the gradients of the ranks in reverse rank order."""
 
     def _materialise(self, model):
         super()._materialise(model)
@@ -148,7 +148,7 @@ class EvaluatesAlone(Broken):
 
 
 class EvaluatesInTraining(Broken):
-    """Modules are not told that they are evaluated."""
+    """Leaves modules in training mode during evaluation."""
 
     def evaluate(self, microbatches):
         self.model.eval = lambda: self.model
@@ -156,7 +156,7 @@ class EvaluatesInTraining(Broken):
 
 
 class EvaluatesByShare(Broken):
-    """Adds up what each rank has, and then the ranks: other bits for another number of them."""
+    """Sums losses on each rank first and then over the ranks, so the bits depend on the number of ranks."""
 
     def evaluate(self, microbatches):
         total = torch.zeros(2, dtype=torch.float64)
@@ -180,7 +180,7 @@ class RepeatsMatrices(Broken):
 
 
 class MapsPieces(Broken):
-    """What a rank has of a matrix is mapped as if it were one."""
+    """Maps a rank's piece of a matrix as if it were a complete matrix."""
 
     def map_matrices(self, function, inputs):
         for name, pieces in inputs:
@@ -188,14 +188,14 @@ class MapsPieces(Broken):
 
 
 class MapsElsewhere(Broken):
-    """Says of every matrix that the first rank maps it."""
+    """Names the first rank as the owner of every matrix."""
 
     def find_matrix_owners(self, names):
         return dict.fromkeys(super().find_matrix_owners(names), 0)
 
 
 class ClipsVectors(Broken):
-    """Scales the vectors only."""
+    """Clips only the gradients of vectors."""
 
     def clip(self, max_norm):
         value = super().clip(None)
@@ -206,7 +206,7 @@ class ClipsVectors(Broken):
 
 
 class ClipsByTheStep(Broken):
-    """Scales by the norm that the gradients had at the end of the step."""
+    """Clips by the norm that the gradients had at the end of the step, although they may have changed since."""
 
     def step(self, microbatches):
         result = super().step(microbatches)
@@ -221,7 +221,7 @@ class ClipsByTheStep(Broken):
 
 
 class ForgetsAShare(Broken):
-    """The last rank's samples score 0."""
+    """Sets the scores of the last rank's samples to 0."""
 
     def score(self, batches, losses_per_sample=1):
         scores = super().score(batches, losses_per_sample)
@@ -230,7 +230,7 @@ class ForgetsAShare(Broken):
 
 
 class ScoresBackwards(Broken):
-    """The shares follow each other in the opposite order of their ranks."""
+    """Returns the scores of the ranks in reverse rank order."""
 
     def score(self, batches, losses_per_sample=1):
         return super().score(batches, losses_per_sample).view(self.comm.size, -1).flip(0).flatten()
