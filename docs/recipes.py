@@ -82,8 +82,9 @@ def format_row(path: Path, cluster: Cluster) -> str:
     recompute = "" if case.run.job.recompute is Recompute.none else f"; recompute {case.run.job.recompute.value}"
     tokens = plan.explained.tokens
     price = plan.step.seconds * plan.world * cluster["price.hour"] / 3600 / tokens * 1e9
+    layout = (" ".join(axes) or "one process") + recompute
     return (
-        f"| `{path.stem}` | {' '.join(axes) or 'one process'}{recompute} | {format_number(tokens)} | {plan.memory / 1e9:.1f} "
+        f"| `{path.stem}` | {layout} | {format_number(tokens)} | {plan.memory / 1e9:.1f} "
         f"| {plan.step.seconds:.3g} | {format_number(plan.tokens_per_second)} | {plan.mfu:.0%} | {price:,.0f} |"
     )
 

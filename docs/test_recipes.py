@@ -105,7 +105,8 @@ def test_pretraining_recipe_trains_on_cpu(here):
     run("gangline", "data", "prepare", "text", "--out", "store")
     run("train", "recipe=gpt2-124m-pretrain-1gpu", "data.path=store", *SMALL)
     first, last = read_losses()
-    assert 10 < last < first < 12
+    assert last < first
+    assert 10 < first < 12  # log 50257 = 10.8: initial weights
 
 
 @pytest.mark.nightly

@@ -146,7 +146,7 @@ def test_explain_of_default_layout_has_no_notes(say):
         (
             "explain",
             [
-                "gangline parallel does not support parallel=single",
+                "parallel=single is a strategy of another package",
                 "3d, fsdp, hsdp, tp, pp.",
                 "gangline plan parallel=single",
             ],

@@ -35,8 +35,8 @@ def make_case(run: Run) -> Case:
             name for name, offer in installed().get_offers("parallel").items() if _is_composed(offer.part.config)
         )
         raise UserError(
-            f"gangline parallel does not support parallel={part}, a strategy of another package.",
-            f"Choices: {choices}.",
+            f"parallel={part} is a strategy of another package.",
+            f"gangline parallel supports: {choices}.",
             f"`gangline plan parallel={part} cluster=NAME` reports traffic and memory of any strategy.",
         )
     if problems := find_meaningless(run):
