@@ -5,11 +5,11 @@ python docs/recipes.py
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import gangline_models
 from gangline.config import Recompute
-from gangline.config.compose import compose_one
 from gangline_basics.cluster.file import Cluster, load_cluster
 from gangline_planner.assumed import check_run, complete_words, explain
 from gangline_planner.forecast import forecast
@@ -64,9 +64,11 @@ def list_recipes(family: str) -> list[Path]:
     return sorted(paths, key=_sort_key)
 
 
-def _sort_key(path: Path) -> tuple[int, str, int, int]:
+def _sort_key(path: Path) -> tuple[float, str, int, int]:
     model, method, gpus = path.stem.rsplit("-", 2)
-    return compose_one([f"recipe={path}"]).model.dim, model, METHODS.index(method), int(gpus.removesuffix("gpu"))
+    size = re.search(r"([\d.]+)([mb])$", model)  # gpt2-124m, llama3-8b
+    billions = float(size[1]) / (1000 if size[2] == "m" else 1) if size else 1
+    return billions, model, METHODS.index(method), int(gpus.removesuffix("gpu"))
 
 
 def format_row(path: Path, cluster: Cluster) -> str:

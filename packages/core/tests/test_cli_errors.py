@@ -218,6 +218,20 @@ def test_train_refuses_invalid_arguments_with_exit_code_2(tmp_path, monkeypatch,
         assert message in said.err
 
 
+def test_all_unknown_names_share_one_message(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["--bf16", "--lr", "1e-3"]) == 2
+    said = capsys.readouterr().err
+    assert "there is no flag --bf16." in said
+    assert "without dashes:  optimizer.learning_rate=1e-3" in said
+    assert said.count("Flags: ") == 1
+    assert main(["foo=1", "bar=2"]) == 2
+    said = capsys.readouterr().err
+    assert "no group foo" in said
+    assert "no group bar" in said
+    assert said.count("Groups: ") == 1
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -46,13 +46,14 @@ class UserError(Exception):
 
     @classmethod
     def of(cls, problems: Iterable[Problem]) -> UserError:
-        """Return one error that shows all problems, numbered if there are several."""
+        """Return one error that shows all problems, numbered if there are several, and each listing once."""
         problem_list = list(problems)
         if len(problem_list) == 1:
             return cls(problem_list[0].what, *problem_list[0].format_details())
-        lines = []
+        lines: list[str] = []
         for number, problem in enumerate(problem_list, 1):
-            lines += [f"{number}. {problem.what}", *(f"   {line}" for line in problem.format_details())]
+            details = [f"   {line}" for line in problem.format_details()]
+            lines += [f"{number}. {problem.what}", *(line for line in details if len(line) < 60 or line not in lines)]
         return cls(f"{len(problem_list)} problems:", *lines)
 
     def to_problem(self) -> Problem:

@@ -36,6 +36,16 @@ class Service(TrackConfig):
             return [Problem(what, why, f"pip install 'gangline-track[{self.extra}]'   or choose another tracker")]
         return []
 
+    def list_notices(self, run: Run) -> list[str]:
+        """Return a notice if the run directory gets no records, because the choice replaced the default trackers."""
+        if "jsonl" in run.track:
+            return []
+        chosen = ",".join(run.track)
+        return [
+            f"track=[{chosen}] replaces the default trackers: RUN_DIR gets no metrics.jsonl, so gangline runs, compare "
+            f"and report show no curves; to keep it: track=[console,jsonl,{chosen}]"
+        ]
+
 
 @dataclass
 class Wandb(Service):

@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def read(argv: Sequence[str]) -> CommandLine:
     """Parse a command line. Raises UserError for an unknown flag, and for text that the locale cannot decode."""
-    line, rest = CommandLine(), list(argv)
+    line, rest, refused = CommandLine(), list(argv), list[UserError]()
     for word in rest:
         if any("\udc80" <= sign <= "\udcff" for sign in word):
             raise UserError(
@@ -70,17 +70,19 @@ def read(argv: Sequence[str]) -> CommandLine:
         elif word == "--complete":
             line.complete, rest = rest, []
         elif word.startswith("-"):
-            _refuse_flag(word, rest)
+            refused.append(_refuse_flag(word, rest))
         elif word.startswith("resume="):
             path = word.removeprefix("resume=")
             quoted = len(path) > 1 and path[0] == path[-1] and path[0] in "'\""  # quotes, as around option values
             line.resume = path[1:-1] if quoted else path
         else:
             line.words.append(word)
+    if refused:
+        raise UserError.of(error.to_problem() for error in refused)
     return line
 
 
-def _refuse_flag(word: str, rest: Sequence[str]) -> None:
+def _refuse_flag(word: str, rest: Sequence[str]) -> UserError:
     from gangline.config.command_line import list_options
     from gangline.config.suggest import find_options, suggest_near
     from gangline.plugin.registry import installed
@@ -96,7 +98,7 @@ def _refuse_flag(word: str, rest: Sequence[str]) -> None:
     else:
         hints = known_options.suggest(name, value or "true")  # --bf16
         hints = hints or [f"Set options without dashes:  {name}={value}" if sign else suggest_near(word, flags)]
-    raise UserError(f"there is no flag {word}.", *hints, f"Flags: {', '.join(flags)}.")
+    return UserError(f"there is no flag {word}.", *hints, f"Flags: {', '.join(flags)}.")
 
 
 def _train(argv: Sequence[str]) -> int:
