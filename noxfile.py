@@ -302,6 +302,20 @@ assert version("{name}") == "{version}", version("{name}")
 """
 
 
+def documented_installs() -> list[list[str]]:
+    """Return the packages of every `pip install gangline...` in the README and the docs. Raises ValueError for none."""
+    package = r"""['"]?(gangline[\w-]*(?:\[[\w,]+\])?)['"]?"""
+    pages = [ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("packages/*/README.md")]
+    lists = [
+        re.findall(package, words)
+        for page in pages
+        for words in re.findall(rf"pip\s+install\s+((?:{package.replace('(gang', '(?:gang')}\s*)+)", page.read_text())
+    ]
+    if not lists:
+        raise ValueError("no page names a package to install")
+    return [list(words) for words in sorted(set(map(tuple, lists)))]
+
+
 @nox.session(allow_parallel=True)
 def wheel(session: nox.Session) -> None:
     """Build a wheel of every package, install the wheels, and use them from an empty directory."""
@@ -314,6 +328,9 @@ def wheel(session: nox.Session) -> None:
     install(
         session, "--force-reinstall", "--no-deps", *map(str, dist.glob("*.whl"))
     )  # rebuilt wheels have the same version
+    asked = ("uv", "pip", "install", "--dry-run", *CONSTRAINTS, "--find-links", str(dist))
+    for words in documented_installs():  # every `pip install gangline...` of the docs can be installed
+        session.run(*asked, *words, external=True, silent=True)
     empty = Path(session.create_tmp()) / "empty"
     shutil.rmtree(empty, ignore_errors=True)
     empty.mkdir()
