@@ -21,7 +21,7 @@ def runs(tmp_path: Path):
 
 class TestChaos(HealthCheckSuite):
     choice = "health=chaos"
-    settings = ("health.chaos.at=[slow@1000000]",)
+    settings = ("health.chaos.at=[kill@1000000]",)
 
 
 def test_fault_plan_depends_only_on_seed():
@@ -57,6 +57,10 @@ def test_each_fault_is_claimed_once(tmp_path):
 
 def test_chaos_without_faults_is_refused(runs):
     assert "no fault is configured" in runs.expect_refusal("run.dir=out", "health=chaos")
+    said = runs.expect_refusal("run.dir=out", "health=chaos", "health.chaos.at=[kill@9,nan@3]")
+    assert "cannot inject nan into a run of one process" in said
+    said = runs.expect_refusal("run.dir=out", "health=chaos", "health.chaos.faults=3")
+    assert "cannot inject slow, hang, exception into a run of one process" in said
     assert "'burn@3' is not a fault" in runs.expect_refusal("run.dir=out", "health=chaos", "health.chaos.at=[burn@3]")
 
 

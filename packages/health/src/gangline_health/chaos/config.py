@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from gangline import Part, Problem
 from gangline.config import HealthConfig, NonNegativeInt, OneOf, PositiveFloat, PositiveInt
-from gangline_health.chaos.plan import ANYWHERE, KINDS, parse
+from gangline_health.chaos.plan import ANYWHERE, IN_COLLECTIVES, KINDS, parse
 
 if TYPE_CHECKING:
     from gangline.comm.base import Comms
@@ -31,7 +31,9 @@ class ChaosHealth(HealthConfig):
     store_seconds: PositiveFloat = 2.0  # fault lost-store: duration of the outage of the store, in seconds
 
     def check(self, run: Run) -> list[Problem]:
-        """Return problems: no fault is configured, or an entry of `at` is malformed."""
+        """Return problems: no fault, a malformed entry of `at`, or faults that need several ranks in a run of one."""
+        from gangline.config.check import count_ranks
+
         problems = []
         if not self.faults and not self.at:
             problems.append(
@@ -42,11 +44,21 @@ class ChaosHealth(HealthConfig):
                     "or omit chaos from health=[...]",
                 )
             )
+        kinds = set(self.kinds if self.faults else ())
         for words in self.at:
             try:
-                parse(words)
+                kinds.add(parse(words)[0])
             except ValueError as error:
                 problems.append(Problem(f"health.chaos.at: {error}.", f"Kinds: {', '.join(KINDS)}", "kill@100:1"))
+        without = [kind for kind in IN_COLLECTIVES if kind in kinds]
+        if without and count_ranks(run) == 1:
+            problems.append(
+                Problem(
+                    f"health=chaos cannot inject {', '.join(without)} into a run of one process.",
+                    "These faults act in collectives of the forward and backward pass.",
+                    "parallel=ddp launch.processes=2, or other kinds: health.chaos.kinds, health.chaos.at",
+                )
+            )
         return problems
 
     def list_notices(self, run: Run) -> list[str]:

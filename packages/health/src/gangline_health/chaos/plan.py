@@ -18,6 +18,7 @@ KINDS = (
 )  # fmt: skip
 # Kinds of faults that a run survives with unchanged losses: they do not kill the launcher or change numbers.
 ANYWHERE = ("kill", "stop", "slow", "hang", "exception")
+IN_COLLECTIVES = ("slow", "hang", "exception", "nan", "miscompute")  # act in collectives of forward and backward
 APART = 5  # minimum number of steps from a start, or from a random fault, to the next random fault of the rank
 
 
