@@ -128,7 +128,7 @@ class CutOff:
 
 
 def cut_off(run_dir, bad, steps=12):
-    """(how it ended, orders) of a run of which one rank loses the job's store; no save comes to anything then."""
+    """(how it ended, actions, step) of a run of which one rank loses the job's store; every later save fails."""
     s = open_session(run_dir, "parallel=ddp", f"run.steps={steps}", "checkpoint.every=2")
     saves = s.checkpointer.save
 
@@ -149,21 +149,21 @@ def cut_off(run_dir, bad, steps=12):
         ended = failures.RankFailure.of(s.comms.rank, error)
     finally:
         s.comms.store = store  # the ranks of a pool live on
-    return ended, [line.order for line in s.history if line.order], s.step
+    return ended, [line.action for line in s.history if line.action], s.step
 
 
 def test_lost_store_ends_run_for_new_workers(tmp_path):
     """All ranks, at the same step, also where one alone is cut off: the next run goes on from the newest checkpoint."""
-    for ended, orders, step in get_pool(2).run(cut_off, tmp_path / "out", 1):
-        assert (ended.kind, ended.exit_code, orders, step) == ("restart", 75, ["restart"], 5)
+    for ended, actions, step in get_pool(2).run(cut_off, tmp_path / "out", 1):
+        assert (ended.kind, ended.exit_code, actions, step) == ("restart", 75, ["restart"], 5)
         assert "store-lost at rank 1: the connection to the job store is lost permanently (Broken pipe)" in ended.what
         assert "step-00000002 is the newest checkpoint" in ended.what
     assert [found[0] for found in get_pool(2).run(cut_off, tmp_path / "out", None)] == [0, 0]
 
 
 def test_lost_store_at_last_save_requests_restart(tmp_path):
-    for ended, orders, step in get_pool(2).run(cut_off, tmp_path / "out", 1, 4):
-        assert (ended.kind, ended.exit_code, orders, step) == ("restart", 75, [], 4)
+    for ended, actions, step in get_pool(2).run(cut_off, tmp_path / "out", 1, 4):
+        assert (ended.kind, ended.exit_code, actions, step) == ("restart", 75, [], 4)
         assert "store-lost at rank 1: the connection to the job store is lost permanently (Broken pipe)" in ended.what
     assert read_ending(tmp_path / "out") is None  # the launcher's word
 
@@ -171,7 +171,7 @@ def test_lost_store_at_last_save_requests_restart(tmp_path):
 def test_failed_save_without_lost_store_restarts_no_workers(tmp_path):
     """A disk may have room again."""
     found = get_pool(2).run(cut_off, tmp_path / "out", 7)  # no rank has this number
-    assert all(orders == [] for _, orders, _ in found)
+    assert all(responses == [] for _, responses, _ in found)
 
 
 @pytest.mark.parametrize(("code", "requeue"), [(75, True), (3, False)])

@@ -112,7 +112,7 @@ def test_slow_rank_is_reported_with_its_cost(runs):
         "health.chaos.slow_steps=16",
     )
     # a busy machine makes a rank slow by itself, though not by so much
-    window = ("health.monitors.stragglers.window=8", "health.monitors.stragglers.least_seconds=0.2")
+    window = ("health.monitors.stragglers.window=8", "health.monitors.stragglers.min_seconds=0.2")
     runs.train("run.dir=out", *words, "health.chaos.at=[slow@12:3]", *window)
     found = [
         verdict
