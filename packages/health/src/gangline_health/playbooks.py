@@ -1,4 +1,4 @@
-"""Playbooks: pure functions that turn verdicts into one response, within a budget that progress renews. Torch-free.
+"""Playbooks: pure functions from verdicts to one response, within a budget that only progress renews. Torch-free.
 
 The used budget is counted from the lines of attempts.jsonl, which no rollback or restart removes. A run makes progress
 when it trains past the furthest step with a response.

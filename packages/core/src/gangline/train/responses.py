@@ -1,4 +1,4 @@
-"""Responses to verdicts: carried out on all ranks at the same step boundary, and recorded in attempts.jsonl."""
+"""Responses to verdicts: carried out on all ranks at one step boundary, recorded if they change the course."""
 
 from __future__ import annotations
 
