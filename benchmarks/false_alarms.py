@@ -38,7 +38,7 @@ def main() -> None:
             runs.train(f"run.dir={run_dir}", f"run.steps={steps}", *words)
             done += steps
             for line in read_events(runs.directory / run_dir):
-                if line["event"] == "order" and line["action"] not in ("note", "warn"):
+                if line["event"] == "response" and line["action"] not in ("note", "warn"):
                     acted[line["action"]] += 1
                 elif line["event"] == "launch" and line["why"] != "start":
                     acted["restart"] += 1

@@ -36,7 +36,7 @@ def catalogue(ours: set[str]) -> str:
     ]
     verbs = {verb: name for name in sorted(ours - {DISTRIBUTION}) for verb in found.list_verbs(name)}
     words = {theirs: said for offer in offers for theirs, said in offer.part.words.items()}
-    synonyms = {f"{offer.group}.{option}": theirs for offer in offers for option, theirs in offer.part.synonyms.items()}
+    synonyms = {path: names for offer in offers for path, names in offer.synonyms.items()}
     for names, answer in read_rows("names.md"):
         if OPTION.fullmatch(answer):
             synonyms[answer] = f"{' '.join(names)} {synonyms.get(answer, '')}".strip()

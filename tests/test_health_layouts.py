@@ -41,7 +41,7 @@ def test_weight_checksums_are_layout_invariant(tmp_path: Path, name: str) -> Non
     notes, _ = run_training(out, "health=[monitors]", "checkpoint.every=2", "run.steps=4", "parallel=single", *model)
     assert not [note for note in notes if "corruption at" in note]
     assert [record["step"] for record in read_records(out / "metrics.jsonl")] == [1, 2, 3, 4]
-    assert not [line for line in attempts.read(out) if line.order]
+    assert not [line for line in attempts.read(out) if line.action]
 
 
 @pytest.mark.parametrize("name", NAMES)

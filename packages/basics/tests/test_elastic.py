@@ -312,7 +312,7 @@ class ExcludesCheck(HealthCheck):
 
     def respond(self, agreed, record):
         if agreed.select("bad-link"):
-            again = agreed.list_orders("bad-link", Action.RESTART)
+            again = agreed.list_responses("bad-link", Action.RESTART)
             kind = Action.WARN if again else Action.RESTART
             return Response(kind, ("bad-link",), exclude=() if again else self.ranks)
 
@@ -338,9 +338,9 @@ def test_node_is_excluded_if_enough_others_remain(runs, strangers, nodes, found,
     printed = runs.train("run.dir=out", "run.steps=20", *words)
     out = runs.directory / "out"
     first, second = launches(out)
-    assert (second["why"], second["processes"]) == ("order", ranks), printed
-    assert "bad-link at rank 1: 1 of 8; new workers were ordered" in printed
-    (line,) = [line for line in runs.read_attempts("out") if line.get("order") == "restart"]
+    assert (second["why"], second["processes"]) == ("response", ranks), printed
+    assert "bad-link at rank 1: 1 of 8; new workers were requested" in printed
+    (line,) = [line for line in runs.read_attempts("out") if line.get("action") == "restart"]
     assert line["exclude"] == first["nodes"][-len(found.split("+")) :]
     waits = f"node {first['nodes'][1]} is excluded by a health check: waiting while other nodes train"
     assert (waits in printed) == (ranks == 1)

@@ -39,7 +39,7 @@ def test_excluded_node_waits_if_enough_others_remain(there, out, fewest, away):
 
 def exclude(run_dir, *names: str, days: int = 0) -> None:
     when = stamp((NOW - timedelta(days=days)).timestamp())
-    attempts.append(run_dir, Attempt(1, None, order="restart", exclude=names, time=when))
+    attempts.append(run_dir, Attempt(1, None, action="restart", exclude=names, time=when))
 
 
 def test_exclusion_expires(tmp_path):

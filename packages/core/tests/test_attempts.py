@@ -152,26 +152,26 @@ def test_failed_attempt_write_raises_error(tmp_path):
     assert attempts.read(tmp_path) == []
 
 
-def test_order_of_repeated_step_is_not_counted():
-    cut, stop = Attempt(1, "a", order="note", step=3, rate=0.5), Attempt(1, "a", order="restart", step=3)
+def test_response_of_repeated_step_is_not_counted():
+    cut, stop = Attempt(1, "a", action="note", step=3, rate=0.5), Attempt(1, "a", action="restart", step=3)
     assert list(attempts.iterate_happened([cut, stop], 1, 3)) == [stop]
     assert list(attempts.iterate_happened([cut, stop], 1, 4)) == [cut, stop]
     assert list(attempts.iterate_happened([cut, stop], 2, 3)) == [cut, stop]
 
 
 def test_attempt_line_round_trips_without_default_fields(tmp_path):
-    order = Attempt(2, "a", 8, "loss 9", "now", 32, "roll_back", ("spike",), 5, 0.5, 4, 10, ("node-7",))
+    line = Attempt(2, "a", 8, "loss 9", "now", 32, "roll_back", ("spike",), 5, 0.5, 4, 10, ("node-7",))
     attempts.append(tmp_path, Attempt(1, None))
-    attempts.append(tmp_path, order)
-    assert attempts.read(tmp_path) == [Attempt(1, None), order]
+    attempts.append(tmp_path, line)
+    assert attempts.read(tmp_path) == [Attempt(1, None), line]
     first = (tmp_path / "attempts.jsonl").read_text().splitlines()[0]
     assert set(json.loads(first)) == {"attempt", "start", "skipped", "why", "time", "sum"}
 
 
 def test_changed_byte_of_attempt_line_is_refused(tmp_path):
-    order = {"order": "roll_back", "kinds": ("loss-spike",), "step": 14, "rate": 0.1, "rate_steps": 9}
+    response = {"action": "roll_back", "kinds": ("loss-spike",), "step": 14, "rate": 0.1, "rate_steps": 9}
     attempts.append(tmp_path, Attempt(1, None, time="2026-11-24T07:02:13+00:00"))
-    attempts.append(tmp_path, Attempt(2, "step-00000010", 32, "loss 9", "2026-11-24T07:02:13+00:00", 80, **order))
+    attempts.append(tmp_path, Attempt(2, "step-00000010", 32, "loss 9", "2026-11-24T07:02:13+00:00", 80, **response))
     attempts.append(tmp_path, Attempt(2, "step-00000020.2", why="resume"))
     path = tmp_path / FILE
     whole, written = path.read_bytes(), attempts.read(tmp_path)
@@ -193,14 +193,14 @@ def test_changed_byte_of_attempt_line_is_refused(tmp_path):
         ({"start": "step-10"}, "attempt 2 cannot start from 'step-10'"),
         ({"time": "2026-11-24T07:02:73+00:00"}, "the time '2026-11-24T07:02:73+00:00' is invalid"),
         ({"time": "2026-11-24T07:02:13"}, "the time '2026-11-24T07:02:13' is invalid"),
-        ({"skipped": 99, "order": ""}, "99 samples are skipped without an order to skip samples"),
+        ({"skipped": 99, "action": ""}, "99 samples are skipped without a rollback or a restart"),
         ({"skipped": -1}, "a number is out of range"),
         ({"rate": 1e999}, "a number is out of range"),
         ({"step": "4"}, "a field has the wrong type"),
     ],
 )
 def test_invalid_line_without_checksum_is_refused(tmp_path, changes, said):
-    good = {"attempt": 2, "start": "step-00000010.2", "time": "2026-11-24T07:02:13+00:00", "order": "roll_back"}
+    good = {"attempt": 2, "start": "step-00000010.2", "time": "2026-11-24T07:02:13+00:00", "action": "roll_back"}
     (tmp_path / FILE).write_text(json.dumps(good) + "\n" + '{"attempt": 3, "star')
     attempts.refuse_damage(tmp_path)
     (tmp_path / FILE).write_text(json.dumps({**good, **changes}) + "\n")

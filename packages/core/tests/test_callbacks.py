@@ -70,7 +70,7 @@ def test_callback_may_be_added_or_removed_on_resume(tmp_path):
 
 
 class GoesBack(HealthCheck):
-    """Health check that orders a rollback at step 4 of the first attempt."""
+    """Health check that requests a rollback at step 4 of the first attempt."""
 
     def observe(self, record):
         if (record.attempt, record.step) == (1, 4):

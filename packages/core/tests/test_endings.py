@@ -130,7 +130,7 @@ class CutOff:
 def cut_off(run_dir, bad, steps=12):
     """Train a run in which rank `bad` loses the job store and every save from step 4 on fails.
 
-    Return how the run ended, its orders and its last step.
+    Return how the run ended, its actions and its last step.
     """
     s = open_session(run_dir, "parallel=ddp", f"run.steps={steps}", "checkpoint.every=2")
     saves = s.checkpointer.save
@@ -152,21 +152,21 @@ def cut_off(run_dir, bad, steps=12):
         ended = failures.RankFailure.of(s.comms.rank, error)
     finally:
         s.comms.store = store  # the pool keeps its ranks
-    return ended, [line.order for line in s.history if line.order], s.step
+    return ended, [line.action for line in s.history if line.action], s.step
 
 
 def test_lost_store_ends_run_for_new_workers(tmp_path):
     """Break the connection of one rank: all ranks end after the same step, and the next run resumes the checkpoint."""
-    for ended, orders, step in get_pool(2).run(cut_off, tmp_path / "out", 1):
-        assert (ended.kind, ended.exit_code, orders, step) == ("restart", 75, ["restart"], 5)
+    for ended, actions, step in get_pool(2).run(cut_off, tmp_path / "out", 1):
+        assert (ended.kind, ended.exit_code, actions, step) == ("restart", 75, ["restart"], 5)
         assert "store-lost at rank 1: the connection to the job store is lost permanently (Broken pipe)" in ended.what
         assert "step-00000002 is the newest checkpoint" in ended.what
     assert [found[0] for found in get_pool(2).run(cut_off, tmp_path / "out", None)] == [0, 0]
 
 
 def test_lost_store_at_last_save_requests_restart(tmp_path):
-    for ended, orders, step in get_pool(2).run(cut_off, tmp_path / "out", 1, 4):
-        assert (ended.kind, ended.exit_code, orders, step) == ("restart", 75, [], 4)
+    for ended, actions, step in get_pool(2).run(cut_off, tmp_path / "out", 1, 4):
+        assert (ended.kind, ended.exit_code, actions, step) == ("restart", 75, [], 4)
         assert "store-lost at rank 1: the connection to the job store is lost permanently (Broken pipe)" in ended.what
     assert read_ending(tmp_path / "out") is None  # the launcher writes the ending
 
@@ -174,7 +174,7 @@ def test_lost_store_at_last_save_requests_restart(tmp_path):
 def test_failed_save_without_lost_store_restarts_no_workers(tmp_path):
     """Continue after a failed save, because the disk may have space for a later save."""
     found = get_pool(2).run(cut_off, tmp_path / "out", 7)  # no rank has index 7
-    assert all(orders == [] for _, orders, _ in found)
+    assert all(actions == [] for _, actions, _ in found)
 
 
 @pytest.mark.parametrize(("code", "requeue"), [(75, True), (3, False)])

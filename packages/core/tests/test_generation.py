@@ -149,7 +149,7 @@ def test_start_without_fitting_layout_ends_job(tmp_path):
     ("failure", "nodes", "why"),
     [
         (RankFailure(1, "bug", 1, "it was killed by SIGKILL"), ["a", "b"], "rank"),
-        (RankFailure(1, "restart", 3, "bad-link at rank 0"), ["a", "b"], "order"),
+        (RankFailure(1, "restart", 3, "bad-link at rank 0"), ["a", "b"], "response"),
         (None, ["a"], "node"),
         (None, ["a", "b", "c"], "joined"),
         (RankFailure(0, "ended", 75), ["a", "b", "c"], "joined"),
@@ -235,7 +235,7 @@ def test_earlier_job_failure_takes_no_restart(tmp_path):
     [
         ("bug", {"max_restarts": 2}, 2),
         ("bug", {"max_restarts": None, "futile_restarts": 3}, 3),
-        ("restart", {"max_restarts": 0, "futile_restarts": 2}, 2),  # a restart that a verdict orders is not a failure
+        ("restart", {"max_restarts": 0, "futile_restarts": 2}, 2),  # a restart that a verdict requests is not a failure
         ("user", {"max_restarts": None}, 0),
         ("ended", {"max_restarts": None}, 0),
     ],
@@ -254,7 +254,7 @@ def test_restart_budget_depends_on_failure_kind(tmp_path, monkeypatch, kind, opt
     assert number - 1 == allowed
 
 
-def test_ordered_restart_leaves_failure_budget_unchanged(tmp_path):
+def test_requested_restart_leaves_failure_budget_unchanged(tmp_path):
     (tmp_path / "logs").mkdir()
     decides, said = starts(tmp_path, max_restarts=1)
     decides.begin(["a"], 2, first=True)

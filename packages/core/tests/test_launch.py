@@ -287,7 +287,7 @@ def test_run_returns_exit_code_of_ranks(run_dir, capsys):
 def test_exhausted_restarts_return_verdict_exit_code(run_dir, capsys, most):
     assert start(run_dir, 2, LocalLaunch(futile_restarts=most), target="launched:renew") == 3
     said = capsys.readouterr().err
-    assert said.count("new workers were ordered; ranks restarted\n") == most
+    assert said.count("new workers were requested; ranks restarted\n") == most
     assert f"giving up after {most} restarts without progress past step 0" in said
     for word in ("bad-link at rank 0: 1 of 8 links", "no restart is left", f"train resume={run_dir}"):
         assert word in said

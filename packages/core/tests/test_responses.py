@@ -1,4 +1,4 @@
-"""Verdicts of health checks and the resulting orders, in real runs that are killed and resumed."""
+"""Verdicts of health checks and the resulting responses, in real runs that are killed and resumed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Scripted(HealthCheck):
     """Health check that returns scripted verdicts at given steps and a scripted response."""
 
     at: dict[int, Action]
-    order: Response | None = None
+    response: Response | None = None
     budget: int = 1
     before: dict[int, Action] | None = None
     first: Action | None = None
@@ -52,8 +52,8 @@ class Scripted(HealthCheck):
             yield Verdict("spike", f"step {record.step}", 1.0, f"loss {record.loss}", self.at[record.step])
 
     def respond(self, agreed: Agreed, record) -> Response | None:
-        done = sum(len(agreed.list_orders("spike", action)) for action in Action)
-        return self.order if self.order and agreed.select("spike") and done < self.budget else None
+        done = sum(len(agreed.list_responses("spike", action)) for action in Action)
+        return self.response if self.response and agreed.select("spike") and done < self.budget else None
 
 
 class Asked(Scripted):
@@ -82,8 +82,8 @@ def started(run_dir, *settings: str) -> list[int]:
     return found
 
 
-def orders(run_dir) -> list[Attempt]:
-    return [line for line in attempts.read(run_dir) if line.order]
+def read_responses(run_dir) -> list[Attempt]:
+    return [line for line in attempts.read(run_dir) if line.action]
 
 
 # --- training loop ---
@@ -98,8 +98,8 @@ def test_skipped_samples_stay_skipped_after_kill(tmp_path):
     out = tmp_path / "out"
     with pytest.raises(KeyboardInterrupt):
         run(out, Dies({5: Action.ROLL_BACK}))
-    (line,) = orders(out)
-    assert (line.attempt, line.start, line.order, line.kinds, line.step) == (
+    (line,) = read_responses(out)
+    assert (line.attempt, line.start, line.action, line.kinds, line.step) == (
         2,
         "step-00000004",
         "roll_back",
@@ -115,7 +115,7 @@ def test_skipped_samples_stay_skipped_after_kill(tmp_path):
         *((step, 2) for step in range(5, 9)),
     ]
     told = events.read_events(out)
-    assert [line["action"] for line in told if line["event"] == "order"] == ["roll_back"]
+    assert [line["action"] for line in told if line["event"] == "response"] == ["roll_back"]
     assert [line["kind"] for line in told if line["event"] == "verdict"] == ["spike"]
     assert [line["event"] for line in told].count("start") == 2
     phases = [(line["phase"], line["at"]) for line in told if line["event"] == "phase"]
@@ -145,10 +145,10 @@ def test_resume_refuses_samples_skipped_beyond_the_cursor(tmp_path):
     assert f"later checkpoint step-00000008.2 has read only up to sample {9 * G - 1}." in str(refused.value)
 
 
-def test_order_budget_survives_rollback(tmp_path):
+def test_response_budget_survives_rollback(tmp_path):
     back = Response(Action.ROLL_BACK, ("spike",), before_step=4, skip=0, rate=0.5, rate_steps=4)
     assert run(tmp_path / "out", Scripted({5: Action.STOP}, back, budget=2)) == 3
-    assert [(line.order, line.start, line.skipped) for line in orders(tmp_path / "out")] == [
+    assert [(line.action, line.start, line.skipped) for line in read_responses(tmp_path / "out")] == [
         ("roll_back", "step-00000002", 0),
         ("roll_back", "step-00000002", 0),
         ("stop", "step-00000004.3", 0),
@@ -171,14 +171,14 @@ def test_reduced_learning_rate_survives_a_kill(tmp_path):
     assert run(out, Scripted({3: Action.STOP}, cut)) == 0
     rates = [record["learning_rate"] for record in read_records(out / "metrics.jsonl")]
     assert [rate / rates[0] for rate in rates] == [1, 1, 1, 0.5, 0.5, 0.5, 1, 1]
-    assert len(orders(out)) == 1
+    assert len(read_responses(out)) == 1
 
 
 @pytest.mark.parametrize(("first", "code"), [(Action.STOP, 3), (Action.RESTART, "restart"), (Action.WARN, 0)])
 def test_verdict_before_first_step_is_applied(tmp_path, first, code):
     out = tmp_path / "out"
     assert run(out, Scripted({}, first=first), "run.steps=1") == code
-    assert [line.order for line in orders(out)] == ([first.name.lower()] if code else [])
+    assert [line.action for line in read_responses(out)] == ([first.name.lower()] if code else [])
     assert (out / "metrics.jsonl").read_text().count("\n") == (code == 0)
 
 
@@ -197,11 +197,11 @@ def test_step_skipped_by_check_reports_no_overflow(tmp_path, monkeypatch):
     assert s.optimizer.state()["steps"] == 2
 
 
-def test_restart_order_may_load_earlier_checkpoint(tmp_path):
+def test_restart_may_load_earlier_checkpoint(tmp_path):
     out = tmp_path / "out"
     back = Response(Action.RESTART, ("spike",), before_step=4, exclude=("node-7",))
     assert run(out, Scripted({5: Action.STOP}, back)) == "restart"
-    (line,) = orders(out)
+    (line,) = read_responses(out)
     assert (line.attempt, line.start, line.skipped, line.exclude) == (2, "step-00000002", 0, ("node-7",))
     assert started(out) == [2 * G, 3 * G, 4 * G, 5 * G, 6 * G, 7 * G]
 
@@ -217,7 +217,7 @@ def test_rollback_falls_back_to_oldest_checkpoint(tmp_path):
     out = tmp_path / "out"
     back = Response(Action.ROLL_BACK, ("spike",), before_step=1, else_before=5, why="the first of three tries")
     assert run(out, Once({7: Action.STOP}, back)) == 0
-    (line,) = orders(out)
+    (line,) = read_responses(out)
     assert (line.start, line.skipped_from) == ("step-00000002", 2 * G), "not step 4, which is nearer to the trouble"
     assert line.why.endswith("; the first of three tries")
     never = Response(Action.ROLL_BACK, ("spike",), before_step=1, else_before=2)
@@ -245,8 +245,8 @@ def test_nonfinite_weights_stop_run_at_next_step(tmp_path, monkeypatch):
         "gangline.train.save.find_nonfinite_weights", lambda s: "rank 0: model/x" if s.step == 4 else ""
     )
     assert run(tmp_path / "out", None) == 3
-    (line,) = orders(tmp_path / "out")
-    assert (line.order, line.kinds, line.step, line.start) == ("stop", ("not-finite",), 5, "step-00000002")
+    (line,) = read_responses(tmp_path / "out")
+    assert (line.action, line.kinds, line.step, line.start) == ("stop", ("not-finite",), 5, "step-00000002")
     assert "the weights are not finite (rank 0: model/x); newest complete checkpoint: step-00000002" in line.why
 
 
@@ -333,7 +333,7 @@ class Once(Scripted):
         return super().observe(record) if record.attempt == 1 else ()
 
 
-def test_order_counts_once_when_checkpoint_is_damaged(tmp_path):
+def test_response_counts_once_when_checkpoint_is_damaged(tmp_path):
     """Load a damaged newest checkpoint: the attempts.jsonl line of the second try replaces that of the first."""
     out = tmp_path / "out"
     s = open_session(out, "run.steps=8")
@@ -350,7 +350,7 @@ def test_order_counts_once_when_checkpoint_is_damaged(tmp_path):
     s.checkpointer.load = once_damaged
     assert train(s) == 0
     assert tried == ["step-00000004", "step-00000002"]
-    (line,) = orders(out)
+    (line,) = read_responses(out)
     assert (line.attempt, line.instead, line.start) == (3, 2, "step-00000002")
     assert (line.skipped_from, line.skipped) == (2 * G, 8)
     rates = {record["step"]: record["learning_rate"] for record in read_records(out / "metrics.jsonl")}
@@ -465,16 +465,16 @@ def found(kind: str, suggestion: Action, *overrides: str) -> Verdict:
         ),
     ],
 )
-def test_strongest_order_or_unanswered_suggestion_wins(verdicts, responses, action, kinds):
-    order = decide(Agreed(tuple(verdicts)), responses)
-    assert (order.action, order.kinds) == (action, kinds)
+def test_strongest_response_or_unanswered_suggestion_wins(verdicts, responses, action, kinds):
+    response = decide(Agreed(tuple(verdicts)), responses)
+    assert (response.action, response.kinds) == (action, kinds)
 
 
-def test_learning_rate_reduction_survives_stronger_order():
+def test_learning_rate_reduction_survives_stronger_response():
     cut = Response(Action.NOTE, ("a",), rate=0.1, rate_steps=5, exclude=("x",))
-    order = decide(Agreed((found("b", Action.WARN),)), [cut])
-    assert (order.action, order.rate, order.rate_steps, order.exclude) == (Action.WARN, 0.1, 5, ("x",))
-    assert order.changes_course
+    response = decide(Agreed((found("b", Action.WARN),)), [cut])
+    assert (response.action, response.rate, response.rate_steps, response.exclude) == (Action.WARN, 0.1, 5, ("x",))
+    assert response.changes_course
 
 
 @pytest.mark.parametrize(
@@ -487,7 +487,7 @@ def test_cursor_moves_past_skipped_samples(cursor, expected):
 
 
 @pytest.mark.parametrize("wrong", [{"skip": -1}, {"rate": float("nan")}, {"rate": -0.5}])
-def test_invalid_order_is_refused(wrong):
+def test_invalid_response_is_refused(wrong):
     with pytest.raises(ValueError, match=r"must be .*at least 0, not "):
         Response(Action.ROLL_BACK, ("a",), **wrong)
 
@@ -519,7 +519,7 @@ class GoesBackCheck(HealthCheck):
 
     def respond(self, agreed, record):
         if agreed.select("bad-link"):
-            again = len(agreed.list_orders("bad-link", Action.RESTART))
+            again = len(agreed.list_responses("bad-link", Action.RESTART))
             return Response(Action.WARN if again else Action.RESTART, ("bad-link",))
 
 
@@ -537,8 +537,8 @@ def test_run_survives_rollback_restart_and_kill(runs, strangers):
     runs.wait_for_step(killed, "out", 12)
     kill(killed)
     runs.train("resume=out")
-    lines = orders(runs.directory / "out")
-    assert [(line.order, line.kinds, line.attempt) for line in lines] == [
+    lines = read_responses(runs.directory / "out")
+    assert [(line.action, line.kinds, line.attempt) for line in lines] == [
         ("roll_back", ("spike",), 2),
         ("restart", ("bad-link",), 2),
     ]

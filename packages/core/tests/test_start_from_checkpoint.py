@@ -59,7 +59,7 @@ def test_first_steps_on_two_ranks_match_resume(parent, resumed, tmp_path):
 
 def test_skipped_samples_of_parent_run_stay_skipped(parent, tmp_path):
     copy = shutil.copytree(parent, tmp_path / "copy")
-    skip = Attempt(2, "step-00000002", 400, skipped_from=0, order="roll_back", step=4)
+    skip = Attempt(2, "step-00000002", 400, skipped_from=0, action="roll_back", step=4)
     attempts.append(copy, skip)
     words = (f"run.weights={copy}/step-00000002", "run.steps=4")
     train_session(tmp_path / "out", *words)

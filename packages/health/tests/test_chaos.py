@@ -115,8 +115,8 @@ def test_slow_rank_is_reported_with_its_cost(runs):
         "health=[monitors,chaos]",
         "health.chaos.slow_steps=16",
     )
-    # a busy machine also delays healthy ranks, but by less than `least_seconds`
-    window = ("health.monitors.stragglers.window=8", "health.monitors.stragglers.least_seconds=0.2")
+    # a busy machine also delays healthy ranks, but by less than `min_seconds`
+    window = ("health.monitors.stragglers.window=8", "health.monitors.stragglers.min_seconds=0.2")
     runs.train("run.dir=out", *words, "health.chaos.at=[slow@12:3]", *window)
     found = [
         verdict

@@ -36,7 +36,7 @@ WORDS = ("health=[monitors]", "health.monitors.corruption.every=2", "parallel=dd
 
 
 def run(run_dir: Path, bad: int | None, *settings: str) -> tuple[int | str, list[attempts.Attempt]]:
-    """Train and return (exit code or "restart", orders). bad: rank with a flipped bit of a weight after step 5."""
+    """Train and return (exit code or "restart", actions). bad: rank with a flipped bit of a weight after step 5."""
     s = open_session(run_dir, *WORDS, *settings)
     applied = s.runtime.finish_update
 
@@ -50,7 +50,7 @@ def run(run_dir: Path, bad: int | None, *settings: str) -> tuple[int | str, list
         code: int | str = train(s)
     except RestartWanted:
         code = "restart"
-    return code, [line for line in s.history if line.order]
+    return code, [line for line in s.history if line.action]
 
 
 def losses(run_dir: Path) -> list[float]:
@@ -58,15 +58,15 @@ def losses(run_dir: Path) -> list[float]:
 
 
 def test_corrupt_replica_of_four_triggers_rollback(tmp_path: Path) -> None:
-    for code, (order,) in get_pool(4).run(run, tmp_path / "bad", 2):
+    for code, (line,) in get_pool(4).run(run, tmp_path / "bad", 2):
         assert code == 0
-        assert (order.order, order.kinds, order.start, order.skipped) == (
+        assert (line.action, line.kinds, line.start, line.skipped) == (
             "roll_back",
             ("corruption",),
             "step-00000004",
             0,
         )
-        assert "silent data corruption: the weights of rank 2 differ from 3 of its 3 other replicas" in order.why
+        assert "silent data corruption: the weights of rank 2 differ from 3 of its 3 other replicas" in line.why
     assert get_pool(4).run(run, tmp_path / "good", None) == [(0, [])] * 4
     assert losses(tmp_path / "bad") == losses(tmp_path / "good")
 
@@ -78,17 +78,17 @@ def test_exclude_action_restarts_before_bit_flip_without_node(tmp_path: Path) ->
         "health.monitors.corruption.every=4",
         "checkpoint.every=1",
     )
-    for code, (order,) in get_pool(4).run(run, tmp_path / "out", 2, *words):
+    for code, (line,) in get_pool(4).run(run, tmp_path / "out", 2, *words):
         assert code == "restart"
-        assert (order.order, order.start, order.skipped) == ("restart", "step-00000004", 0)
-        assert order.exclude == (name_of_this_node(),)
+        assert (line.action, line.start, line.skipped) == ("restart", "step-00000004", 0)
+        assert line.exclude == (name_of_this_node(),)
 
 
 def test_corruption_in_two_replicas_rolls_back_without_exclusion(tmp_path: Path) -> None:
     words = ("health.monitors.playbooks.corruption.actions=[exclude]", "checkpoint.every=3")
-    for code, orders in get_pool(2).run(run, tmp_path / "out", 1, *words):
+    for code, lines in get_pool(2).run(run, tmp_path / "out", 1, *words):
         assert code == 0
-        assert [(order.order, order.start) for order in orders] == [("roll_back", "step-00000003")]
+        assert [(line.action, line.start) for line in lines] == [("roll_back", "step-00000003")]
 
 
 def test_corruption_monitor_enabled_mid_run_trusts_earlier_steps() -> None:
@@ -107,7 +107,7 @@ def test_fully_compared_replicas_give_no_note(tmp_path: Path) -> None:
 
 
 def with_a_gradient_flipped(run_dir: Path, bad: int | None, *settings: str) -> tuple[int, list[attempts.Attempt]]:
-    """Train and return (exit code, orders). bad: rank with a flipped gradient bit in step 5, after the reduction."""
+    """Train and return (exit code, actions). bad: rank with a flipped gradient bit in step 5, after the reduction."""
     s = open_session(run_dir, *WORDS, *settings)
     once = s.runtime.step
 
@@ -119,20 +119,20 @@ def with_a_gradient_flipped(run_dir: Path, bad: int | None, *settings: str) -> t
         return found
 
     s.runtime.step = step  # type: ignore[method-assign]
-    return train(s), [line for line in s.history if line.order]
+    return train(s), [line for line in s.history if line.action]
 
 
 def test_corrupt_gradient_names_its_rank(tmp_path: Path) -> None:
     every = "health.monitors.corruption.every=1"
-    for code, (order,) in get_pool(4).run(with_a_gradient_flipped, tmp_path / "bad", 1, every):
-        assert (code, order.order, order.start) == (0, "roll_back", "step-00000004")
-        assert "silent data corruption: the gradients of rank 1 differ from 3 of its 3 other replicas" in order.why
+    for code, (line,) in get_pool(4).run(with_a_gradient_flipped, tmp_path / "bad", 1, every):
+        assert (code, line.action, line.start) == (0, "roll_back", "step-00000004")
+        assert "silent data corruption: the gradients of rank 1 differ from 3 of its 3 other replicas" in line.why
     assert get_pool(4).run(with_a_gradient_flipped, tmp_path / "good", None, every) == [(0, [])] * 4
     assert losses(tmp_path / "bad") == losses(tmp_path / "good")
 
 
 def reads(run_dir: Path, bad: bool, steps: int, *layout: str) -> tuple[int, list[attempts.Attempt]]:
-    """Train and return (exit code, orders). bad: whether to flip a bit of a weight read from checkpoint 4."""
+    """Train and return (exit code, actions). bad: whether to flip a bit of a weight read from checkpoint 4."""
     load = DcpCheckpointer.load
 
     def damages(self, id, shards, registry):
@@ -149,7 +149,7 @@ def reads(run_dir: Path, bad: bool, steps: int, *layout: str) -> tuple[int, list
         code = train(s)
     finally:
         DcpCheckpointer.load = load  # type: ignore[method-assign]
-    return code, [line for line in s.history if line.order]
+    return code, [line for line in s.history if line.action]
 
 
 def test_corrupt_checkpoint_read_is_detected(tmp_path: Path) -> None:
@@ -157,9 +157,9 @@ def test_corrupt_checkpoint_read_is_detected(tmp_path: Path) -> None:
     for name in ("bad", "good"):
         assert get_pool(2).run(reads, tmp_path / name, False, 4, "parallel=ddp") == [(0, [])] * 2
     assert reads(tmp_path / "good", False, 6, "parallel=single") == (0, [])
-    code, (order,) = reads(tmp_path / "bad", True, 6, "parallel=single")
-    assert (code, order.order, order.start) == (0, "roll_back", "step-00000002")
-    assert "weights read from the checkpoint of step 4 differ from the saved weights: model/" in order.why
+    code, (line,) = reads(tmp_path / "bad", True, 6, "parallel=single")
+    assert (code, line.action, line.start) == (0, "roll_back", "step-00000002")
+    assert "weights read from the checkpoint of step 4 differ from the saved weights: model/" in line.why
 
 
 def test_replicas_meant_to_differ_are_not_compared(tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ def test_hang_with_act_warn_is_only_reported(runs):
         begun = len(runs.read_records("out"))
         wait_for(lambda begun=begun: len(runs.read_records("out")) > begun + 10)
     assert run.poll() is None
-    assert not [line for line in read_events(out) if line["event"] in ("end", "order")]
+    assert not [line for line in read_events(out) if line["event"] in ("end", "response")]
     assert [line["suggestion"] for line in verdicts(out)] == ["warn", "warn"]
 
 

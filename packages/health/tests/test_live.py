@@ -110,13 +110,13 @@ def test_metrics_are_openmetrics_text(tmp_path: Path) -> None:
         "mfu": None,
         "rank_mfu": [0.5, 0.25],
     }
-    written(tmp_path, WARNS, WARNS, {"event": "order", "action": "roll_back"}, records=(record,))
+    written(tmp_path, WARNS, WARNS, {"event": "response", "action": "roll_back"}, records=(record,))
     written_down = text_of(tmp_path)
     found, run = parsed(written_down), tmp_path.name
     assert found["gangline_step", run] == 7
     assert str(found["gangline_loss", run]) == "nan"
     assert found["gangline_verdicts", "straggler", run] == 2
-    assert found["gangline_orders", "roll_back", run] == 1
+    assert found["gangline_responses", "roll_back", run] == 1
     assert found["gangline_rank_phase_seconds", "backward", "1", run] == 0.7
     assert found["gangline_rank_mfu_ratio", "1", run] == 0.25
     assert 2 < found["gangline_quiet_seconds", run] < 60
@@ -129,7 +129,15 @@ def test_prometheus_metric_names_are_stable(tmp_path: Path) -> None:
     record = dict.fromkeys(GAUGES, 1.0) | {"step": 1, "time": time.time(), "rank_mfu": [0.5]}
     written(tmp_path, records=(record | {"rank_phases": {"data": [0.1]}},))
     names = {family.name for family in text_string_to_metric_families(text_of(tmp_path))}
-    of_run = ("quiet_seconds", "ranks_here", "rank_phase_seconds", "rank_mfu_ratio", "launches", "verdicts", "orders")
+    of_run = (
+        "quiet_seconds",
+        "ranks_here",
+        "rank_phase_seconds",
+        "rank_mfu_ratio",
+        "launches",
+        "verdicts",
+        "responses",
+    )
     assert names == {name for name, _ in GAUGES.values()} | {f"gangline_{name}" for name in of_run}
 
 

@@ -88,7 +88,9 @@ def test_ranks_without_own_loss_are_ignored() -> None:
 
 
 def test_verdict_repeats_only_while_deviation_lasts() -> None:
-    steps = [verdict.details["step"] for verdict in told(changed(records(1500), 1, 1.0, 100, until=900), again=300)]
+    steps = [
+        verdict.details["step"] for verdict in told(changed(records(1500), 1, 1.0, 100, until=900), report_every=300)
+    ]
     assert len(steps) == 3
     assert all(299 < later - earlier < 302 for earlier, later in pairwise(steps))
 

@@ -44,7 +44,7 @@ def test_starts_of_several_jobs_count_together(tmp_path: Path) -> None:
     written(tmp_path, [47, 46, 47], ["start", "start bug", "rank", "start killed"])
     (verdict,) = found(tmp_path)
     assert verdict.details["row"] == 3
-    back = order([verdict])
+    back = respond_to([verdict])
     assert back is not None
     assert back.action is Action.ROLL_BACK
 
@@ -53,7 +53,7 @@ def found(run_dir: Path, every: int | None = 20) -> list[Verdict]:
     return list(RepeatedMonitor(str(run_dir), every).before_run())
 
 
-def order(found: list[Verdict], history: tuple[Attempt, ...] = ()) -> Response | None:
+def respond_to(found: list[Verdict], history: tuple[Attempt, ...] = ()) -> Response | None:
     return respond(Playbooks(), Budget(), Agreed(tuple(found), history), 41)
 
 
@@ -63,15 +63,15 @@ def test_third_failure_takes_older_checkpoint_then_stops(
     written(tmp_path, [47, 47], ["start", "rank", "rank"])
     (verdict,) = found(tmp_path)
     assert (verdict.kind, verdict.where, verdict.details["row"]) == ("repeated-failure", "step 48", 2)
-    assert order([verdict]) is None, "a warning, for now"
+    assert respond_to([verdict]) is None, "a warning, for now"
     written(tmp_path, [47, 46, 47], ["start", "rank", "rank", "rank"])
     (verdict,) = found(tmp_path)
     assert f"3 consecutive starts failed in step 48; last failure: {KILLED}" in verdict.evidence
-    first = order([verdict])
+    first = respond_to([verdict])
     assert first is not None
     assert (first.action, first.before_step, first.skip) == (Action.ROLL_BACK, 40, 0)
-    line = Attempt(2, "step-00000020", order="roll_back", kinds=("repeated-failure",), step=40)
-    then = order([verdict], (line,))
+    line = Attempt(2, "step-00000020", action="roll_back", kinds=("repeated-failure",), step=40)
+    then = respond_to([verdict], (line,))
     assert then is not None
     assert then.action is Action.STOP
 
@@ -82,7 +82,7 @@ def test_third_failure_takes_older_checkpoint_then_stops(
 def test_rollback_from_memory_checkpoint_is_older(tmp_path: Path, start: str, before: int) -> None:
     written(tmp_path, [47, 47, 47], ["start", "rank", "rank", "rank"], start=start)
     (verdict,) = found(tmp_path)
-    back = order([verdict])
+    back = respond_to([verdict])
     assert back is not None
     assert back.before_step == before
 
@@ -93,11 +93,11 @@ def test_rollback_from_memory_checkpoint_is_older(tmp_path: Path, start: str, be
         ([47, 52, 58], ["start", "rank", "rank", "rank"]),
         ([47, 43, 47], ["start", "rank", "rank", "rank"]),
         ([47, 47, 47], ["start", "rank", "rank", "node"]),
-        ([47, 47, 47], ["start", "rank", "rank", "order"]),
+        ([47, 47, 47], ["start", "rank", "rank", "response"]),
         ([47, 47, 47], ["start", "rank", "rank", "start preempted"]),
         ([], ["start"]),
     ],
-    ids=["each goes further", "elsewhere", "a node was lost", "it was ordered", "a new job", "the first start"],
+    ids=["each goes further", "elsewhere", "a node was lost", "a response", "a new job", "the first start"],
 )
 def test_unrelated_failures_are_not_repeated_failures(tmp_path: Path, reached: list[int], why: list[str]) -> None:
     written(tmp_path, reached, why)
@@ -110,7 +110,7 @@ def test_repeated_out_of_memory_stops_the_run(tmp_path: Path, evidence: str) -> 
     (verdict,) = found(tmp_path)
     assert (verdict.kind, verdict.where) == ("out-of-memory", "step 48")
     assert "lower batch.micro_size, set run.recompute=full" in verdict.evidence
-    stop = order([verdict])
+    stop = respond_to([verdict])
     assert stop is not None
     assert stop.action is Action.STOP
 
@@ -125,9 +125,9 @@ def appended(path: Path, *lines: dict) -> None:
 def test_failure_after_rollback_counts_at_its_step(tmp_path: Path, died_at: int | None, same: bool) -> None:
     """Check that events of a rollback, which hold the step rolled back from, do not change the step of the failure."""
     written(tmp_path, [40, 40, 40], ["start", "rank", "rank", "rank"])
-    for step in (40, 41):  # ordered before the first step, or after it
+    for step in (40, 41):  # requested before the first step, or after it
         about = {"by": "rank", "generation": 4, "attempt": 1, "step": step}
-        appended(tmp_path / "events.jsonl", {"event": "order", "action": "roll_back", **about})
+        appended(tmp_path / "events.jsonl", {"event": "response", "action": "roll_back", **about})
         appended(tmp_path / "events.jsonl", {"event": "phase", "phase": "recovery", "at": "end", **about})
         appended(tmp_path / "metrics.jsonl", {"generation": 4, "attempt": 1, "step": step})
     then = range(21, died_at or 0)
@@ -144,7 +144,7 @@ def test_single_out_of_memory_does_not_stop_run(tmp_path: Path) -> None:
     (tmp_path / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in events))
     (verdict,) = found(tmp_path)
     assert (verdict.kind, verdict.details["row"]) == ("repeated-failure", 2)
-    assert order([verdict]) is None, "a warning, for now"
+    assert respond_to([verdict]) is None, "a warning, for now"
 
 
 @pytest.mark.parametrize("kills", [3, 4])
@@ -154,16 +154,15 @@ def test_repeated_kill_rolls_back_then_stops(tmp_path: Path, kills: int) -> None
     with RealRuns(tmp_path) as runs:
         faults = f"health.chaos.at=[{','.join(['kill@11:0'] * kills)}]"
         printed = runs.train("run.dir=out", *words, "health=[monitors,chaos]", faults, code=0 if kills == 3 else 3)
-        orders = [line for line in attempts.read(tmp_path / "out") if line.order]
-        back, *then = orders
-        assert (back.order, back.kinds, back.start, back.skipped) == (
+        back, *then = [line for line in attempts.read(tmp_path / "out") if line.action]
+        assert (back.action, back.kinds, back.start, back.skipped) == (
             "roll_back",
             ("repeated-failure",),
             "step-00000004",
             0,
         )
         if kills == 4:
-            assert [line.order for line in then] == ["stop"]
+            assert [line.action for line in then] == ["stop"]
             ending = read_ending(tmp_path / "out")
             assert ending is not None
             assert (ending.reason, ending.requeue) == ("verdict", False)
@@ -187,9 +186,9 @@ def test_repeated_job_failures_roll_back_then_stop(tmp_path: Path) -> None:
         for code in (1, 1, 1, 3):
             printed = runs.train(*words, *ranks, *faults, code=code)
     assert "3 consecutive starts failed in step 11" in printed
-    orders = [(line.order, line.start) for line in attempts.read(tmp_path / "out") if line.order]
-    assert [order for order, _ in orders] == ["roll_back", "stop"]
-    assert orders[0][1] == "step-00000004", "an older one than that of the starts that failed"
+    lines = [(line.action, line.start) for line in attempts.read(tmp_path / "out") if line.action]
+    assert [action for action, _ in lines] == ["roll_back", "stop"]
+    assert lines[0][1] == "step-00000004", "an older one than that of the starts that failed"
     ending = read_ending(tmp_path / "out")
     assert ending is not None
     assert (ending.reason, ending.requeue, ending.exit_code) == ("verdict", False, 3)

@@ -39,7 +39,7 @@ HEALTH = (
 
 
 def run(run_dir: Path, bad: range, *settings: str) -> tuple[int, list[dict], list[attempts.Attempt]]:
-    """Train with a loss five times as high on samples `bad`; return (exit code, records, orders)."""
+    """Train with a loss five times as high on samples `bad`; return (exit code, records, responses)."""
     s = open_session(run_dir, *HEALTH, *settings)
     step = s.runtime.step
 
@@ -49,16 +49,16 @@ def run(run_dir: Path, bad: range, *settings: str) -> tuple[int, list[dict], lis
 
     s.runtime.step = spoilt  # type: ignore[method-assign]
     code = train(s)
-    orders = [line for line in attempts.read(run_dir) if line.order]
-    return code, read_records(run_dir / "metrics.jsonl"), orders
+    lines = [line for line in attempts.read(run_dir) if line.action]
+    return code, read_records(run_dir / "metrics.jsonl"), lines
 
 
 def test_lasting_spike_rolls_back_and_skips_batches(tmp_path: Path) -> None:
-    code, records, (order,) = run(tmp_path / "out", BAD)
+    code, records, (line,) = run(tmp_path / "out", BAD)
     assert code == 0
-    assert (order.order, order.kinds, order.start) == ("roll_back", ("loss-spike",), "step-00000056")
-    assert order.skipped_from == 56 * G
-    assert order.skipped_from + order.skipped == BAD.stop
+    assert (line.action, line.kinds, line.start) == ("roll_back", ("loss-spike",), "step-00000056")
+    assert line.skipped_from == 56 * G
+    assert line.skipped_from + line.skipped == BAD.stop
     assert [record["step"] for record in records] == list(range(1, STEPS + 1))
     assert not any(record["skipped"] for record in records), "what stands was all applied"
     lines = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
@@ -67,17 +67,17 @@ def test_lasting_spike_rolls_back_and_skips_batches(tmp_path: Path) -> None:
 
 
 def test_single_bad_batch_is_skipped(tmp_path: Path) -> None:
-    code, records, orders = run(tmp_path / "out", range(BAD.start, BAD.start + 1))
-    assert (code, orders) == (0, [])
+    code, records, lines = run(tmp_path / "out", range(BAD.start, BAD.start + 1))
+    assert (code, lines) == (0, [])
     assert [record["step"] for record in records if record["skipped"]] == [61]
 
 
 def test_unresolved_spike_stops_the_run_with_reason(tmp_path: Path) -> None:
-    code, _, orders = run(tmp_path / "out", range(BAD.start, 10**9))
+    code, _, lines = run(tmp_path / "out", range(BAD.start, 10**9))
     assert code == 3
-    assert [order.order for order in orders] == ["roll_back", "roll_back", "stop"]
-    assert [order.start for order in orders[:2]] == ["step-00000056", "step-00000052"]
-    assert orders[-1].why.endswith("response 3 to loss-spike without 200 steps of progress")
+    assert [line.action for line in lines] == ["roll_back", "roll_back", "stop"]
+    assert [line.start for line in lines[:2]] == ["step-00000056", "step-00000052"]
+    assert lines[-1].why.endswith("response 3 to loss-spike without 200 steps of progress")
 
 
 def test_non_finite_weights_are_not_saved(tmp_path: Path) -> None:
@@ -93,8 +93,8 @@ def test_non_finite_weights_are_not_saved(tmp_path: Path) -> None:
     s.optimizer.step = breaks  # type: ignore[method-assign]
     assert train(s) == 0
     records = read_records(tmp_path / "out" / "metrics.jsonl")
-    (order,) = [line for line in attempts.read(tmp_path / "out") if line.order]
-    assert (order.order, order.kinds, order.start) == ("roll_back", ("not-finite",), "step-00000004")
+    (line,) = [line for line in attempts.read(tmp_path / "out") if line.action]
+    assert (line.action, line.kinds, line.start) == ("roll_back", ("not-finite",), "step-00000004")
     assert [str(id) for id in s.checkpointer.list()] == ["step-00000004", "step-00000008.2", "step-00000012.2"]
     assert all(record["finite"] for record in records)
     assert [record["step"] for record in records] == list(range(1, 13))
@@ -104,8 +104,8 @@ def test_non_finite_weights_are_not_saved(tmp_path: Path) -> None:
 
 
 def test_run_without_checkpoint_stops_with_reason(tmp_path: Path) -> None:
-    code, _, orders = run(tmp_path / "out", range(BAD.start, 10**9), "checkpoint.every=null")
-    assert (code, orders) == (3, [])
+    code, _, lines = run(tmp_path / "out", range(BAD.start, 10**9), "checkpoint.every=null")
+    assert (code, lines) == (3, [])
     (end,) = [line for line in read_events(tmp_path / "out") if line["event"] == "end"]
     assert "there is no checkpoint to roll back to" in end["evidence"]
 

@@ -94,7 +94,7 @@ def test_straggler_verdict_names_phase_start_and_cost():
 
 
 def test_straggler_is_reported_again_until_recovery():
-    monitor = StragglersMonitor(StragglersOptions(again=50))
+    monitor = StragglersMonitor(StragglersOptions(report_every=50))
     assert len(said(monitor, rows(120, slow=2))) == 3
     assert said(monitor, rows(100, seed=1)) == []
     assert monitor.since == {}

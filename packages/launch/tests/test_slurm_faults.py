@@ -154,7 +154,7 @@ def test_new_submit_resets_futile_starts(out, fake, tmp_path):
 
 def test_health_node_exclusions_are_added_to_user_exclusions(out, fake, tmp_path):
     with (out / "attempts.jsonl").open("a") as file:
-        file.write(json.dumps({"attempt": 1, "start": None, "order": "exclude", "exclude": ["n4"]}) + "\n")
+        file.write(json.dumps({"attempt": 1, "start": None, "action": "exclude", "exclude": ["n4"]}) + "\n")
     assert train([f"resume={out}", "launch.options=['--exclude=n9']"]) == 1
     assert "--exclude=n9,n4" in calls(tmp_path, "sbatch")[-1]
     assert requeues.read_excluded_nodes(requeues.read(out)) == {"n4"}

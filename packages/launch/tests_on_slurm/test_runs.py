@@ -108,7 +108,7 @@ def test_run_restarts_after_notice_preemption_and_exclusion(slurm, runs, undistu
     runs.wait_for_step(process, "out", runs.read_records("out")[-1]["step"] + 3)
     bad, first = launches(out)[-1]["nodes"][0], job(out)
     with (out / "attempts.jsonl").open("a") as file:
-        line = {"attempt": 1, "start": None, "why": "a finding", "order": "exclude", "exclude": [bad], "step": 5}
+        line = {"attempt": 1, "start": None, "why": "a finding", "action": "exclude", "exclude": [bad], "step": 5}
         file.write(json.dumps({**line, "time": datetime.now(UTC).isoformat(timespec="seconds")}) + "\n")
     slurm.ask("scancel", "--signal=USR1", first)
     printed = runs.finish(process)

@@ -132,7 +132,7 @@ class Callback(ABC):  # noqa: B024  # each method does nothing by default
         """Run after a save has copied (staged) the arrays, so they may change again. The save may still fail."""
 
     def end(self, why: str) -> None:
-        """Run at the end, after the last save. why: "done", a signal's name, "stop" or "restart" (by an order)."""
+        """Run at the end, after the last save. why: "done", a signal's name, "stop" or "restart" (by a response)."""
 
     def on_error(self, error: BaseException) -> None:
         """Run when `error` ends the run on this rank. Must not use collectives: the other ranks may be dead."""

@@ -1,7 +1,7 @@
-"""Health checks: they observe a run and return verdicts. An order is the action that follows from verdicts.
+"""Health checks: they observe a run and return verdicts. A response is the action that follows from verdicts.
 
-Core gathers the verdicts of all ranks and carries out one order. A check with a playbook answers verdicts with an order
-(`respond`); if no check answers a verdict, core takes the action that the verdict suggests.
+Core gathers the verdicts of all ranks and carries out one response. A check with a playbook returns the response to
+verdicts (`respond`); if no check answers a verdict, core takes the action that the verdict suggests.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Action(IntEnum):
-    """Action that a verdict suggests or an order takes, mildest first; of several actions the strongest is taken.
+    """Action that a verdict suggests or a response takes, mildest first; of several actions the strongest is taken.
 
     NOTE       record the verdict
     WARN       warn the user
@@ -71,10 +71,10 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Response:
-    """Order that answers verdicts, carried out at the same step boundary on all ranks.
+    """Response to verdicts, carried out at the same step boundary on all ranks.
 
     action       action to take; of several responses core takes the one with the strongest action
-    kinds        kinds of verdicts that the order answers: the suggestions of these verdicts no longer count
+    kinds        kinds of the verdicts that are answered: the suggestions of these verdicts no longer count
     before_step  ROLL_BACK and RESTART: go back to the newest checkpoint before this step; None: the newest checkpoint
     else_before  without a checkpoint before `before_step`: go back to the oldest checkpoint before this later step
     skip         number of samples to skip, from the checkpoint's cursor on; None: under ROLL_BACK all samples read
@@ -100,24 +100,24 @@ class Response:
 
     def __post_init__(self) -> None:
         if self.skip is not None and self.skip < 0:
-            raise ValueError(f"the number of samples that an order skips must be at least 0, not {self.skip}")
+            raise ValueError(f"the number of samples that a response skips must be at least 0, not {self.skip}")
         if not (self.rate >= 0 and math.isfinite(self.rate)):
-            raise ValueError(f"the learning-rate factor of an order must be finite and at least 0, not {self.rate}")
+            raise ValueError(f"the learning-rate factor of a response must be finite and at least 0, not {self.rate}")
 
     @classmethod
     def of(cls, content: dict[str, Any]) -> Response:
-        """Return the order with these fields, read from JSON."""
+        """Return the response with these fields, read from JSON."""
         lists = {name: tuple(content[name]) for name in ("kinds", "exclude")}
         return cls(**{**content, **lists, "action": Action(content["action"])})
 
     @property
     def changes_course(self) -> bool:
-        """Whether the order is recorded as a line in attempts.jsonl."""
+        """Whether the response is recorded as a line in attempts.jsonl."""
         return self.action >= Action.ROLL_BACK or self.cuts or bool(self.exclude)
 
     @property
     def cuts(self) -> bool:
-        """Whether the order changes the learning rate."""
+        """Whether the response changes the learning rate."""
         return self.rate != 1.0 and self.rate_steps > 0
 
 
@@ -126,7 +126,7 @@ class Agreed:
     """Input of a playbook, equal on every rank.
 
     verdicts  verdicts of all ranks, in rank order
-    history   lines of attempts.jsonl: every start of the run, and every order for which `changes_course` was true
+    history   lines of attempts.jsonl: every start of the run, and every response for which `changes_course` was true
     now       seconds since the epoch, on global rank 0
     """
 
@@ -138,9 +138,9 @@ class Agreed:
         """Return the verdicts of one kind."""
         return [verdict for verdict in self.verdicts if verdict.kind == kind]
 
-    def list_orders(self, kind: str, action: Action) -> list[Attempt]:
-        """Return earlier orders with this action for verdicts of this kind, oldest first, for budgets of a playbook."""
-        return [line for line in self.history if kind in line.kinds and line.order == action.name.lower()]
+    def list_responses(self, kind: str, action: Action) -> list[Attempt]:
+        """Return earlier responses with this action to verdicts of this kind, oldest first, for a playbook's budget."""
+        return [line for line in self.history if kind in line.kinds and line.action == action.name.lower()]
 
 
 class HealthCheck(Callback, ABC):
@@ -187,11 +187,11 @@ class HealthCheck(Callback, ABC):
         return False
 
     def respond(self, agreed: Agreed, record: StepRecord | None) -> Response | None:
-        """Return an order that answers verdicts of any check and rank; None: no answer.
+        """Return a response to verdicts of any check and rank; None: no answer.
 
         Must be a pure function of `agreed` and of the fields of `record` that are equal on all ranks (record: None
-        before the run and before an update). Called on every rank; rank 0's order is used. Read earlier orders from
-        `agreed.history`, not from the state of the check: a rollback restores the state, but not the history.
+        before the run and before an update). Called on every rank; rank 0's response is used. Read earlier responses
+        from `agreed.history`, not from the state of the check: a rollback restores the state, but not the history.
         """
         return None
 
@@ -216,24 +216,24 @@ def run_within(part: str) -> Iterator[None]:
 
 
 def decide(agreed: Agreed, responses: Sequence[Response]) -> Response:
-    """Return the strongest order, out of the checks' orders and core's own order for verdicts that no check answers.
+    """Return the strongest of the checks' responses and core's own response to verdicts that no check answers.
 
-    It also gets the exclusions of the other orders, and their learning-rate change if it has none.
+    The result also has the exclusions of the other responses, and their learning-rate change if it has none.
     """
-    answered = {kind for order in responses for kind in order.kinds}
-    orders = [*responses, decide_order(agreed.verdicts, answered)]
-    strongest = max(orders, key=lambda order: order.action)
-    for order in orders:
-        if order is not strongest and (order.cuts or order.exclude):
-            cut = strongest if strongest.cuts else order
-            exclude = tuple(dict.fromkeys(strongest.exclude + order.exclude))
-            kinds = tuple(dict.fromkeys(strongest.kinds + order.kinds))
+    answered = {kind for response in responses for kind in response.kinds}
+    candidates = [*responses, decide_response(agreed.verdicts, answered)]
+    strongest = max(candidates, key=lambda response: response.action)
+    for response in candidates:
+        if response is not strongest and (response.cuts or response.exclude):
+            cut = strongest if strongest.cuts else response
+            exclude = tuple(dict.fromkeys(strongest.exclude + response.exclude))
+            kinds = tuple(dict.fromkeys(strongest.kinds + response.kinds))
             strongest = replace(strongest, rate=cut.rate, rate_steps=cut.rate_steps, exclude=exclude, kinds=kinds)
     return strongest
 
 
-def decide_order(verdicts: Iterable[Verdict], answered: Iterable[str] = ()) -> Response:
-    """Return core's own order: the strongest suggestion among verdicts that are neither overridden nor answered."""
+def decide_response(verdicts: Iterable[Verdict], answered: Iterable[str] = ()) -> Response:
+    """Return core's own response: the strongest suggestion among verdicts that are neither overridden nor answered."""
     entries, answered = list(verdicts), set(answered)
     overridden = answered.union(*(verdict.overrides for verdict in entries))
     own = [verdict for verdict in entries if verdict.kind in verdict.overrides]  # override verdicts of their own kind

@@ -73,12 +73,12 @@ class RankLossesOptions:
 
     on: bool = True  # monitor of ranks whose own loss differs from the losses of the other ranks
     window: Annotated[int, Ge(32)] = 64  # number of steps over which chance loss differences are estimated
-    # threshold of a lasting loss difference from the median rank, in robust standard deviations
-    lasting: Annotated[float, Gt(1)] = 2.0
+    # threshold of a sustained loss difference from the median rank, in robust standard deviations
+    sustained_score: Annotated[float, Gt(1)] = 2.0
     # threshold of the loss difference from the median rank in one step, in robust standard deviations
-    spike: Annotated[float, Gt(3)] = 20.0
+    spike_score: Annotated[float, Gt(3)] = 20.0
     # minimum number of steps between two reports that the training loss of the same rank deviates
-    again: PositiveInt = 500
+    report_every: PositiveInt = 500
 
 
 @dataclass
@@ -173,7 +173,8 @@ class Playbooks:
 class Budget:
     """Limit on rollbacks and restarts without progress; `progress` steps of progress reset the budget."""
 
-    orders: PositiveInt = 6  # maximum number of rollbacks and restarts without progress; the next order stops the run
+    # maximum number of rollbacks and restarts without progress; the next such response stops the run
+    responses: PositiveInt = 6
     # number of steps of progress that reset the budget, counted from the highest step with a rollback or restart
     progress: PositiveInt = 200
 
@@ -193,7 +194,7 @@ class WatchedHealth(HealthConfig):
     machine: MachineOptions = field(default_factory=MachineOptions)
     saves: SavesOptions = field(default_factory=SavesOptions)
     repeated: RepeatedOptions = field(default_factory=RepeatedOptions)
-    # shell command (JSON on stdin) or URL (POST) for alerts: warnings, orders, failures; empty: no alerts
+    # shell command (JSON on stdin) or URL (POST) for alerts: warnings, responses, failures; empty: no alerts
     alert: Annotated[str, RunsCode(data=is_url)] = ""
     metrics_port: Annotated[int, Ge(0), Le(65535)] = 0  # TCP port of the OpenMetrics (Prometheus) server; 0: no server
     metrics_host: str = "127.0.0.1"  # address that the metrics server listens on; 0.0.0.0: all interfaces
@@ -324,6 +325,17 @@ PARTS = (
         config=WatchedHealth,
         build="gangline_health.check:WatchCheck",
         summary="monitors for spikes, NaN, silent data corruption, hangs and stragglers, with playbooks",
+        synonyms={
+            "budget.responses": "orders",
+            "rank_losses.sustained_score": "lasting",
+            "rank_losses.spike_score": "spike",
+            "rank_losses.report_every": "again",
+            "stragglers.min_ratio": "slower",
+            "stragglers.min_score": "score",
+            "stragglers.min_seconds": "least_seconds",
+            "stragglers.report_every": "again",
+            "stragglers.steady_ratio": "steadily",
+        },
     ),
     CHAOS,
     BURN_IN,

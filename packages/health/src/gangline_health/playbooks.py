@@ -1,7 +1,7 @@
-"""Playbooks: pure functions that turn verdicts into one order, within a budget that only progress renews. Torch-free.
+"""Playbooks: pure functions from verdicts to one response, within a budget that only progress renews. Torch-free.
 
 The used budget is counted from the lines of attempts.jsonl, which no rollback or restart removes. A run makes progress
-when it trains past the furthest step at which an order was given.
+when it trains past the furthest step with a response.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ RETURNS = ("roll_back", "restart")
 
 
 def count_used(lines: Iterable[Attempt], progress: int, now: int) -> int:
-    """Return the number of orders, up to step `now`, since the run last made `progress` steps of progress.
+    """Return the number of responses, up to step `now`, since the run last made `progress` steps of progress.
 
-    lines: lines of attempts.jsonl with an order, oldest first.
+    lines: lines of attempts.jsonl with an action, oldest first.
     """
     count, furthest = 0, None
     for line in lines:
@@ -35,25 +35,25 @@ def count_used(lines: Iterable[Attempt], progress: int, now: int) -> int:
 
 
 def respond(playbooks: Playbooks, budget: Budget, agreed: Agreed, now: int) -> Response | None:
-    """Return one order that joins the orders of all playbooks for the agreed verdicts; None without an order.
+    """Return the joined response of all playbooks to the agreed verdicts; None if no playbook answers.
 
     A rollback or restart beyond the budget becomes STOP.
 
     now  step that is judged, or that is about to begin
     """
-    orders = [
-        order
+    responses = [
+        response
         for kind in dict.fromkeys(verdict.kind for verdict in agreed.verdicts)
         if (playbook := playbooks.get_playbook(kind))
-        and (order := answer(kind, playbook, budget, agreed, now)) is not None
+        and (response := answer(kind, playbook, budget, agreed, now)) is not None
     ]
-    if not orders:
+    if not responses:
         return None
-    strongest = join_orders(orders)
+    strongest = join_responses(responses)
     kinds = strongest.kinds
-    turns = [line for line in agreed.history if line.order in RETURNS]
+    turns = [line for line in agreed.history if line.action in RETURNS]
     count = count_used(turns, budget.progress, now)
-    if strongest.action in (Action.ROLL_BACK, Action.RESTART) and count >= budget.orders:
+    if strongest.action in (Action.ROLL_BACK, Action.RESTART) and count >= budget.responses:
         why = (
             f"the budget is used up: {count} rollbacks and restarts without {budget.progress} steps of progress "
             "(health.monitors.budget)"
@@ -62,41 +62,41 @@ def respond(playbooks: Playbooks, budget: Budget, agreed: Agreed, now: int) -> R
     return strongest
 
 
-def join_orders(orders: Sequence[Response]) -> Response:
-    """Return the strongest order, with the earliest checkpoint, lowest rate and all exclusions of all orders.
+def join_responses(responses: Sequence[Response]) -> Response:
+    """Return the strongest response, with the earliest checkpoint, lowest rate and all exclusions of all responses.
 
-    If any order skips all samples read since the checkpoint, the result does too: they may contain a bad batch.
+    If any response skips all samples read since the checkpoint, the result does too: they may contain a bad batch.
     """
-    strongest = max(orders, key=lambda order: order.action)
-    kinds = tuple(dict.fromkeys(kind for order in (strongest, *orders) for kind in order.kinds))
-    strongest = replace(strongest, kinds=kinds, exclude=tuple(dict.fromkeys(n for o in orders for n in o.exclude)))
-    if cuts := [order for order in orders if order.cuts]:
-        lowest = min(cuts, key=lambda order: order.rate)
+    strongest = max(responses, key=lambda response: response.action)
+    kinds = tuple(dict.fromkeys(kind for response in (strongest, *responses) for kind in response.kinds))
+    strongest = replace(strongest, kinds=kinds, exclude=tuple(dict.fromkeys(n for r in responses for n in r.exclude)))
+    if cuts := [response for response in responses if response.cuts]:
+        lowest = min(cuts, key=lambda response: response.rate)
         strongest = replace(strongest, rate=lowest.rate, rate_steps=lowest.rate_steps)
     if strongest.action not in (Action.ROLL_BACK, Action.RESTART):
         return strongest
-    returns = [order for order in orders if order.before_step is not None]
+    returns = [response for response in responses if response.before_step is not None]
     if not returns:
         return strongest
-    before = min(order.before_step for order in returns if order.before_step is not None)
-    later = [order.else_before for order in returns if order.else_before is not None]
-    skip = None if any(order.skip is None for order in returns) else strongest.skip
+    before = min(response.before_step for response in returns if response.before_step is not None)
+    later = [response.else_before for response in returns if response.else_before is not None]
+    skip = None if any(response.skip is None for response in returns) else strongest.skip
     return replace(strongest, before_step=before, else_before=min(later, default=None), skip=skip)
 
 
 def answer(kind: str, playbook: Playbook, budget: Budget, agreed: Agreed, now: int) -> Response | None:
-    """Return the order of one playbook; None within its patience: then the verdict's suggested action counts."""
+    """Return the response of one playbook; None within its patience: then the verdict's suggested action counts."""
     verdicts = agreed.select(kind)
     if max(int(verdict.details.get("row", 1)) for verdict in verdicts) < playbook.patience:
         return None
-    lines = [line for line in agreed.history if line.order and kind in line.kinds]
+    lines = [line for line in agreed.history if line.action and kind in line.kinds]
     before = count_used(lines, budget.progress, now)
     action = choose_action(playbook.actions[min(before, len(playbook.actions) - 1) :], verdicts)
     why = f"response {before + 1} to {kind} without {budget.progress} steps of progress" if before else ""
-    does = replace(make_order(kind, action, playbook, verdicts, now), why=why)
+    does = replace(make_response(kind, action, playbook, verdicts, now), why=why)
     if does.before_step is None or any(verdict.details.get("proven") for verdict in verdicts):
         return does
-    returns = [line for line in lines[len(lines) - before :] if line.order in RETURNS]
+    returns = [line for line in lines[len(lines) - before :] if line.action in RETURNS]
     starts = [id.step for line in returns if (id := CheckpointId.parse(line.start or "")) is not None]
     return replace(does, before_step=max(1, min([does.before_step, *starts])))  # older than every checkpoint tried
 
@@ -117,8 +117,8 @@ def name_causes(found: Sequence[Verdict]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(str(v.details["exclude"]) for v in found if v.details.get("exclude")))
 
 
-def make_order(kind: str, action: str, playbook: Playbook, found: Sequence[Verdict], now: int) -> Response:
-    """Return the order for the name of an action. A rollback or restart uses a checkpoint before the first bad step."""
+def make_response(kind: str, action: str, playbook: Playbook, found: Sequence[Verdict], now: int) -> Response:
+    """Return the response with this action. A rollback or restart uses a checkpoint before the first bad step."""
     kinds, rate, rate_steps = (kind,), playbook.rate, playbook.rate_steps
     if action == "lower_rate":  # the step is skipped too if a verdict suggests that
         suggested = max(Action.WARN, *(verdict.suggestion for verdict in found))

@@ -154,7 +154,7 @@ class HealthCheckSuite(PartSuite):
             assert isinstance(verdict.suggestion, Action)
             json.dumps(verdict.to_dict())
 
-    # --- orders ------------------------------------------------------------------------------------------------------
+    # --- responses ---------------------------------------------------------------------------------------------------
 
     def test_response_depends_only_on_agreed_verdicts(self, fault: str) -> None:
         """Check that `respond` depends only on the agreed verdicts: equal on a second call, and from a new check."""
@@ -174,13 +174,15 @@ class HealthCheckSuite(PartSuite):
             assert answers[0] == answers[1] == answers[2], (
                 f"step {record.step}: `respond` returns different responses for equal verdicts: {answers}"
             )
-            order = decide(agreement, [answers[0]] if answers[0] else [])
-            if order.changes_course:
-                line = Attempt(len(attempts) + 2, "step-00000001", order=order.action.name.lower(), kinds=order.kinds)
+            response = decide(agreement, [answers[0]] if answers[0] else [])
+            if response.changes_course:
+                line = Attempt(
+                    len(attempts) + 2, "step-00000001", action=response.action.name.lower(), kinds=response.kinds
+                )
                 attempts.append(line)
 
     def test_check_works_in_a_resumed_run(self, tmp_path: Path) -> None:
-        """Check that in a resumed run on two ranks no call of the check fails and no verdict leads to an order."""
+        """Check that in a resumed run on two ranks no call of the check fails and no verdict leads to a response."""
         for steps in (LIVED, 2 * LIVED):
             words = (
                 *self.chosen,
@@ -192,8 +194,8 @@ class HealthCheckSuite(PartSuite):
             for notes, history in get_pool(2).run(run_training, tmp_path / "run", *words):
                 failures = [note for note in notes if "failed" in note]
                 assert not failures, failures[0]
-                assert not [line for line in history if line.order], (
-                    f"the check caused an order in a healthy run: {history[-1]}"
+                assert not [line for line in history if line.action], (
+                    f"the check caused a response in a healthy run: {history[-1]}"
                 )
 
     # --- state and inputs --------------------------------------------------------------------------------------------

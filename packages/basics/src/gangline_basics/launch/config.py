@@ -24,7 +24,7 @@ class LocalLaunch(LaunchConfig):
     """Processes on this machine, monitored by torch.distributed's elastic agent."""
 
     max_restarts: NonNegativeInt | None = 0  # maximum number of restarts after a rank failed; null: no limit
-    # maximum number of consecutive restarts without a new step; restarts ordered by health checks count too
+    # maximum number of consecutive restarts without a new step; restarts requested by health checks count too
     futile_restarts: NonNegativeInt = 5
     monitor_interval: PositiveFloat = 0.1  # interval between checks of the ranks, in seconds
     grace_seconds: NonNegativeFloat = 60.0  # grace period in seconds from SIGTERM or Ctrl-C to SIGKILL
@@ -67,7 +67,7 @@ class ElasticLaunch(LocalLaunch):
     # timeout in seconds for the minimum number of nodes to join; after the timeout, the job ends
     join_seconds: PositiveFloat = 600.0
     lost_seconds: Annotated[float, Ge(2)] = 4.0  # heartbeat timeout of a node, in seconds; checked once a second
-    # duration in hours of a node exclusion ordered by a health check; null: until the end of the run
+    # duration in hours of a node exclusion by a health check; null: until the end of the run
     excluded_hours: PositiveFloat | None = 24.0
 
     def count_max_nodes(self) -> int:

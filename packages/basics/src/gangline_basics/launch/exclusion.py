@@ -1,7 +1,7 @@
-"""Exclusion of nodes by orders of health checks: which nodes stay out of a job, and until when. Torch-free.
+"""Exclusion of nodes by health checks: which nodes stay out of a job, and until when. Torch-free.
 
 The minimum number of nodes for a start always remains. Every node decides for itself, at each start and while it is
-excluded, from data that all nodes share: the orders in attempts.jsonl and the names of the live nodes at the
+excluded, from data that all nodes share: the exclusions in attempts.jsonl and the names of the live nodes at the
 rendezvous. If excluded nodes are needed, they take part in order of exclusion, so all nodes decide alike.
 """
 
@@ -40,14 +40,14 @@ class Meeting(Protocol):
 
 
 def list_excluded(run_dir: str | Path, hours: float | None, now: datetime | None = None) -> list[str]:
-    """Return the excluded nodes in order of exclusion. A node is excluded until `hours` after its newest order."""
+    """Return the excluded nodes in order of exclusion. A node is excluded until `hours` after its newest exclusion."""
     since = None if hours is None else ((now or datetime.now(UTC)) - timedelta(hours=hours)).timestamp()
-    orders: dict[str, bool] = {}
+    holds: dict[str, bool] = {}
     for line in attempts.read(run_dir):
         for name in line.exclude:
             time = attempts.parse_time(line)
-            orders[name] = since is None or time is None or time >= since
-    return [name for name, holds in orders.items() if holds]
+            holds[name] = since is None or time is None or time >= since
+    return [name for name, excluded in holds.items() if excluded]
 
 
 def stays_away(name: str, others: Collection[str], out: Sequence[str], fewest: int) -> bool:
@@ -68,7 +68,7 @@ class Exclusion:
     """Exclusion of one node.
 
     patience  time in seconds for which an excluded node at a job's first start waits for others before it takes part
-    machines  whether an order against a node excludes every node of the same machine ("MACHINE/NUMBER")
+    machines  whether the exclusion of a node excludes every node of the same machine ("MACHINE/NUMBER")
     """
 
     name: str
@@ -110,11 +110,11 @@ class Exclusion:
         return stays_away(self.name, others, out, self.fewest)
 
     def _list_excluded(self) -> list[str]:
-        """Return the names of the nodes that an order excludes now, the first excluded first."""
+        """Return the names of the nodes that are excluded now, the first excluded first."""
         out = list_excluded(self.run_dir, self.hours)
         if not self.machines or not out:
             return out
         names = {self.name, *self.meeting.list_others(), *self.meeting.list_waiting()}
-        # nodes of an excluded machine that no order names come first
+        # nodes of an excluded machine that were not excluded by name come first
         in_order = sorted(names, key=lambda name: (name in out, name))
         return [name for one in dict.fromkeys(map(get_machine, out)) for name in in_order if get_machine(name) == one]

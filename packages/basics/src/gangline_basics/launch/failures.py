@@ -136,7 +136,9 @@ def report(failure: RankFailure, logs: Path) -> str:
     """Return the text that the user sees for a failure that is not a user error."""
     again = f"train resume={shlex.quote(str(logs.parent))}"
     if failure.kind == "restart":
-        return f"train: {failure.what}\n  New workers were ordered, but no restart is left.\n  To continue:  {again}\n"
+        return (
+            f"train: {failure.what}\n  New workers were requested, but no restart is left.\n  To continue:  {again}\n"
+        )
     if failure.kind == "lost":
         return f"train: {failure.what}\nLogs: {logs}\nTo continue:  {again}\n"
     end = "" if failure.trace else _read_tail(log_path(logs, failure.rank))

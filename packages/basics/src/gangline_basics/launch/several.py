@@ -82,7 +82,7 @@ def run_node(run_dir: Path, run: Run, name: str, address: str, place: str = "", 
     """Run the agent of this node to the end of the job, and return the exit code.
 
     place     path from the top of the network to the node, "spine.rack0.n1"
-    machines  whether an order against the node "MACHINE/NUMBER" excludes all nodes of the machine, because the
+    machines  whether the exclusion of the node "MACHINE/NUMBER" excludes all nodes of the machine, because the
               number of a node may change
     """
     config: ElasticLaunch = run.launch  # type: ignore[assignment]

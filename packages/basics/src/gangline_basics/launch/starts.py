@@ -67,9 +67,9 @@ class Starts:
         failure = None if first else failures.find_first(self.logs, before.get("generation", 0))
         earlier = start_before(self.run_dir) if first else StartBefore()
         why, evidence = self._explain(before, now_there, failure)
-        counts = why in ("rank", "node", "order")
+        counts = why in ("rank", "node", "response")
         again = earlier.failed and not earlier.counted
-        now = generation.advance(self.run_dir, counts or again, first, earlier.failed, why == "order")
+        now = generation.advance(self.run_dir, counts or again, first, earlier.failed, why == "response")
         if first:
             failures.clear(self.logs)
         clear_ending(self.run_dir)
@@ -117,8 +117,8 @@ class Starts:
         now = generation.read_progress(self.run_dir)
         step = max(now.step, now.best)
         futile = 0 if step > now.best else now.futile + 1
-        ordered = failure is not None and failure.kind == "restart"
-        return Progress(now.generation + 1, step, step, futile, now.restarts + 1, now.ordered + ordered)
+        response = failure is not None and failure.kind == "restart"
+        return Progress(now.generation + 1, step, step, futile, now.restarts + 1, now.responses + response)
 
     @staticmethod
     def end(run_dir: Path, start: int, stop: RankFailure) -> None:
@@ -136,7 +136,7 @@ class Starts:
             return "start", ""
         missing_nodes, come = set(before["nodes"]) - nodes, nodes - set(before["nodes"])
         if failure is not None and failure.kind == "restart":
-            return "order", failure.what
+            return "response", failure.what
         if missing_nodes:
             return "node", f"nodes lost: {', '.join(sorted(missing_nodes))}"
         if failure is not None and failure.is_transient:
@@ -171,7 +171,7 @@ class Starts:
             spares = f", {start.spares} as spares" if start.spares else ""
             on = f" on {len(start.nodes)} nodes" if len(start.nodes) > 1 else ""
             of = f" of {self.config.max_restarts}" if self.config.max_restarts else ""
-            ask = "; new workers were ordered" if why == "order" else ""
+            ask = "; new workers were requested" if why == "response" else ""
             number = f"restart {now.failed}{of}" if why in ("rank", "node") else "ranks restarted"
             self.say(f"train: {evidence}{ask}; {number}" + (f": {start.processes} processes{on}{spares}" if on else ""))
 

@@ -123,8 +123,8 @@ def _explain_restart(directory: RunDirectory) -> tuple[str, StartBefore]:
     failure = failures.find_first(directory.logs, generation.read_progress(directory.path).generation)
     if failure is None:
         return "rank", StartBefore(evidence="a rank was lost")
-    why = "order" if failure.kind == "restart" else "rank"
-    return why, StartBefore(evidence=failure.what if why == "order" else failure.evidence, member=failure.member)
+    why = "response" if failure.kind == "restart" else "rank"
+    return why, StartBefore(evidence=failure.what if why == "response" else failure.evidence, member=failure.member)
 
 
 def _tell_events(job: DetectedJob, run_dir: Path, now: generation.Progress, why: str, before: StartBefore) -> None:

@@ -37,8 +37,8 @@ def compute_best_interval(cost: float, mtbf: float) -> float:
 
 def measure_mtbf(run_dir: str | Path, now: datetime | None = None) -> float:
     """Return the mean seconds between failures, estimated from the starts and rollbacks in attempts.jsonl."""
-    # An order to restart is not counted, because the next start is.
-    lines = [line for line in attempts.read(run_dir) if line.order in ("", "roll_back")]
+    # A requested restart is not counted, because the next start is.
+    lines = [line for line in attempts.read(run_dir) if line.action in ("", "roll_back")]
     times = [time for line in lines if (time := attempts.parse_time(line)) is not None]
     if not times:
         return PRIOR_SECONDS

@@ -57,6 +57,12 @@ class Offer:
     def supplier(self) -> str:
         return f"{self.distribution} {self.version}".strip()
 
+    @property
+    def synonyms(self) -> dict[str, str]:
+        """Path of an option -> its names in other frameworks (`Part.synonyms`)."""
+        place = f"{self.group}.{self.part.name}" if self.group in LISTS else self.group.replace("/", ".")
+        return {f"{place}.{option}": names for option, names in self.part.synonyms.items()}
+
 
 @dataclass(frozen=True)
 class BrokenPlugin:

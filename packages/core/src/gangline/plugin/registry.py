@@ -20,7 +20,7 @@ from gangline.config.suggest import answer, explain_foreign
 from gangline.errors import UserError
 from gangline.plugin import catalogue
 from gangline.plugin.discovery import VARIABLE, BrokenPlugin, Found, Offer, discover, find_version, normalise_name
-from gangline.plugin.hooks import BY_GROUP, GROUPS, LISTS, Command, Kind
+from gangline.plugin.hooks import BY_GROUP, GROUPS, Command, Kind
 
 OFF = "off"  # choice of no part, in every group that core does not define
 SEE = "(gangline plugins  lists all parts and their packages)"
@@ -56,11 +56,7 @@ class Installed:
 
     def get_synonyms(self) -> dict[str, str]:
         """Return option path -> its names in other frameworks, from the installed parts (`Part.synonyms`)."""
-        return {
-            f"{offer.group.replace('/', '.')}.{f'{offer.part.name}.' if offer.group in LISTS else ''}{option}": theirs
-            for offer in self.list_offers()
-            for option, theirs in offer.part.synonyms.items()
-        }
+        return {path: names for offer in self.list_offers() for path, names in offer.synonyms.items()}
 
     def list_groups(self) -> list[str]:
         """Return every group: core's groups in their order, then the groups of plugins and of the catalogue."""

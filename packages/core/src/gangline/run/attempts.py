@@ -1,7 +1,7 @@
 """attempts.jsonl: each start of a run and each return to an older checkpoint, which decide where a run resumes.
 
-An order that changes the course without a return (a restart, a stop, a lower learning rate, an exclusion) is also a
-line, so that budgets can count orders, even after a rollback. A resumed run continues in its attempt. A return (a
+A response that changes the course without a return (a restart, a stop, a lower learning rate, an exclusion) is also a
+line, so that budgets can count responses, even after a rollback. A resumed run continues in its attempt. A return (a
 rollback, or a fallback to an older checkpoint) begins attempt n+1: its line is written before the load.
 Each line ends with a checksum ("sum") of its other fields, and a run with a damaged line does not start
 (`refuse_damage`).
@@ -43,8 +43,8 @@ class Attempt:
     why: str = "start"
     time: str = ""
     skipped_from: int = 0  # number of the first skipped sample
-    order: str = ""  # ordered action ("roll_back", "restart", "stop", ...); "" for a start of the run
-    kinds: tuple[str, ...] = ()  # kinds of the verdicts that the order answers
+    action: str = ""  # action of a response ("roll_back", "restart", "stop", ...); "" for a start of the run
+    kinds: tuple[str, ...] = ()  # kinds of the verdicts that were answered
     step: int = 0  # number of steps done at `time`
     rate: float = 1.0  # factor of the learning rate in the `rate_steps` steps after step `rate_from`
     rate_from: int = 0
@@ -133,8 +133,8 @@ def _explain_contradiction(line: Attempt) -> str:
         return f"the time {line.time!r} is invalid"
     if line.start and (start is None or start.attempt > line.attempt):
         return f"attempt {line.attempt} cannot start from {line.start!r}"
-    if line.skipped and line.order not in _RETURNS and not line.why.startswith(SKIPPED_IN):
-        return f"{line.skipped} samples are skipped without an order to skip samples"
+    if line.skipped and line.action not in _RETURNS and not line.why.startswith(SKIPPED_IN):
+        return f"{line.skipped} samples are skipped without a rollback or a restart"
     return ""
 
 
@@ -157,7 +157,7 @@ def list_standing(lines: Iterable[Attempt]) -> list[Attempt]:
 def _makes_sense(line: Attempt) -> bool:
     """Return whether each field has the type that `append` writes."""
     numbers = (line.attempt, line.skipped, line.skipped_from, line.step, line.rate_from, line.rate_steps, line.instead)
-    texts, lists = (line.why, line.time, line.order, line.start or "", line.data), (line.kinds, line.exclude)
+    texts, lists = (line.why, line.time, line.action, line.start or "", line.data), (line.kinds, line.exclude)
     return (
         all(type(number) is int for number in numbers)
         and isinstance(line.rate, int | float)
@@ -199,13 +199,13 @@ def find_newest(lines: Iterable[Attempt]) -> int:
 
 
 def iterate_happened(lines: Iterable[Attempt], attempt: int, step: int) -> Iterator[Attempt]:
-    """Yield the lines from before `step` of `attempt`, without orders that a resumed run will repeat.
+    """Yield the lines from before `step` of `attempt`, without responses that a resumed run will repeat.
 
-    A resumed run repeats orders with action NOTE, WARN or SKIP at `step` or later of this attempt. A
-    return, a restart and a stop always count, even if steps are repeated.
+    A resumed run repeats responses with action NOTE, WARN or SKIP at `step` or later of this attempt. A return, a
+    restart and a stop always count, even if steps are repeated.
     """
     for line in lines:
-        if not (line.order in _GOES_ON and line.attempt == attempt and line.step >= step):
+        if not (line.action in _GOES_ON and line.attempt == attempt and line.step >= step):
             yield line
 
 

@@ -26,7 +26,7 @@ PREEMPTING = ("SIGTERM", "SIGUSR1", "SIGUSR2")  # signals of schedulers; Ctrl-C 
 FAILURES = {"user": "mistake", "restart": "restart"}
 RANK_CODES = {EXIT_USER_ERROR: "mistake", EXIT_STOPPED: "verdict", EXIT_REQUEUE: "preempted"}
 JOB_CODES = {0: "done", EXIT_USER_ERROR: "mistake", EXIT_STOPPED: "verdict"}
-EXCLUDES = ("restart", "verdict")  # reasons of jobs that an order ended
+EXCLUDES = ("restart", "verdict")  # reasons of jobs that a response ended
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +70,7 @@ def decide_ending(
     failure    kind of the failure: "user", "bug", "restart", "ended", or "lost" (no rank could report the failure)
     exit_code  exit code of the failed rank; for "lost" exit code of the job, if known
     evidence   explanation in words; "": a summary of the other arguments
-    exclude    names of nodes that the newest order excludes; used only if an order ends the job
+    exclude    names of nodes that the newest response excludes; used only if a response ended the job
     """
     if done:
         reason, exit_code, summary = "done", 0, "every rank is done"

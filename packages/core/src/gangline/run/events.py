@@ -15,7 +15,7 @@ By the launcher (torchrun and Slurm do not write these events; under them rank 0
 
     launch     ranks are about to start: nodes (names, by rank), processes (number of ranks that train), spares (number
                of ranks that wait), why ("start"; "rank": a rank failed or got SIGTERM; "node": a node was lost;
-               "joined": a node joined; "order": a verdict required new workers), evidence, found (time at which the
+               "joined": a node joined; "response": a verdict required new workers), evidence, found (time at which the
                end of the previous start was detected, as `time`, and as `found_monotonic`; null for the first start of
                a job), futile (number of starts since the last new step, including starts of earlier jobs that failed),
                member (callback or check in whose code a rank failed, if known: "health/mine"), after (in a job's first
@@ -31,7 +31,7 @@ By rank 0:
     weights    the run begins with the weights of another run: run, checkpoint, step, sample (number of the next sample)
     phase      phase (build, restore, validate, save, recovery), at ("begin" or "end"), seconds (at the end only)
     verdict    kind, where, confidence, evidence, suggestion
-    order      action, kinds, before_step, else_before, skip, rate, rate_steps, exclude, why
+    response   action, kinds, before_step, else_before, skip, rate, rate_steps, exclude, why
     end        the loop has ended: why ("done", a signal's name, "stop", "restart", "error"), evidence
 
 A start that was killed has no `end`, and a job that was killed has no `exit`. Steps are in metrics.jsonl, each with the

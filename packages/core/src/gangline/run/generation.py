@@ -35,9 +35,9 @@ class Progress:
     generation  number of the newest generation
     step        largest number of steps ever done
     best        value of `step` when the newest generation began
-    futile      number of consecutive starts after a failure or an order without a new step, also across jobs
-    restarts    number of starts after a failure or an order in this job
-    ordered     number of starts after an order in this job
+    futile      number of consecutive starts after a failure or a response without a new step, also across jobs
+    restarts    number of starts after a failure or a response in this job
+    responses   number of starts after a response in this job
     """
 
     generation: int = 0
@@ -45,7 +45,7 @@ class Progress:
     best: int = 0
     futile: int = 0
     restarts: int = 0
-    ordered: int = 0
+    responses: int = 0
 
     @property
     def futile_restarts(self) -> int:
@@ -55,7 +55,7 @@ class Progress:
     @property
     def failed(self) -> int:
         """Number of restarts of this job after a failure."""
-        return self.restarts - self.ordered
+        return self.restarts - self.responses
 
 
 def read_generation(environ: Mapping[str, str] = os.environ) -> int:
@@ -70,9 +70,9 @@ def read_progress(run_dir: str | Path) -> Progress:
 
 
 def advance(
-    run_dir: str | Path, counts: bool = False, first: bool = False, failed: bool = False, ordered: bool = False
+    run_dir: str | Path, counts: bool = False, first: bool = False, failed: bool = False, response: bool = False
 ) -> Progress:
-    """Begin a generation. counts: whether it follows a failure or an order; ordered: whether it follows an order;
+    """Begin a generation. counts: whether it follows a failure or a response; response: whether it follows a response;
     first: whether it is the job's first; failed: whether the previous job failed, so that its futile starts count.
     """
     with _lock(run_dir, seconds=HELD_SECONDS) as handle:
@@ -80,8 +80,8 @@ def advance(
         step = max(now.step, now.best)
         futile = 0 if step > now.best or (first and not failed) else now.futile + counts
         restarts = 0 if first else now.restarts + counts
-        orders = 0 if first else now.ordered + ordered
-        now = Progress(now.generation + 1, step, step, futile, restarts, orders)
+        responses = 0 if first else now.responses + response
+        now = Progress(now.generation + 1, step, step, futile, restarts, responses)
         os.pwrite(handle, json.dumps(asdict(now)).ljust(256).encode(), 0)  # never shorter than the old content
         return now
 

@@ -14,9 +14,9 @@ from gangline.train import verdicts
 from gangline.train.agree import agree, compute_rank_mfu
 from gangline.train.callbacks import call_before_clip, call_each
 from gangline.train.emitted import Emitted, hash_metrics, refuse_unlike
-from gangline.train.orders import Ending, announce, carry_out
 from gangline.train.reference_model import introduce
 from gangline.train.report import Clock, measure_peak_memory
+from gangline.train.responses import Ending, announce, carry_out
 from gangline.train.save import make_request, poll, save, settle, tell
 from gangline.train.session import Session
 from gangline.train.unreported import flush, report
@@ -24,10 +24,10 @@ from gangline.train.validate import validate
 
 
 def run_steps(s: Session) -> Ending:
-    """Run steps until the run is done, or a signal or an order ends it; return how it ended."""
-    order, agreement = verdicts.before_run(s)
+    """Run steps until the run is done, or a signal or a response ends it; return how it ended."""
+    response, agreement = verdicts.before_run(s)
     announce(s, agreement)
-    if ending := carry_out(s, order, agreement):
+    if ending := carry_out(s, response, agreement):
         return ending
     if signal := introduce(s):
         return Ending(signal)
@@ -57,9 +57,9 @@ def run_steps(s: Session) -> Ending:
         record.rank_losses = status.rank_losses
         if record.step > first_step + 1:  # the rows of a start's first step include time before the step
             record.rank_mfu = compute_rank_mfu(record.mfu, record.step_seconds, status)
-        order, agreement = verdicts.judge(s, [*before, *status.verdicts], status.now, record)
+        response, agreement = verdicts.judge(s, [*before, *status.verdicts], status.now, record)
         record.verdicts = [verdict.to_dict() for verdict in agreement.verdicts]
-        stays = order.action < Action.ROLL_BACK
+        stays = response.action < Action.ROLL_BACK
         saves = stays and s.checkpointer.keeps
         saves = saves and (status.due or bool(status.signal and s.run.job.save_on_signal))
         if stays and s.run.validate.every and s.step % s.run.validate.every == 0:
@@ -80,7 +80,7 @@ def run_steps(s: Session) -> Ending:
                 save(s, make_request(s, request, stops=bool(status.signal)))
         poll(s)
         announce(s, agreement)
-        ending = carry_out(s, order, agreement)
+        ending = carry_out(s, response, agreement)
         tell(s)
         if ending or status.signal:
             return ending or Ending(status.signal)
@@ -90,7 +90,7 @@ def run_steps(s: Session) -> Ending:
 def step(s: Session, clock: Clock) -> tuple[StepRecord, float | None, tuple[Verdict, ...]]:
     """Run one step; return (its record, this rank's own loss or None, verdicts of checks before the update).
 
-    If the step is not finite, or an order skips it, the weights are not updated.
+    If the step is not finite, or a response skips it, the weights are not updated.
     """
     s.cursor = attempts.find_next_cursor(s.history, s.cursor, s.run.batch.get_size)
     size = s.run.batch.get_size(s.cursor)

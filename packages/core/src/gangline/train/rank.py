@@ -36,7 +36,7 @@ from gangline.train.callbacks import call_each, tell_of_error
 from gangline.train.determinism import use_deterministic_kernels
 from gangline.train.left_behind import list_left_behind
 from gangline.train.loop import run_steps
-from gangline.train.orders import Ending
+from gangline.train.responses import Ending
 from gangline.train.save import NOT_FINITE, find_lost_directory, save, settle, tell
 from gangline.train.session import Session
 from gangline.train.unreported import flush, recover

@@ -1,4 +1,4 @@
-"""Verdicts of health checks in the training loop, gathered from every rank, and the order that follows."""
+"""Verdicts of health checks in the training loop, gathered from every rank, and the response that follows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Said = TypeVar("Said", bound=Verdict | Response | None)
 
 
 def before_run(s: Session) -> tuple[Response, Agreed]:
-    """Return (order, its input) for verdicts before the first step; equal on all ranks."""
+    """Return (response, its input) for verdicts before the first step; equal on all ranks."""
     own_verdicts = [
         _as_json(verdict)
         for name, check in s.health.items()
@@ -38,9 +38,9 @@ def before_update(s: Session, loss: float, grad_norm: float) -> tuple[str, tuple
     if not asking:
         return "", ()
     own_verdicts = [v for name, check in asking.items() for v in ask(s, name, check.before_update, loss, grad_norm)]
-    order, agreement = judge(s, *gather_verdicts(s.comms.world, s.device, own_verdicts), None)
-    why = "; ".join(str(verdict) for verdict in agreement.verdicts if verdict.kind in order.kinds)
-    return why if order.action >= Action.SKIP else "", agreement.verdicts
+    response, agreement = judge(s, *gather_verdicts(s.comms.world, s.device, own_verdicts), None)
+    why = "; ".join(str(verdict) for verdict in agreement.verdicts if verdict.kind in response.kinds)
+    return why if response.action >= Action.SKIP else "", agreement.verdicts
 
 
 def after_step(s: Session, record: StepRecord) -> list[Verdict]:
@@ -58,7 +58,7 @@ def after_step(s: Session, record: StepRecord) -> list[Verdict]:
 
 
 def judge(s: Session, verdicts: Iterable[Verdict], now: float, record: StepRecord | None) -> tuple[Response, Agreed]:
-    """Return (order, its input). Every rank computes an order and takes rank 0's, so that all ranks act alike."""
+    """Return (response, its input). Every rank computes a response and takes rank 0's, so that all ranks act alike."""
     findings = tuple({json.dumps(v.to_dict()): v for v in verdicts}.values())  # ranks report equal verdicts
     if not findings:
         return Response(Action.NOTE, ()), Agreed((), (), now)
@@ -68,8 +68,8 @@ def judge(s: Session, verdicts: Iterable[Verdict], now: float, record: StepRecor
         call_member(s, f"health/{name}", lambda check=check: _as_json(check.respond(agreement, record)))
         for name, check in s.health.items()
     ]
-    order = decide(agreement, [order for order in responses if order is not None])
-    return Response.of(gather_json(s.comms.world, s.device, asdict(order))[0]), agreement
+    response = decide(agreement, [one for one in responses if one is not None])
+    return Response.of(gather_json(s.comms.world, s.device, asdict(response))[0]), agreement
 
 
 def ask(s: Session, name: str, call: Callable[..., Iterable[Verdict]], *arguments: object) -> list[Verdict]:
@@ -104,6 +104,6 @@ def take_bad_weights(s: Session) -> Verdict:
 
 
 def make_not_finite(record: StepRecord) -> Verdict:
-    """Return core's verdict on a step that is not finite; a health check may override it, or answer with an order."""
+    """Return core's verdict on a step that is not finite; a health check may override or answer it."""
     evidence = f"loss {record.loss}, gradient norm {record.grad_norm}; the weights were not updated"
     return Verdict("not-finite", f"step {record.step}", 1.0, evidence, Action.STOP)

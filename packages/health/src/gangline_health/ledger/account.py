@@ -20,7 +20,7 @@ from gangline_health.ledger.starts import Line, RanksStart, find_undone, parse_t
 
 BASE, STEP, PHASE = 0, 1, 2  # levels of a start, a step, a phase that rank 0 logged; in an overlap, the highest counts
 PHASES = {"save": "checkpoint_stall", "recovery": "recovery", "validate": "compute"}
-FAULTS = ("rank", "node", "joined", "order")  # reasons of launches that continue the same job
+FAULTS = ("rank", "node", "joined", "response")  # reasons of launches that continue the same job
 Bubble = Callable[[Line, Line], float]  # (event "start", step record) -> the bubble's share of the passes
 
 

@@ -35,7 +35,7 @@ class Interruption:
     recovery_seconds  seconds from when the interruption was noticed to the end of the next step; None: no further step
     """
 
-    kind: str  # "rank" or "node": reason of the restart; "killed"; "order": a rollback
+    kind: str  # "rank" or "node": reason of the restart; "killed"; "response": a rollback
     at: float
     found: float
     named: str
@@ -124,7 +124,7 @@ def build_ledger(run_dir: Path, report: Callable[[str], object] = warnings.warn)
 
 
 def find_faults(starts: Sequence[RanksStart], begin: float) -> list[Interruption]:
-    """Return the interruptions of a run: starts that failed or were killed, and orders that rolled the run back."""
+    """Return the interruptions of a run: starts that failed or were killed, and responses that rolled the run back."""
     every: list[Interruption] = []
     for before, each in pairwise(starts):
         launch = each.launch or {}
@@ -140,10 +140,10 @@ def find_faults(starts: Sequence[RanksStart], begin: float) -> list[Interruption
         )
     for each in starts:
         for line in each.events:
-            if line["event"] == "order" and line.get("action") == "roll_back":
+            if line["event"] == "response" and line.get("action") == "roll_back":
                 at = parse_time(line)
                 reason = ", ".join(line.get("kinds", ()))
-                every.append(Interruption("order", at - begin, 0.0, reason, _compute_recovery(at, each)))
+                every.append(Interruption("response", at - begin, 0.0, reason, _compute_recovery(at, each)))
     return every
 
 

@@ -1,4 +1,4 @@
-"""Alert sidecar: sends verdicts above a note, orders and failures to a shell command or a webhook. Torch-free.
+"""Alert sidecar: sends verdicts above a note, responses and failures to a shell command or a webhook. Torch-free.
 
 The sidecar is a process that reads events.jsonl, so no step waits for an answer. On several machines, one sidecar sends
 at a time; if that sidecar is lost, another one continues at its offset.
@@ -114,7 +114,7 @@ def is_worth_sending(line: Line) -> bool:
     match line.get("event"):
         case "verdict":
             return line.get("suggestion") not in (None, "note") and line.get("by") not in SENT_BY_THEMSELVES
-        case "order":
+        case "response":
             return line.get("action") in ("roll_back", "restart", "stop")
         case "exit":
             return bool(line.get("exit_code"))

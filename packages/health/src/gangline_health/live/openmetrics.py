@@ -74,9 +74,7 @@ def _make_families(status: Status) -> Iterator[Metric]:
         yield gauge("gangline_rank_mfu_ratio", about, enumerate(shares), "rank")
     yield counter("gangline_launches", "number of starts of the ranks", [(status.launches,)])
     yield counter("gangline_verdicts", "number of verdicts of health checks", sorted(status.counted.items()), "kind")
-    yield counter(
-        "gangline_orders", "number of orders in response to verdicts", sorted(status.orders.items()), "action"
-    )
+    yield counter("gangline_responses", "number of responses to verdicts", sorted(status.responses.items()), "action")
 
 
 def _parse_number(value: Any) -> float | None:

@@ -39,7 +39,7 @@ class Status:
     why: str = ""  # reason of the newest launch
     verdicts: deque[Line] = field(default_factory=lambda: deque(maxlen=SAID))
     counted: Counter[str] = field(default_factory=Counter)  # number of verdicts by kind
-    orders: Counter[str] = field(default_factory=Counter)  # number of orders by action
+    responses: Counter[str] = field(default_factory=Counter)  # number of responses by action
     ranks: list[Seen] = field(default_factory=list)  # pulses of the ranks on this machine whose process exists
     ending: RunEnding | None = None
     now: float = 0.0
@@ -106,8 +106,8 @@ class RunFollower:
             case "verdict" if line.get("kind") not in ROUTINE:
                 status.counted[str(line.get("kind"))] += 1
                 status.verdicts.append(line)
-            case "order":
-                status.orders[str(line.get("action"))] += 1
+            case "response":
+                status.responses[str(line.get("action"))] += 1
 
 
 def _parse_loss(record: Line) -> float:

@@ -36,10 +36,10 @@ class RankLossesMonitor(Monitor):
         self.options = options
         self.previous: StepRecord | None = None
         self.rows: list[dict[int, float]] = []  # for each step: rank -> its loss minus the median loss
-        self.told: dict[int, int] = {}  # rank -> step of its last verdict on a lasting difference
+        self.told: dict[int, int] = {}  # rank -> step of its last verdict on a sustained difference
 
     def describe(self) -> str:
-        off = f"{self.options.lasting:g} robust deviations from the median rank"
+        off = f"{self.options.sustained_score:g} robust deviations from the median rank"
         return f"ranks whose own loss is {off} in most of {self.options.window} steps"
 
     def observe(self, record: StepRecord) -> Iterable[Verdict]:
@@ -60,7 +60,7 @@ class RankLossesMonitor(Monitor):
             yield from self._find_spikes(record, own, row, middle)
         self.rows = [*self.rows, row][-self.options.window :]
         if len(self.rows) == self.options.window:
-            yield from self._find_lasting_differences(record, own, middle)
+            yield from self._find_sustained_differences(record, own, middle)
 
     def _estimate_noise(self, middle: float) -> float:
         """Return the robust standard deviation of chance loss differences, over all ranks and steps of the window."""
@@ -75,7 +75,7 @@ class RankLossesMonitor(Monitor):
         tokens = record.tokens / len(own)
         for rank, difference in row.items():
             far = abs(difference) / noise if noise else 0.0
-            if far > self.options.spike and abs(difference) > max(FARTHER * farthest, SURPRISE / max(tokens, 1)):
+            if far > self.options.spike_score and abs(difference) > max(FARTHER * farthest, SURPRISE / max(tokens, 1)):
                 evidence = (
                     f"the own loss of rank {rank} is {own[rank]:.4g}, the loss of the median rank {middle:.4g}: "
                     f"{far:.1f} robust deviations apart; the batch begins at sample {record.first_sample}"
@@ -83,14 +83,16 @@ class RankLossesMonitor(Monitor):
                 details = {"rank": rank, "step": record.step, "first": record.step, "score": far}
                 yield Verdict("rank-loss-spike", f"rank {rank}", 0.7, evidence, Action.NOTE, details=details)
 
-    def _find_lasting_differences(self, record: StepRecord, own: dict[int, float], middle: float) -> Iterable[Verdict]:
+    def _find_sustained_differences(
+        self, record: StepRecord, own: dict[int, float], middle: float
+    ) -> Iterable[Verdict]:
         noise = self._estimate_noise(middle)
         for rank in own:
             off = statistics.median(row[rank] for row in self.rows)
-            if not noise or abs(off) < self.options.lasting * noise:
+            if not noise or abs(off) < self.options.sustained_score * noise:
                 self.told.pop(rank, None)
                 continue
-            if record.step - self.told.get(rank, -self.options.again) < self.options.again:
+            if record.step - self.told.get(rank, -self.options.report_every) < self.options.report_every:
                 continue
             self.told[rank] = record.step
             first = max(1, record.step - self.options.window + 1)

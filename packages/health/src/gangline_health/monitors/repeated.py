@@ -143,7 +143,7 @@ def count_reached(events: Iterable[Line], steps: Iterable[Line]) -> dict[int, in
     last_attempts: dict[int, int] = {}  # generation -> attempt that its last rollback ended
     rank_lines = [line for line in events if line.get("by") == "rank"]
     for line in rank_lines:
-        if line.get("event") == "order" and line.get("action") == "roll_back":
+        if line.get("event") == "response" and line.get("action") == "roll_back":
             with suppress(KeyError, TypeError, ValueError):
                 last_attempts[int(line["generation"])] = int(line["attempt"])
     for line in (*(each for each in rank_lines if each.get("generation") not in last_attempts), *steps):

@@ -19,7 +19,7 @@ STRETCHES = 10  # number of windows that `steps` are split into
 class SlowRanks:
     """Detector of steadily slow ranks. rows: seconds by step and rank in the current window."""
 
-    slower: float  # minimum ratio of a rank's median step time to its stage's median, in each window
+    min_ratio: float  # minimum ratio of a rank's median step time to its stage's median, in each window
     steps: int  # number of steps in all windows together
     peers: Peers = field(default_factory=Peers)
     rows: list[Sequence[float]] = field(default_factory=list)
@@ -37,7 +37,9 @@ class SlowRanks:
         usual = self.peers.compute_peer_medians(each)
         self.rows = []
         shares = {rank: seconds / usual[rank] for rank, seconds in enumerate(each) if usual[rank] > 0}
-        self.slow = [*self.slow, {rank: share for rank, share in shares.items() if share >= self.slower}][-STRETCHES:]
+        self.slow = [*self.slow, {rank: share for rank, share in shares.items() if share >= self.min_ratio}][
+            -STRETCHES:
+        ]
         if len(self.slow) < STRETCHES:
             return {}
         steady = set.intersection(*(set(one) for one in self.slow))

@@ -21,13 +21,13 @@ class StragglersOptions:
     # window: number of recent steps over which each rank's median step time is taken, without waits for other ranks
     window: Annotated[int, Ge(4)] = 16
     # straggler threshold: minimum ratio of a rank's median step time to its pipeline stage's median
-    slower: Annotated[float, Gt(1)] = 1.3
+    min_ratio: Annotated[float, Gt(1)] = 1.3
     # straggler threshold: minimum excess of a rank's step time over its stage's median, in robust standard deviations
-    score: Annotated[float, Gt(3)] = 6.0
+    min_score: Annotated[float, Gt(3)] = 6.0
     # straggler threshold: minimum excess of a rank's median step time over its pipeline stage's median, in seconds
-    least_seconds: Annotated[float, Ge(0)] = 0.01
-    again: PositiveInt = 500  # minimum number of steps between two straggler reports of the same rank
+    min_seconds: Annotated[float, Ge(0)] = 0.01
+    report_every: PositiveInt = 500  # minimum number of steps between two straggler reports of the same rank
     # slow-rank threshold: minimum ratio of a rank's median step time to its stage's median, in each of 10 windows
-    steadily: Annotated[float, Gt(1)] = 1.03
-    # number of steps, split into 10 windows, in which a rank must reach `steadily` for a slow-rank verdict
+    steady_ratio: Annotated[float, Gt(1)] = 1.03
+    # number of steps, split into 10 windows, in which a rank must reach `steady_ratio` for a slow-rank verdict
     steady_steps: Annotated[int, Ge(100)] = 1000

@@ -41,7 +41,7 @@ class StragglersMonitor(Monitor):
         self.previous: StepRecord | None = None
         self.since: dict[str, int] = {}  # slow rank -> first step of the window in which it was first slow
         self.told: dict[str, int] = {}  # slow rank -> step of its last verdict
-        self.steady = SlowRanks(options.steadily, options.steady_steps)
+        self.steady = SlowRanks(options.steady_ratio, options.steady_steps)
 
     def attach(self, runtime: Runtime, comms: Comms, store: Store | None, device: torch.device) -> None:
         mesh = runtime.registry.mesh
@@ -52,7 +52,7 @@ class StragglersMonitor(Monitor):
         if len(self.peers.stages) > 1 and len(set(self.peers.stages)) == len(self.peers.stages):
             return "not compared: no two ranks do equal work"
         of = "their stage" if len(set(self.peers.stages)) > 1 else "all ranks"
-        return f"ranks {self.options.slower:g} times slower than the median of {of} over {self.options.window} steps"
+        return f"ranks {self.options.min_ratio:g} times slower than the median of {of} over {self.options.window} steps"
 
     def observe(self, record: StepRecord) -> Iterable[Verdict]:
         # ranks exchange the values of a step after checks observe its record, so they are read in the next step
@@ -78,7 +78,7 @@ class StragglersMonitor(Monitor):
             slow.add(str(rank))
             since = self.since.setdefault(str(rank), record.step - self.options.window + 1)
             last = self.told.get(str(rank))
-            if last is None or record.step - last >= self.options.again:
+            if last is None or record.step - last >= self.options.report_every:
                 self.told[str(rank)] = record.step
                 yield self._report_straggler(rank, score, since, own, record)
         self.since = {rank: step for rank, step in self.since.items() if rank in slow}
@@ -104,9 +104,9 @@ class StragglersMonitor(Monitor):
             more, noise = seconds - middle, max(spread, 0.02, 1e-6 / middle)
             score = more / middle / noise
             known = str(rank) in self.since  # a slow rank stays slow until its excess is below half the threshold
-            slower = 1 + (self.options.slower - 1) / (2 if known else 1)
-            far = seconds >= slower * middle and score >= self.options.score
-            if far and more >= self.options.least_seconds:
+            slower = 1 + (self.options.min_ratio - 1) / (2 if known else 1)
+            far = seconds >= slower * middle and score >= self.options.min_score
+            if far and more >= self.options.min_seconds:
                 slow_ranks.append((rank, score))
         return slow_ranks
 
@@ -146,4 +146,4 @@ class StragglersMonitor(Monitor):
         """Clear the window, because another start has other processes, perhaps on other machines."""
         self.previous = None
         self.rows, self.since, self.told = [], {}, {}
-        self.steady = SlowRanks(self.options.steadily, self.options.steady_steps, self.peers)
+        self.steady = SlowRanks(self.options.steady_ratio, self.options.steady_steps, self.peers)

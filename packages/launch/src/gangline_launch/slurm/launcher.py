@@ -85,7 +85,7 @@ class SlurmLauncher(Launcher):
         names = sorted({name for each in out for name in each})
         if names:
             print(
-                f"train: excluding {', '.join(names)}, as an order of the run requires (launch.excluded_hours)",
+                f"train: excluding {', '.join(names)}, as a health check of the run requires (launch.excluded_hours)",
                 flush=True,
             )
         endings = [(run_dir, read_ending(run_dir)) for run_dir in run_dirs]

@@ -14,13 +14,13 @@ from gangline.model.contracts import get_seam_function
 from gangline.plan import Plan, matches, names
 from gangline_basics.model.recall import Recall
 from gangline_basics.model.seams import call_at
-from gangline_parallel_megatron_style.context.cut import Response
+from gangline_parallel_megatron_style.context.cut import TokenOrder
 from gangline_parallel_megatron_style.context.ring import RingAttention
 from gangline_parallel_megatron_style.context.supported import explain_unsupported
 from gangline_parallel_megatron_style.context.ulysses import UlyssesAttention
 
 Method = Literal["ring", "ulysses"]
-ORDERS: dict[Method, Response] = {"ring": "zigzag", "ulysses": "contiguous"}  # `order` of `cut_tokens`
+ORDERS: dict[Method, TokenOrder] = {"ring": "zigzag", "ulysses": "contiguous"}  # `order` of `cut_tokens`
 
 
 def set_attention(

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from gangline.batch import Batch
 
-Response = Literal["zigzag", "contiguous"]
+TokenOrder = Literal["zigzag", "contiguous"]
 
 
-def cut_tokens(x: Tensor, index: int, size: int, order: Response) -> Tensor:
+def cut_tokens(x: Tensor, index: int, size: int, order: TokenOrder) -> Tensor:
     """Return the tokens of rank `index` of `size`: (B, T, ...) -> (B, T / size, ...).
 
     order "zigzag": of 2·size chunks, chunk `index` from the front and chunk `index` from the back, for ring attention:
@@ -31,7 +31,7 @@ def cut_tokens(x: Tensor, index: int, size: int, order: Response) -> Tensor:
     return torch.cat((parts[index], parts[chunks - 1 - index]), dim=1) if order == "zigzag" else parts[index]
 
 
-def cut_batch(batch: Batch, index: int, size: int, order: Response) -> Batch:
+def cut_batch(batch: Batch, index: int, size: int, order: TokenOrder) -> Batch:
     """Return the batch with the tokens, positions and documents of rank `index`; tensors without (B, T) are unchanged.
 
     `valid` and `ends` of the result are None, because the host does not know the number of valid tokens and the

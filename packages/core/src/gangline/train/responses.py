@@ -1,4 +1,4 @@
-"""Orders: carried out on all ranks at the same step boundary, with a line in attempts.jsonl if the course changes."""
+"""Responses to verdicts: carried out on all ranks at one step boundary, recorded if they change the course."""
 
 from __future__ import annotations
 
@@ -28,44 +28,44 @@ class Ending:
     first: int | None = None
 
 
-def carry_out(s: Session, order: Response, agreed: Agreed) -> Ending | None:
-    """Carry out the order; return how the run ends, or None if the run continues."""
-    if order.action > Action.NOTE or order.changes_course:
-        s.record_event("order", **{**asdict(order), "action": order.action.name.lower()})
-    if not order.changes_course:
+def carry_out(s: Session, response: Response, agreed: Agreed) -> Ending | None:
+    """Carry out the response; return how the run ends, or None if the run continues."""
+    if response.action > Action.NOTE or response.changes_course:
+        s.record_event("response", **{**asdict(response), "action": response.action.name.lower()})
+    if not response.changes_course:
         return None
-    texts = [str(verdict) for verdict in agreed.verdicts if verdict.kind in order.kinds]
-    evidence = "; ".join([*texts, *filter(None, [order.why])])
-    firsts = [v.details["first"] for v in agreed.verdicts if v.kind in order.kinds and "first" in v.details]
-    stop = Ending("stop", evidence, kinds=order.kinds, first=min(firsts, default=None))
+    texts = [str(verdict) for verdict in agreed.verdicts if verdict.kind in response.kinds]
+    evidence = "; ".join([*texts, *filter(None, [response.why])])
+    firsts = [v.details["first"] for v in agreed.verdicts if v.kind in response.kinds and "first" in v.details]
+    stop = Ending("stop", evidence, kinds=response.kinds, first=min(firsts, default=None))
     line = Attempt(
         attempt=s.attempt,
         start=s.saved,
         why=evidence,
         time=stamp(agreed.now),
-        order=order.action.name.lower(),
-        kinds=order.kinds,
+        action=response.action.name.lower(),
+        kinds=response.kinds,
         step=s.step,
-        rate=order.rate if order.cuts else 1.0,
+        rate=response.rate if response.cuts else 1.0,
         rate_from=s.step,
-        rate_steps=order.rate_steps if order.cuts else 0,
-        exclude=resolve_nodes(s, order.exclude),
+        rate_steps=response.rate_steps if response.cuts else 0,
+        exclude=resolve_nodes(s, response.exclude),
     )
-    if order.action < Action.ROLL_BACK:
+    if response.action < Action.ROLL_BACK:
         if not any(_is_same(line, earlier) for earlier in s.history):  # else the line was written before a restart
             begin(s, line)
         return None
-    if order.action is Action.ROLL_BACK:
+    if response.action is Action.ROLL_BACK:
         with s.enter_phase("recovery"):
-            went = roll_back(s, order, line)
+            went = roll_back(s, response, line)
         return None if went else replace(stop, evidence=f"{evidence}; there is no checkpoint to roll back to")
-    if order.action is Action.RESTART and (order.before_step is not None or order.skip):
-        way = next(return_points(s, order, line), None)
+    if response.action is Action.RESTART and (response.before_step is not None or response.skip):
+        way = next(return_points(s, response, line), None)
         if way is None:
             return replace(stop, evidence=f"{evidence}; there is no checkpoint to restart from")
         line = way[1]
     begin(s, line)
-    return replace(stop, why=line.order, requeue=set(order.kinds) == {STORE_LOST})
+    return replace(stop, why=line.action, requeue=set(response.kinds) == {STORE_LOST})
 
 
 def resolve_nodes(s: Session, names: Iterable[str]) -> tuple[str, ...]:
@@ -75,7 +75,7 @@ def resolve_nodes(s: Session, names: Iterable[str]) -> tuple[str, ...]:
 
 
 def _is_same(line: Attempt, earlier: Attempt) -> bool:
-    return all(getattr(line, name) == getattr(earlier, name) for name in ("attempt", "step", "order", "kinds"))
+    return all(getattr(line, name) == getattr(earlier, name) for name in ("attempt", "step", "action", "kinds"))
 
 
 def announce(s: Session, agreed: Agreed) -> None:
