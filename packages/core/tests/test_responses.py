@@ -444,6 +444,29 @@ def test_full_disk_for_events_does_not_end_run(tmp_path):
 # --- decisions ---
 
 
+class Overriding(Scripted):
+    def observe(self, record) -> Iterable[Verdict]:
+        for verdict in super().observe(record):
+            yield verdict
+            yield Verdict("spike", verdict.where, 1.0, "harmless", Action.NOTE, ("spike",))
+
+
+def test_notes_name_the_action_taken_once(tmp_path):
+    """Print a verdict with the action of the response, not with its suggestion, and no overridden verdict."""
+    for check, lines in (
+        (Scripted({3: Action.STOP}, Response(Action.WARN, ("spike",))), ["warn: spike at step 3: loss"]),
+        (Overriding({3: Action.STOP}), ["note: spike at step 3: harmless"]),
+    ):
+        s = open_session(tmp_path / check.__class__.__name__, "run.steps=4")
+        s.health["scripted"] = check
+        notes: list[str] = []
+        s.reporter.note = notes.append  # type: ignore[method-assign]
+        assert train(s) == 0
+        said = [note for note in notes if "spike" in note]
+        assert len(said) == len(lines)
+        assert all(note.startswith(line) for note, line in zip(said, lines, strict=True))
+
+
 def found(kind: str, suggestion: Action, *overrides: str) -> Verdict:
     return Verdict(kind, "here", 1.0, "1", suggestion, overrides)
 

@@ -26,7 +26,7 @@ from gangline.train.validate import validate
 def run_steps(s: Session) -> Ending:
     """Run steps until the run is done, or a signal or a response ends it; return how it ended."""
     response, agreement = verdicts.before_run(s)
-    announce(s, agreement)
+    announce(s, response, agreement)
     if ending := carry_out(s, response, agreement):
         return ending
     if signal := introduce(s):
@@ -79,7 +79,7 @@ def run_steps(s: Session) -> Ending:
             with clock("checkpoint"):
                 save(s, make_request(s, request, stops=bool(status.signal)))
         poll(s)
-        announce(s, agreement)
+        announce(s, response, agreement)
         ending = carry_out(s, response, agreement)
         tell(s)
         if ending or status.signal:

@@ -78,8 +78,11 @@ def _is_same(line: Attempt, earlier: Attempt) -> bool:
     return all(getattr(line, name) == getattr(earlier, name) for name in ("attempt", "step", "action", "kinds"))
 
 
-def announce(s: Session, agreed: Agreed) -> None:
-    """Report the verdicts to the user and in events.jsonl."""
+def announce(s: Session, response: Response, agreed: Agreed) -> None:
+    """Report the verdicts in events.jsonl, and those that are not overridden to the user, with the action taken."""
+    overridden = {kind for verdict in agreed.verdicts for kind in verdict.overrides}
     for verdict in agreed.verdicts:
-        s.reporter.note(f"{verdict.suggestion.name.lower()}: {verdict}")
+        action = response.action if verdict.kind in response.kinds else verdict.suggestion
+        if verdict.kind not in overridden or verdict.kind in verdict.overrides:
+            s.reporter.note(f"{action.name.lower()}: {verdict}")
         s.record_event("verdict", **verdict.to_dict())
