@@ -149,7 +149,7 @@ def test_tp_refuses_undeclared_loss_over_sharded_vocabulary(narrow):
     for word in (
         "parallel.tp=2",
         "the model-tree node of head does not declare its loss",
-        "ShardRule.whole('head.weight')",
+        "ShardRule.replicated('head.weight')",
     ):
         assert word in said
     assert refusal("narrow=on", "narrow.head=true", *CP) == ""
@@ -244,7 +244,7 @@ PLAIN = Plain(torch.float64, torch.float64)
 ROWS = {"embed.weight": 0, "head.weight": 0}
 
 
-def cut(model, plan) -> None:
+def shard(model, plan) -> None:
     """As `cut_modules` does for the only rank of tp."""
     losses = {"head": LossCall()}
     cut_modules(model, plan, Solo("tp"), PLAIN, sequence_parallel=False, first_rows=ROWS, losses=losses)
@@ -254,7 +254,7 @@ def whole(model, plan) -> None:
     set_products(model, plan, PLAIN)
 
 
-@pytest.mark.parametrize("prepare", [cut, whole])
+@pytest.mark.parametrize("prepare", [shard, whole])
 def test_custom_matmul_function_is_refused(prepare):
     model, plan = whole_of(Case())
     model.blocks[0].attention.wq.product = torch.sum
@@ -266,7 +266,7 @@ def test_tp_refuses_a_custom_embedding_lookup():
     model, plan = whole_of(Case())
     model.embed.lookup = torch.sum
     with pytest.raises(UserError, match=r"embed\.lookup was replaced by a custom function"):
-        cut(model, plan)
+        shard(model, plan)
     model, plan = whole_of(Case())
     model.embed.lookup = torch.sum
     whole(model, plan)  # takes nobody's place
@@ -281,4 +281,4 @@ def test_loss_other_than_declared_is_refused(function):
     with pytest.raises(
         UserError, match="head: tensor parallelism would replace the loss function by one over the sharded vocabulary"
     ):
-        cut(model, replace(plan, cuts=tuple(rule for rule in plan.cuts if rule.pattern == "head.weight")))
+        shard(model, replace(plan, sharding=tuple(rule for rule in plan.sharding if rule.pattern == "head.weight")))

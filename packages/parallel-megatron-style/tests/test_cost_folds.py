@@ -74,8 +74,8 @@ def case_of(
     node = LanesNode(dim=32, norm=NormNode(dim=32), lanes=lanes)
     first, second = case.tree.blocks
     tree = replace(case.tree, blocks=(first, replace(second, feed_forward=node)))
-    cut, fold = ShardRule("blocks.*.feed_forward.w", 0, "lane"), Fold("lane", size, out_of)
-    return replace(case, tree=tree, plan=case.plan.extend(cuts=(cut,), folds=(fold,)))
+    rule, fold = ShardRule("blocks.*.feed_forward.w", 0, "lane"), Fold("lane", size, out_of)
+    return replace(case, tree=tree, plan=case.plan.extend(sharding=(rule,), folds=(fold,)))
 
 
 def sent(case: Case) -> dict[tuple[str, str], tuple[int, int]]:
@@ -133,7 +133,7 @@ def test_fold_gradients_reduce_over_remaining_data_axes(axes, out_of, shards, co
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 @pytest.mark.parametrize("dp_shard", [2, 4])
 def test_state_bytes_on_fold_follow_zero_stage(zero, dp_shard):
-    """2 + 4 + 4 + 8 bytes a number (ZeRO, arXiv 1910.02054, section 3), cut by the fold and by what is beside it."""
+    """2 + 4 + 4 + 8 bytes a number (ZeRO, arXiv 1910.02054, section 3), split by the fold and by what is beside it."""
     case, without = (case_of(dp_shard=dp_shard, zero=zero, lanes=lanes) for lanes in (LANES, 0))
     own, beside = STACK // 2, dp_shard // 2
     parts = beside if zero else 1
@@ -143,7 +143,7 @@ def test_state_bytes_on_fold_follow_zero_stage(zero, dp_shard):
     more.subtract(memory.count_state_bytes(without, 0))
     assert more["optimizer state"] == 8 * own // parts
     assert more["master weights"] == 4 * own // parts
-    if zero < 2 or beside == 1:  # nothing beside the fold cuts it
+    if zero < 2 or beside == 1:  # nothing beside the fold splits it
         assert more["gradients"] == 4 * own
     if zero < 3 or beside == 1:
         assert more["weights"] == 2 * own
@@ -166,7 +166,7 @@ def test_activation_bytes_of_undeclared_node_come_from_shapes():
 
 @pytest.mark.parametrize(("sequence_parallel", "times"), [(True, 1), (False, 2)])
 def test_tp_ranks_repeat_fold_flops_without_sequence_parallelism(sequence_parallel, times):
-    """What tp does not cut sees all tokens on each of its ranks."""
+    """What tp does not shard sees all tokens on each of its ranks."""
     one, two = (case_of(tp=2, lanes=lanes, sequence_parallel=sequence_parallel) for lanes in (LANES, 0))
     stack = 2 * STACK * 3 * 16 * one.microbatches
     assert timing.count_rank_flops(one, 0) - timing.count_rank_flops(two, 0) == times * stack // 2

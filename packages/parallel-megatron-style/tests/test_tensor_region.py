@@ -353,15 +353,17 @@ def applied(case: Case, **changes):
 
 def test_external_module_with_sharded_parameters_binds_once():
     foreign = torch.nn.ModuleList([Bound(), Bound()])
-    _, comm = applied(Case(), foreign=foreign, cuts=(ShardRule("foreign.0.*", 0), ShardRule("foreign.1.a", 1, "ep")))
+    _, comm = applied(
+        Case(), foreign=foreign, sharding=(ShardRule("foreign.0.*", 0), ShardRule("foreign.1.a", 1, "ep"))
+    )
     assert foreign[0].comms == [comm]
     assert foreign[1].comms == []  # what lies on a fold is bound to the fold
 
 
 def test_fold_parameter_is_also_sharded_over_tp():
     foreign = torch.nn.ModuleList([Bound()])
-    cuts = (ShardRule("foreign.0", 0, "ep"), ShardRule.whole("foreign.0.b"), ShardRule("foreign.0", 1))
-    _, comm = applied(Case(), foreign=foreign, cuts=cuts)
+    rules = (ShardRule("foreign.0", 0, "ep"), ShardRule.replicated("foreign.0.b"), ShardRule("foreign.0", 1))
+    _, comm = applied(Case(), foreign=foreign, sharding=rules)
     assert foreign[0].comms == [comm]
 
 
@@ -370,10 +372,10 @@ def test_module_pattern_covers_modules_added_by_edits(whole):
     """What is laid out and what is computed with go by the same reading."""
     wide = Linear(LinearNode(in_features=8, out_features=4))
     wide.side = Linear(LinearNode(in_features=8, out_features=2))
-    cuts = (*((ShardRule.whole("foreign.0.side"),) if whole else ()), ShardRule.colwise("foreign.0"))
-    model, _ = applied(Case(), foreign=torch.nn.ModuleList([wide]), cuts=cuts)
+    rules = (*((ShardRule.replicated("foreign.0.side"),) if whole else ()), ShardRule.colwise("foreign.0"))
+    model, _ = applied(Case(), foreign=torch.nn.ModuleList([wide]), sharding=rules)
     assert [isinstance(x.product.__self__, Region) for x in (wide, wide.side)] == [True, not whole]
-    plan = Plan("embed", "foreign", "head", 1, cuts=cuts)
+    plan = Plan("embed", "foreign", "head", 1, sharding=rules)
     names = [f"foreign.{name}" for name, _ in model.foreign.named_parameters()]
     shapes = dict.fromkeys(names, (4, 8))
     given = ModelShapes(shapes, {}, {name: (name,) for name in names})
@@ -385,7 +387,7 @@ def test_module_pattern_covers_modules_added_by_edits(whole):
 
 def test_matmul_without_shard_rule_stays_replicated():
     model, _ = applied(
-        Case(), cuts=(ShardRule.colwise("blocks.*.attention.wq"),), master_dtype=("blocks.*.attention.wk",)
+        Case(), sharding=(ShardRule.colwise("blocks.*.attention.wq"),), master_dtype=("blocks.*.attention.wk",)
     )
     attention = model.blocks[0].attention
     assert isinstance(attention.wq.product.__self__, Region)
@@ -405,12 +407,12 @@ def test_matmuls_of_one_module_share_a_region():
     ("changes", "message"),
     [
         (
-            {"cuts": (ShardRule.colwise("blocks.*.attention.wq"),), "master_dtype": ("blocks.*.attention.wq",)},
+            {"sharding": (ShardRule.colwise("blocks.*.attention.wq"),), "master_dtype": ("blocks.*.attention.wq",)},
             "master_dtype of the plan",
         ),
-        ({"cuts": (ShardRule("embed.weight", 1),)}, "can shard only dim 0 of the weight of embed"),
-        ({"cuts": (ShardRule("head.norm.weight", 0),)}, "no module around it has a method `bind"),
-        ({"cuts": (ShardRule("head.weight", 0),), "seams": ()}, "no module around it has a method `bind"),
+        ({"sharding": (ShardRule("embed.weight", 1),)}, "can shard only dim 0 of the weight of embed"),
+        ({"sharding": (ShardRule("head.norm.weight", 0),)}, "no module around it has a method `bind"),
+        ({"sharding": (ShardRule("head.weight", 0),), "seams": ()}, "no module around it has a method `bind"),
     ],
 )
 def test_unsupported_shard_rule_is_refused(changes, message):

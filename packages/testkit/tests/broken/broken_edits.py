@@ -36,7 +36,7 @@ def NoInit(tree, plan, options):
 
 def DeadPattern(tree, plan, options):
     tree, plan, claimed = edited(tree, plan, options)
-    return tree, plan.extend(cuts=(ShardRule("blocks.*.feed_forward.w_inn", 0, "lane"),)), claimed
+    return tree, plan.extend(sharding=(ShardRule("blocks.*.feed_forward.w_inn", 0, "lane"),)), claimed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +148,7 @@ def ConfigSizes(tree, plan, options):
 
 
 def UndeclaredPartial(tree, plan, options):
-    """A parameter that is whole is used on what tp has cut, and the plan does not say so."""
+    """A parameter that is whole is used on what tp has sharded, and the plan does not say so."""
     tree, plan, claimed = _in_place_of_feed_forwards(tree, plan, UndeclaredPartialNode)
     return tree, plan.extend(inits=(Init("blocks.*.feed_forward.gain", "constant", 0.5),)), claimed
 

@@ -59,27 +59,31 @@ def count_work(
                     kv_heads=max(1, product.kv_heads // share),
                 )
             else:
-                local = _cut(product, f"{at}.{product.weight}" if at else product.weight, inner, plan, sizes, tokens)
+                local = _shard_matmul(
+                    product, f"{at}.{product.weight}" if at else product.weight, inner, plan, sizes, tokens
+                )
             forward[local] += 1
             if not frozen and isinstance(local, MatrixProduct):
                 weights[local] += 1
     return StageWork(forward, weights, modules=modules, unknown=tuple(unknown), unknown_flops=unknown_flops)
 
 
-def _cut(product: MatrixProduct, name: str, node: Node, plan: Plan, sizes: LocalSizes, tokens: int) -> MatrixProduct:
+def _shard_matmul(
+    product: MatrixProduct, name: str, node: Node, plan: Plan, sizes: LocalSizes, tokens: int
+) -> MatrixProduct:
     """Return the matmul of one rank: axes of the mesh shard its columns, its inner dim or its matrices."""
     shape = node.get_shapes()[product.weight]
-    cuts = plan.get_cuts(name, len(shape))
-    parallel = sizes.size("tp") > 1 and "tp" in cuts
+    rules = plan.get_shard_rules(name, len(shape))
+    parallel = sizes.size("tp") > 1 and "tp" in rules
     rows = product.rows * (sizes.inner_tokens if parallel else sizes.tokens) // tokens
     inner, columns, matrices = product.inner, product.columns, product.matrices
-    for axis, cut in cuts.items():
+    for axis, rule in rules.items():
         ranks = sizes.size(axis)
         if ranks == 1:
             continue
-        if cut.dim == len(shape) - 1:
+        if rule.dim == len(shape) - 1:
             inner = max(1, inner // ranks)
-        elif cut.dim == len(shape) - 2:
+        elif rule.dim == len(shape) - 2:
             columns = -(-columns // ranks)
         else:
             matrices = max(1, matrices // ranks)

@@ -55,7 +55,7 @@ def bind_folds(model: nn.Module, plan: Plan, comm_of: Callable[[str], Comm]) -> 
     folds = {fold.name for fold in plan.folds}
     bound: set[str] = set()
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        fold = next((axis for axis in plan.get_cuts(name, parameter.dim()) if axis in folds), None)
+        fold = next((axis for axis in plan.get_shard_rules(name, parameter.dim()) if axis in folds), None)
         if fold is not None:
             bind_around(model, name, f"the fold {fold!r}", comm_of(fold), bound)
 

@@ -158,7 +158,7 @@ class DeepSeekFormat(FamilyFormat[DeepSeek]):
 def build(config: DeepSeek, run: Run | None = None) -> tuple[DecoderNode, Plan]:
     """Build the tree and its plan."""
     q, kv = config.head_width, config.nope_dim + config.v_dim
-    cuts = (
+    sharding = (
         ShardRule.colwise("blocks.*.attention.wq", q),
         ShardRule.colwise("blocks.*.attention.q.up", q),
         ShardRule.colwise("blocks.*.attention.kv.up", kv),
@@ -166,7 +166,10 @@ def build(config: DeepSeek, run: Run | None = None) -> tuple[DecoderNode, Plan]:
     )
     names = ModuleNames(NAMES, unread=FURTHER)
     return plan_family(
-        config, lambda index: build_block(config, _build_latent_attention(config, index, run)), names=names, cuts=cuts
+        config,
+        lambda index: build_block(config, _build_latent_attention(config, index, run)),
+        names=names,
+        sharding=sharding,
     )
 
 

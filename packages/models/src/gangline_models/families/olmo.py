@@ -100,5 +100,5 @@ def build(config: Olmo2 | Olmo3, run: Run | None = None) -> tuple[DecoderNode, P
             feed_forward_out_norm=norm,
         )
 
-    cuts = tuple(ShardRule.colwise(f"blocks.*.attention.{name}", head) for name in norms)
-    return plan_family(config, make_block, names=ModuleNames(NAMES), cuts=cuts)
+    sharding = tuple(ShardRule.colwise(f"blocks.*.attention.{name}", head) for name in norms)
+    return plan_family(config, make_block, names=ModuleNames(NAMES), sharding=sharding)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 THEIRS = {"embed_norm": "enorm", "hidden_norm": "hnorm", "merge": "eh_proj", "head.norm": "shared_head.norm"}
 COPIES = {"embed": "embed_tokens", "head": "shared_head.head"}  # copies of tensors that the model owns: not loaded
 # Fields of `Plan` that list rules with a pattern; fields of `Plan` that list patterns.
-RULES, PATTERNS = ("cuts", "inits", "seams", "low_bit"), ("master_dtype", "partial_grad", "frozen", "trained")
+RULES, PATTERNS = ("sharding", "inits", "seams", "low_bit"), ("master_dtype", "partial_grad", "frozen", "trained")
 
 
 def edit(tree: Node, plan: Plan, options: Mtp) -> tuple[Node, Plan, list[str]]:

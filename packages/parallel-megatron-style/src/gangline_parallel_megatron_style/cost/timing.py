@@ -73,19 +73,19 @@ def count_part_flops(case: Case, part: str) -> Flops:
     """Return the operations of one token in the node at path `part` and its children."""
     forward = weights = 0
     for path, node in iterate_nodes(case.by_path[part], part):
-        whole = case.tp > 1 and not case.sequence_parallel and not _cut(case, path, node)
+        whole = case.tp > 1 and not case.sequence_parallel and not _is_sharded(case, path, node)
         flops = node.count_flops(case.sequence_length) * (case.tp if whole else 1)
         forward += flops
         weights += 0 if computes_frozen(path, node, case.plan) else flops
     return Flops(forward, 0, weights)
 
 
-def _cut(case: Case, path: str, node: Node) -> bool:
+def _is_sharded(case: Case, path: str, node: Node) -> bool:
     """Return whether tp shards the work of a node: whether it shards the node's matrices, or else its children's."""
     own = any(len(shape) > 1 for shape in node.get_shapes().values())
     inside = [(path, node)] if own else iterate_nodes(node, path)
     return any(
-        "tp" in case.plan.get_cuts(f"{at}.{name}", len(shape))
+        "tp" in case.plan.get_shard_rules(f"{at}.{name}", len(shape))
         for at, inner in inside
         for name, shape in inner.get_shapes().items()
     )

@@ -43,11 +43,11 @@ class RowsRuntime(Runtime):
         folds = {fold.name: fold for fold in plan.folds if mesh.size(*fold.out_of) > 1 and fold.size > 1}
         shapes = self._describe(model)
         self.axes = Axes(model, plan, comms, self.used)
-        cuts = {
-            name: next((cut for axis, cut in plan.get_cuts(name, len(shape)).items() if axis in folds), None)
+        rules = {
+            name: next((rule for axis, rule in plan.get_shard_rules(name, len(shape)).items() if axis in folds), None)
             for name, (shape, _) in shapes.items()
         }
-        on_fold = {name: (cut.dim, folds[cut.axis].size) for name, cut in cuts.items() if cut is not None}
+        on_fold = {name: (rule.dim, folds[rule.axis].size) for name, rule in rules.items() if rule is not None}
         self.registry = Registry.of(
             mesh,
             {
@@ -59,7 +59,7 @@ class RowsRuntime(Runtime):
         )
         self.parts: dict[str, RowsOf] = {}
         for name in self.used:
-            comm = comms.fold_rest(folds[cuts[name].axis]) if name in on_fold else self.comm  # type: ignore[union-attr]
+            comm = comms.fold_rest(folds[rules[name].axis]) if name in on_fold else self.comm  # type: ignore[union-attr]
             self.parts[name] = RowsOf(
                 name, self.registry, self.rank, comm, choose_kept_dtype(plan, name, precision), name not in self.frozen
             )
