@@ -78,7 +78,7 @@ def cross_entropy(compiled: bool) -> Callable[[Place], str]:
         w = (torch.randn(V, D, device=place.device) * 0.02).to(dtype).requires_grad_()
         targets = torch.randint(V, (1, N), device=place.device)
         counts = torch.ones(1, N, dtype=torch.bool, device=place.device)
-        products = 6 * N * D * V
+        flops = 6 * N * D * V
         said = []
         kinds: dict[str, Callable[[], Tensor]] = {
             "ours": lambda: CrossEntropy()(h, w, targets, counts),
@@ -94,7 +94,7 @@ def cross_entropy(compiled: bool) -> Callable[[Place], str]:
                 torch.cuda.reset_peak_memory_stats(place.device)
             whole = place.seconds(lambda: torch.autograd.grad(call(), (h, w)), 5)  # noqa: B023
             most = torch.cuda.max_memory_allocated(place.device) / 1e9 if place.cuda else 0.0
-            said.append(f"{name} {1e3 * whole:.3g} ms, {products / whole / 1e12:.3g} TFLOP/s, at most {most:.3g} GB")
+            said.append(f"{name} {1e3 * whole:.3g} ms, {flops / whole / 1e12:.3g} TFLOP/s, at most {most:.3g} GB")
         return "; ".join(said)
 
     return rate
@@ -135,7 +135,7 @@ def adamw(place: Place) -> str:
 
 def weight_gradients(place: Place) -> str:
     """Measure bfloat16 dY^T X into float32: as a matmul, a cast and an addition, or a matmul with a float32 result."""
-    place.needs_cuda("a product with a result of another dtype")
+    place.needs_cuda("a matmul with a result of another dtype")
     n, i, o = 8192, 4096, 14336
     x, dy = (torch.randn(n, width, device=place.device).bfloat16() for width in (i, o))
     slot = torch.zeros(o, i, device=place.device)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 STEPS = 6
 # The loss of a step beside that of one process, relative. float64: the suite. float32: 1e-5 on step 1, and what AdamW
-# makes of that in a few more. The others round each product: the loss is the same to that rounding.
+# makes of that in a few more. The others round each matmul: the loss is the same to that rounding.
 BOUND = {"fp64": 1e-12, "fp32": 2e-4, "bf16": 2e-2, "fp16": 2e-2, "fp8": 5e-2}
 AXES = {
     "3d": ("dp_replicate", "dp_shard", "cp", "pp", "tp"),

@@ -36,7 +36,7 @@ class TestFamilies(FamilySuite):
         run = run_of(directory)
         assert list_recomputed(compose_model(run)[0]) == []
         wide = copy.deepcopy(model).double()
-        wide.set_experts_implementation("eager")  # their grouped product takes no float64
+        wide.set_experts_implementation("eager")  # their grouped matmul takes no float64
         starts = torch.randint(2, 97, (2, 9), generator=torch.Generator().manual_seed(11))
         with torch.no_grad():
             expected = wide.generate(starts, max_new_tokens=30, do_sample=False, eos_token_id=None, pad_token_id=0)

@@ -197,7 +197,7 @@ def ranks_of(case: Case, axis: str) -> tuple[str, int]:
 
 @pytest.mark.parametrize("words", EVERY)
 def test_flops_of_all_ranks_match_one_process(words):
-    """All ranks together, to the operation; and their products are what nodes say."""
+    """All ranks together, to the operation; and their matmuls are what nodes say."""
     run = compose_one([*WIDE.split(), *words.split()])
     alone = compose_one(
         [*WIDE.split(), *(word for word in words.split() if word.startswith(("model.", "run.", "moe")))]
@@ -207,7 +207,7 @@ def test_flops_of_all_ranks_match_one_process(words):
     every = sum(rank.flops for rank in found.ranks) * case.mesh.world // case.pp
     if "sequence_parallel=false" in words:
         assert every > one  # each rank multiplies in the merges
-    elif "selective" not in words:  # whose second attention is in the products alone
+    elif "selective" not in words:  # whose second attention is in the matmuls alone
         assert every == one
     assert found.unknown == ()
     for stage, work in enumerate(found.work):

@@ -32,7 +32,7 @@ def busy() -> Iterator[None]:
 
 
 def achieved(dtype: torch.dtype, size: int = 512) -> float:
-    """FLOP/s of the best of a few products by all threads."""
+    """FLOP/s of the best of a few matmuls by all threads."""
     a, best = torch.ones(size, size, dtype=dtype), float("inf")
     for _ in range(20):
         start = time.perf_counter()
@@ -59,4 +59,4 @@ def test_peak_measured_under_load_is_not_exceeded(dtype, two_threads):
         assert source.startswith("measured")
         if (found := achieved(dtype)) < 1.2 * peak:
             return
-    pytest.fail(f"products reach {found:.3g} FLOP/s, and the peak is {peak:.3g}")
+    pytest.fail(f"matmuls reach {found:.3g} FLOP/s, and the peak is {peak:.3g}")

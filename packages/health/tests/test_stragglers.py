@@ -110,7 +110,7 @@ def test_single_or_silent_ranks_are_not_stragglers():
 
 
 def test_constantly_slower_rank_is_noted() -> None:
-    """5 % in its products are lost in the noise of every single step, and are no straggler's."""
+    """5 % in its matmuls are lost in the noise of every single step, and are no straggler's."""
     for seed in range(5):
         monitor = StragglersMonitor(StragglersOptions())
         found = said(monitor, rows(1002, slow=3, phase="backward", seed=seed, times=1.08))

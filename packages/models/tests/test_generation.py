@@ -71,7 +71,7 @@ def test_batched_generation_matches_single_prompts(name, pair):
 
 
 class Adapted(Linear):
-    """A product that is more than its weight, as with an adapter around it."""
+    """A matmul that is more than its weight, as with an adapter around it."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(x) + x.roll(1, -1) @ self.weight.T

@@ -291,7 +291,7 @@ def test_several_parameters_map_to_one_fused_tensor(how, tmp_path):
 
 
 def test_expert_stacks_map_to_interleaved_columns(tmp_path):
-    """Each of theirs transposed, its columns ours in turns: the products of experts in one array."""
+    """Each of theirs transposed, its columns ours in turns: the matmuls of experts in one array."""
     both = {"rows": (0, 8), "every": 2, "dim": 1}
     rules = [HFName("gate", "joined.w", "transpose", **both), HFName("gate_bias", "joined.b", **both)]
     rules += [HFName(n.pattern.replace("gate", "up"), n.theirs, n.how, (1, 8), 2, 1) for n in rules]

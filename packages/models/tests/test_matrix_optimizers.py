@@ -19,7 +19,7 @@ MODEL = ("model=qwen3_next", "model.dim=32", "model.layers=2", "model.heads=2", 
 
 @pytest.mark.parametrize("optimizer", ["optimizer=muon", "optimizer=soap optimizer.max_precond_dim=64"])
 def test_convolution_filters_are_optimized_with_adamw(tmp_path: Path, optimizer: str) -> None:
-    """(channels, 1, taps): AdamW steps them; each channel as a matrix would be as many arrays and products."""
+    """(channels, 1, taps): AdamW steps them; each channel as a matrix would be as many arrays and matmuls."""
     words = [*optimizer.split(), "model.vocab_size=256", "precision=fp32", f"run.dir={tmp_path}/run"]
     size = ["batch.global_size=2", "batch.sequence_length=16", "run.device=cpu", "validate.every=null"]
     (run,) = compose(["recipe=quick", *MODEL, *words, *size, "run.steps=2", "checkpoint=off"])

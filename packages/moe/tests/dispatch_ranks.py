@@ -16,7 +16,7 @@ from gangline_moe.routers.config import Sigmoid
 from gangline_moe.routers.sigmoid import SigmoidRouter
 from gangline_testkit import rank
 
-# Rows begin at multiples of 64 bytes (the last bits of a product may depend on where its operands begin), and every
+# Rows begin at multiples of 64 bytes (the last bits of a matmul may depend on where its operands begin), and every
 # element of an activation is computed by the vector loop (the scalar loop for what is left rounds otherwise).
 WIDTH = 32
 
@@ -45,7 +45,7 @@ def inputs(dtype: torch.dtype, world: int) -> tuple[Tensor, Tensor]:
 
 
 class GivenLogits(SigmoidRouter):
-    """Takes its logits as given: a product over other rows may have other bits."""
+    """Takes its logits as given: a matmul over other rows may have other bits."""
 
     logits: Tensor
 

@@ -18,11 +18,11 @@ from gangline.model.weight_grads import defer_gradients
 from gangline.plan import Plan
 from gangline_basics.model.decoder_nodes import FeedForwardNode
 from gangline_basics.model.gating import Gating
-from gangline_basics.parallel.prepare import set_products
+from gangline_basics.parallel.prepare import set_matmuls
 from gangline_basics.precision.plain import Plain
 from gangline_moe.config import MoeOptions
 from gangline_moe.edit import make_layer_node
-from gangline_moe.products import PlainProducts, PrecisionProducts, choose_products
+from gangline_moe.matmuls import PlainMatmuls, PrecisionMatmuls, choose_matmuls
 from gangline_moe.routers.config import Biased, ExpertChoice, Grouped, RouterConfig, Sigmoid, Softmax
 
 D, H = 12, 10
@@ -83,7 +83,7 @@ def test_layer_matches_per_token_reference(router):
 
 
 def bounded_one_by_one(module, x: Tensor) -> Tensor:
-    """As `one_by_one`, with biases and bounded products, in formulas of torch alone."""
+    """As `one_by_one`, with biases and bounded matmuls, in formulas of torch alone."""
     choice, experts, rows = module.router(x), module.experts, []
     for n, token in enumerate(x.flatten(0, 1)):
         y = torch.zeros_like(token)
@@ -96,10 +96,10 @@ def bounded_one_by_one(module, x: Tensor) -> Tensor:
     return torch.stack(rows).view_as(x)
 
 
-@pytest.mark.parametrize("kind", ["together", "product by product"])
+@pytest.mark.parametrize("kind", ["together", "matmul by matmul"])
 def test_biased_and_clamped_experts_match_reference(kind, monkeypatch):
     module = layer(Biased(), dense=BOUNDED, experts=5)
-    if kind != "together":  # as where an edit wraps one of the products
+    if kind != "together":  # as where an edit wraps one of the matmuls
         monkeypatch.setattr("gangline_moe.experts.Stack", type("Other", (), {}))
     compare_with_one_by_one(module, bounded_one_by_one)
 
@@ -120,15 +120,15 @@ def compare_with_one_by_one(module, formula):
 @pytest.mark.parametrize("kind", ["grouped", "by the precision"])
 def test_grouped_matmul_matches_reference_in_every_dtype(dtype, bound, kind):
     """Runs of no row, of one, and of many; and no rows at all."""
-    products = PlainProducts() if kind == "grouped" else PrecisionProducts(Plain(dtype, torch.float32))
+    matmuls = PlainMatmuls() if kind == "grouped" else PrecisionMatmuls(Plain(dtype, torch.float32))
     generator = torch.Generator().manual_seed(0)
     for counts in ([0, 5, 1, 0, 9], [0, 0, 0, 0, 0], [15, 0, 0, 0, 0]):
         bounds = torch.tensor([0, *counts]).cumsum(0)
         x, y = (torch.randn(sum(counts), n, generator=generator, dtype=torch.float64) for n in (16, 8))
         w = torch.randn(5, 8, 16, generator=generator, dtype=torch.float64)
         for name, given in (("multiply_rows", (x, w)), ("compute_grad_x", (y, w)), ("compute_grad_w", (y, x))):
-            want = getattr(PlainProducts(), name)(*given, bounds)
-            got = getattr(products, name)(*(a.to(dtype) for a in given), bounds)
+            want = getattr(PlainMatmuls(), name)(*given, bounds)
+            got = getattr(matmuls, name)(*(a.to(dtype) for a in given), bounds)
             assert got.shape == want.shape
             scale = max(1.0, float(want.abs().max()) if want.numel() else 0.0)
             torch.testing.assert_close(got.double(), want, rtol=0, atol=bound * scale)
@@ -148,11 +148,11 @@ class Halved(Plain):
 
 
 def test_experts_use_matmul_of_custom_precision():
-    """Halving the input of each product is halving its matrix."""
+    """Halving the input of each matmul is halving its matrix."""
     precision = Halved(torch.float64, torch.float64)
-    assert type(choose_products(Plain(torch.bfloat16, torch.float32))) is PlainProducts
+    assert type(choose_matmuls(Plain(torch.bfloat16, torch.float32))) is PlainMatmuls
     asked, halved, x = layer(), layer(), x_of().requires_grad_()
-    set_products(asked.experts, Plan("embed", "blocks", "head", 1), precision)
+    set_matmuls(asked.experts, Plan("embed", "blocks", "head", 1), precision)
     with torch.no_grad():
         for weight in halved.experts.parameters():
             weight /= 2
@@ -226,7 +226,7 @@ def test_ample_capacity_drops_no_tokens():
 
 
 def test_layer_saves_bounded_bytes_for_backward():
-    """What a layer keeps for its backward pass is what it says: the rows and two products, no copy of the tokens."""
+    """What a layer keeps for its backward pass is what it says: the rows and two matmuls, no copy of the tokens."""
     module, x = layer(dtype=torch.float32), x_of(64, dtype=torch.float32).requires_grad_()
     kept: dict[int, int] = {}
 
@@ -238,7 +238,7 @@ def test_layer_saves_bounded_bytes_for_backward():
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         module(x)
     pairs, tokens = 2 * 64 * 2, 2 * 64
-    rows = pairs * (2 * D + 2 * H) * 4  # what went in, what came out, two products
+    rows = pairs * (2 * D + 2 * H) * 4  # what went in, what came out, two matmuls
     of_router = tokens * (2 * 8 * 4 + 2 * (4 + 8) + 4 * 4) + tokens * D * 4
     assert sum(kept.values()) - own <= rows + of_router
 

@@ -95,7 +95,7 @@ def extent(case: Case, plan: Plan, name: str, rows: int, index: int, n: int) -> 
 
 
 def cut_model(case: Case, comm: Comm, dtype: torch.dtype | None = None):
-    """This rank's part of the model: parameters replaced by slices, products and seams set."""
+    """This rank's part of the model: parameters replaced by slices, matmuls and seams set."""
     model, plan = whole_of(case, dtype)
     losses = get_calls(case.built()[0], plan, "loss")
     made: dict[int, torch.nn.Parameter] = {}

@@ -15,7 +15,7 @@ from gangline.model.calls import AttentionCall, LossCall
 from gangline_basics.model.attention import get_plain_attention
 from gangline_basics.model.loss import CrossEntropy
 from gangline_basics.model.seams import get_calls
-from gangline_basics.parallel.prepare import set_products
+from gangline_basics.parallel.prepare import set_matmuls
 from gangline_basics.precision.plain import Plain
 from gangline_parallel_megatron_style.commands import main
 from gangline_parallel_megatron_style.context.apply import Method, set_attention
@@ -251,14 +251,14 @@ def shard(model, plan) -> None:
 
 
 def whole(model, plan) -> None:
-    set_products(model, plan, PLAIN)
+    set_matmuls(model, plan, PLAIN)
 
 
 @pytest.mark.parametrize("prepare", [shard, whole])
 def test_custom_matmul_function_is_refused(prepare):
     model, plan = whole_of(Case())
-    model.blocks[0].attention.wq.product = torch.sum
-    with pytest.raises(UserError, match=r"blocks\.0\.attention\.wq\.product was replaced by a custom function"):
+    model.blocks[0].attention.wq.matmul = torch.sum
+    with pytest.raises(UserError, match=r"blocks\.0\.attention\.wq\.matmul was replaced by a custom function"):
         prepare(model, plan)
 
 

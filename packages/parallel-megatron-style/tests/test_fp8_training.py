@@ -71,7 +71,7 @@ def test_pipeline_losses_are_bit_identical(scaling, schedule):
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_data_parallel_losses_are_near_one_process(strategy):
-    """The same products; gradients are added in another order, in float32."""
+    """The same matmuls; gradients are added in another order, in float32."""
     want = one_process(*FP8, steps=4, microbatch=2)
     for found in get_pool(2).run(losses, (*FP8, f"parallel={strategy}", "batch.micro_size=2"), 4, 2):
         assert found[0] == pytest.approx(want[0], rel=1e-6)
@@ -84,20 +84,20 @@ def test_recomputed_blocks_have_the_same_bits(scaling):
 
 
 def multiplied(settings: tuple[str, ...]) -> tuple[list, list, list]:
-    """(shapes of the weights in float8 products, those of the blocks' linear layers, dtypes of what products give)."""
-    seen, product = [], Fp8Precision.compute_product
+    """(shapes of the weights in float8 matmuls, those of the blocks' linear layers, dtypes of what matmuls give)."""
+    seen, original = [], Fp8Precision.compute_matmul
 
     def watched(self, x, w):
-        y = product(self, x, w)
+        y = original(self, x, w)
         seen.append((tuple(w.shape), y.dtype, w.dtype))
         return y
 
-    Fp8Precision.compute_product = watched
+    Fp8Precision.compute_matmul = watched
     try:
         runtime = runtime_of(build_small_run(*settings))
         runtime.evaluate(batches(0, ROWS))
     finally:
-        Fp8Precision.compute_product = product
+        Fp8Precision.compute_matmul = original
     blocks = [n for n in runtime.parameters() if n.name.startswith("blocks.") and len(n.shape) == 2]
     return [shape for shape, *_ in seen], [n.shape for n in blocks], [dtype for _, *both in seen for dtype in both]
 

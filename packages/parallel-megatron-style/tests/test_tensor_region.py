@@ -35,7 +35,7 @@ WIDE = torch.float64
 
 
 class Noting(Plain):
-    """Writes down every product."""
+    """Writes down every matmul."""
 
     def __init__(self, events: list[str]) -> None:
         super().__init__(WIDE, WIDE)
@@ -165,7 +165,7 @@ def test_retained_graph_runs_backward_twice(sequence_parallel):
 
 
 def written_in_place() -> bool:
-    """Whether a product of x written in place after the first product is that of the new x."""
+    """Whether a matmul of x written in place after the first matmul is that of the new x."""
     region = Region(Setting(tp(), Plain(WIDE, WIDE), True), columns=2)
     x, w = torch.ones(1, 4, 3, dtype=WIDE), parameter(5, 3)
     with torch.no_grad():
@@ -178,7 +178,7 @@ def test_input_changed_in_place_is_not_reused():
 
 
 def without_and_with() -> tuple[bool, bool]:
-    """Whether products of one x pass gradients to it: one called without them, and the next with them."""
+    """Whether matmuls of one x pass gradients to it: one called without them, and the next with them."""
     region = Region(Setting(tp(), Plain(WIDE, WIDE), True), columns=2)
     x, w = torch.ones(1, 4, 3, dtype=WIDE).requires_grad_(), parameter(5, 3, grad=False)
     with torch.no_grad():
@@ -374,7 +374,7 @@ def test_module_pattern_covers_modules_added_by_edits(whole):
     wide.side = Linear(LinearNode(in_features=8, out_features=2))
     rules = (*((ShardRule.replicated("foreign.0.side"),) if whole else ()), ShardRule.colwise("foreign.0"))
     model, _ = applied(Case(), foreign=torch.nn.ModuleList([wide]), sharding=rules)
-    assert [isinstance(x.product.__self__, Region) for x in (wide, wide.side)] == [True, not whole]
+    assert [isinstance(x.matmul.__self__, Region) for x in (wide, wide.side)] == [True, not whole]
     plan = Plan("embed", "foreign", "head", 1, sharding=rules)
     names = [f"foreign.{name}" for name, _ in model.foreign.named_parameters()]
     shapes = dict.fromkeys(names, (4, 8))
@@ -390,17 +390,17 @@ def test_matmul_without_shard_rule_stays_replicated():
         Case(), sharding=(ShardRule.colwise("blocks.*.attention.wq"),), master_dtype=("blocks.*.attention.wk",)
     )
     attention = model.blocks[0].attention
-    assert isinstance(attention.wq.product.__self__, Region)
-    assert isinstance(attention.wv.product.__self__, Plain)
-    assert attention.wk.product(torch.ones(1, 32), attention.wk.weight).dtype == WIDE
+    assert isinstance(attention.wq.matmul.__self__, Region)
+    assert isinstance(attention.wv.matmul.__self__, Plain)
+    assert attention.wk.matmul(torch.ones(1, 32), attention.wk.weight).dtype == WIDE
 
 
 def test_matmuls_of_one_module_share_a_region():
     model, _ = applied(Case())
-    regions = {id(x.product.__self__) for x in (model.blocks[0].attention.wq, model.blocks[0].attention.wo)}
+    regions = {id(x.matmul.__self__) for x in (model.blocks[0].attention.wq, model.blocks[0].attention.wo)}
     assert len(regions) == 1
-    assert model.blocks[0].attention.wq.product.__self__.columns == 3
-    assert model.blocks[0].feed_forward.w_up.product.__self__.columns == 2
+    assert model.blocks[0].attention.wq.matmul.__self__.columns == 3
+    assert model.blocks[0].feed_forward.w_up.matmul.__self__.columns == 2
 
 
 @pytest.mark.parametrize(

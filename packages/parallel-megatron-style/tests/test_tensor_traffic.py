@@ -86,7 +86,7 @@ def test_sequence_parallel_collectives_match_closed_form(layers):
 
 @pytest.mark.parametrize("sequence_parallel", [False, True], ids=["plain", "sequence"])
 def test_recompute_skips_the_last_collective(sequence_parallel):
-    """One sum more a layer, not two: when the last product has kept its input all is there."""
+    """One sum more a layer, not two: when the last matmul has kept its input all is there."""
     case = Case(layers=3, kv_heads=2, sequence_parallel=sequence_parallel)
     for (kept, _), (again, _) in zip(
         (backward for _, backward in get_pool(2).run(counted, case)),
@@ -133,7 +133,7 @@ def test_activation_bytes_shrink_with_tp_ranks(world):
 
 
 def kept_open(sequence_parallel: bool) -> list[bool]:
-    """Whether what a region entered with is alive after one product of two; then after both, another x, or leaving."""
+    """Whether what a region entered with is alive after one matmul of two; then after both, another x, or leaving."""
     region = Region(Setting(tp(), Plain(torch.float64, torch.float64), sequence_parallel), columns=2)
     w, a = torch.randn(6, 4, dtype=torch.float64), torch.randn(4, 6, dtype=torch.float64)
     seen: list[bool] = []

@@ -16,7 +16,7 @@ from gangline.mesh import DATA_AXES, Mesh
 from gangline.model.compose import compose_model
 from gangline.model.flops import count_flops_per_token, count_parameters
 from gangline.model.local_sizes import LocalSizes
-from gangline.model.products import AttentionProduct
+from gangline.model.matmuls import AttentionMatmuls
 from gangline.model.tree import Node, get_parameter_shapes, map_paths
 from gangline.plan import Plan, is_mapped, parse_block_number
 from gangline.shard import Layout, Registry, name_model_array
@@ -121,7 +121,7 @@ def explain_replicated(
         + width.compute,
         token_flops=count_flops_per_token(tree, run.batch.sequence_length, plan),
         parameters=numbers,
-        products=run.precision.get_product_format(),
+        matmul_format=run.precision.get_matmul_format(),
     )
 
 
@@ -155,9 +155,9 @@ def _count_part(
 
 def _step_flops(work: StageWork) -> int:
     """Return the FLOPs of a microbatch: forward pass, gradients of inputs and weights, and recomputation."""
-    weights = sum(product.flops * times for product, times in work.weights.items())
-    again = sum(product.flops * times for product, times in work.again.items())
-    attention = sum(p.flops * times for p, times in work.forward.items() if isinstance(p, AttentionProduct))
+    weights = sum(matmul.flops * times for matmul, times in work.weights.items())
+    again = sum(matmul.flops * times for matmul, times in work.again.items())
+    attention = sum(p.flops * times for p, times in work.forward.items() if isinstance(p, AttentionMatmuls))
     return 2 * work.flops + weights + attention + again
 
 

@@ -8,7 +8,7 @@ from typing import ClassVar, TypeVar
 
 from gangline.model.linear_nodes import LinearNode
 from gangline.model.local_sizes import LocalSizes
-from gangline.model.products import Product
+from gangline.model.matmuls import AnyMatmul
 from gangline.model.tree import (
     Decoding,
     Node,
@@ -42,7 +42,7 @@ class EightBitNode(WrapNode):
         """Return 0: dequantisation is not counted, like any other cast."""
         return 0
 
-    def list_products(self, sizes: LocalSizes, sequence_length: int) -> tuple[Product, ...]:
+    def list_matmuls(self, sizes: LocalSizes, sequence_length: int) -> tuple[AnyMatmul, ...]:
         return ()
 
     def count_activation_bytes(self, sizes: LocalSizes) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from gangline.model.products import AttentionProduct, Product
+from gangline.model.matmuls import AnyMatmul, AttentionMatmuls
 
 
 @dataclass(frozen=True)
@@ -24,9 +24,9 @@ class StageWork:
     unknown_flops  FLOPs of a forward pass of the unknown nodes, by `Node.count_flops`
     """
 
-    forward: Mapping[Product, int] = field(default_factory=Counter)
-    weights: Mapping[Product, int] = field(default_factory=Counter)
-    again: Mapping[Product, int] = field(default_factory=Counter)
+    forward: Mapping[AnyMatmul, int] = field(default_factory=Counter)
+    weights: Mapping[AnyMatmul, int] = field(default_factory=Counter)
+    again: Mapping[AnyMatmul, int] = field(default_factory=Counter)
     kept: int = 0
     kept_again: int = 0
     modules: int = 0
@@ -37,15 +37,15 @@ class StageWork:
     @staticmethod
     def add_up(parts: Iterable[StageWork]) -> StageWork:
         """Return the sum of `parts`."""
-        forward, weights, again = Counter[Product](), Counter[Product](), Counter[Product]()
+        forward, weights, again = Counter[AnyMatmul](), Counter[AnyMatmul](), Counter[AnyMatmul]()
         times = Counter(map(id, part_list := list(parts)))
         sums = Counter[str]()
         unknown: list[str] = []
         for part in {id(part): part for part in part_list}.values():
             count = times[id(part)]
-            for into, products in ((forward, part.forward), (weights, part.weights), (again, part.again)):
-                for product, often in products.items():
-                    into[product] += count * often
+            for into, matmuls in ((forward, part.forward), (weights, part.weights), (again, part.again)):
+                for matmul, often in matmuls.items():
+                    into[matmul] += count * often
             for name in ("kept", "kept_again", "modules", "modules_again", "unknown_flops"):
                 sums[name] += count * getattr(part, name)
             unknown += part.unknown
@@ -54,15 +54,15 @@ class StageWork:
     def recompute(self, attention_only: bool = False) -> StageWork:
         """Return the work with recomputation in the backward pass: full, or (`attention_only`) of attention."""
         if attention_only:
-            again: dict[Product, int] = {
-                product: times for product, times in self.forward.items() if isinstance(product, AttentionProduct)
+            again: dict[AnyMatmul, int] = {
+                matmul: times for matmul, times in self.forward.items() if isinstance(matmul, AttentionMatmuls)
             }
             return replace(self, again=again)
         return replace(self, again=self.forward, kept_again=self.kept, modules_again=self.modules)
 
     def add_recomputed(self, part: StageWork) -> StageWork:
         """Return this work with the recomputation of `part` added; part: a result of `recompute`."""
-        again = Counter[Product](self.again)
+        again = Counter[AnyMatmul](self.again)
         again.update(part.again)
         return replace(
             self,
@@ -74,4 +74,4 @@ class StageWork:
     @cached_property
     def flops(self) -> int:
         """FLOPs of a forward pass, by MFU's convention."""
-        return sum(product.flops * times for product, times in self.forward.items()) + self.unknown_flops
+        return sum(matmul.flops * times for matmul, times in self.forward.items()) + self.unknown_flops

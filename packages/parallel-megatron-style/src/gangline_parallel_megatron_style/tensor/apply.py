@@ -12,7 +12,7 @@ from torch import nn
 from gangline import UserError
 from gangline.comm.base import Comm
 from gangline.model.calls import Call, LossCall, call_of
-from gangline.model.contracts import OwnProducts, bind_around, bind_linear, get_seam_function
+from gangline.model.contracts import OwnMatmuls, bind_around, bind_linear, get_seam_function
 from gangline.model.linear import Embedding, Linear
 from gangline.plan import Plan, matches
 from gangline.precision import Precision
@@ -40,7 +40,7 @@ def cut_modules(
 ) -> Setting:
     """Make the modules of `model` compute with their parameters' shards on this rank of `comm`; return their setting.
 
-    Sets the `product` of every `Linear`, the `lookup` of every `Embedding` and the `loss` seam. For every other sharded
+    Sets the `matmul` of every `Linear`, the `lookup` of every `Embedding` and the `loss` seam. For every other sharded
     parameter, calls `bind(comm)` on the nearest enclosing module that has `bind`, once per module. Does not change the
     parameters: the caller replaces them by their shards, before or after the call. A pipeline stage may lack modules
     that the plan names.
@@ -84,9 +84,9 @@ class _Cutter:
         losses = [seam.pattern for seam in self.plan.seams if seam.name == "loss"]
         for path, module in modules.items():
             if isinstance(module, Linear):
-                self._set_product(path, module)
-            elif isinstance(module, OwnProducts):
-                module.multiply_by(self.setting.precision)
+                self._set_matmul(path, module)
+            elif isinstance(module, OwnMatmuls):
+                module.set_precision(self.setting.precision)
             elif isinstance(module, Embedding):
                 self._set_lookup(path, module)
             elif any(matches(pattern, path) and get_seam_function(module, "loss") for pattern in losses):
@@ -95,19 +95,19 @@ class _Cutter:
                 name = f"{path}.{next(iter(self.sharded_dims[path]))}"
                 bind_around(self.model, name, AXIS, self.setting.comm, self.bound)
 
-    def _set_product(self, path: str, linear: Linear) -> None:
-        refuse_own(linear, path, "product", F.linear)
+    def _set_matmul(self, path: str, linear: Linear) -> None:
+        refuse_own(linear, path, "matmul", F.linear)
         dim = self.sharded_dims.get(path, {}).get("weight")
         full = any(matches(pattern, path) for pattern in self.plan.master_dtype)
         if dim is None:
-            linear.product = multiply_full if full else self.setting.precision.linear
+            linear.matmul = multiply_full if full else self.setting.precision.linear
         elif full:
             raise TypeError(
                 f"{path} is both sharded along {AXIS} and in master_dtype of the plan, which is not supported"
             )
         else:
             region = self.regions[_get_parent(path)]
-            linear.product = region.multiply_rowwise if dim else region.multiply_colwise
+            linear.matmul = region.multiply_rowwise if dim else region.multiply_colwise
             bind_linear(linear, path, self.setting.comm, self.bound)
 
     def _set_lookup(self, path: str, embedding: Embedding) -> None:

@@ -13,7 +13,7 @@ W_i, A_i are the shards of the weights on tp rank i of n; x, y, dx, dy: this ran
     leave           y = all-reduce(P_i)               y = reduce-scatter(P_i)
       backward      dY = dy                           dY = all-gather(dy)
 
-Communication is in `crossing`, matmuls in `products`. Weights are hidden from autograd in tuples: their gradients are
+Communication is in `crossing`, matmuls in `matmuls`. Weights are hidden from autograd in tuples: their gradients are
 computed while dx is in flight, or deferred in a zero-bubble schedule (`weight_grads`).
 """
 
@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from gangline_parallel_megatron_style.tensor.crossing import Enter, Leave
-from gangline_parallel_megatron_style.tensor.products import Column, Row
+from gangline_parallel_megatron_style.tensor.matmuls import Column, Row
 from gangline_parallel_megatron_style.tensor.rows import from_rows, to_rows
 from gangline_parallel_megatron_style.tensor.setting import Setting, make_anchor
 from gangline_parallel_megatron_style.tensor.visit import Visit
@@ -65,6 +65,6 @@ class Region:
             visit = Visit(self.setting)
             narrow = x.to(self.setting.precision.compute_dtype)
             x_ND = Enter.apply(to_rows(narrow, self.setting.sequence_parallel), visit)
-        visit.products += 1
-        self._open = None if visit.products == self.columns else (x, key, visit, x_ND)
+        visit.matmul_count += 1
+        self._open = None if visit.matmul_count == self.columns else (x, key, visit, x_ND)
         return visit, x_ND

@@ -40,7 +40,7 @@ class Visit:
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
-        self.products = 0
+        self.matmul_count = 0
         self.waiting: list[Waiting] = []
 
     def take(self) -> list[Waiting]:

@@ -12,7 +12,7 @@ from gangline.explain.work import StageWork
 from gangline.mesh import DATA_AXES
 from gangline_basics.cluster.file import Cluster
 from gangline_basics.explain.timeline import ActionTimes, StepTimeline, step_timeline
-from gangline_planner.price.products import (
+from gangline_planner.price.matmuls import (
     Rates,
     compute_forward_seconds,
     compute_input_seconds,
@@ -109,7 +109,7 @@ class Pieces:
 
     @classmethod
     def of(cls, explained: Explained, cluster: Cluster) -> Pieces:
-        rates = Rates.of(cluster, explained.products, explained.kernels)
+        rates = Rates.of(cluster, explained.matmul_format, explained.kernels)
         unique_work = {id(work): work for work in explained.work}
         each = {key: StageTime.of(work, cluster, rates, explained.kernels) for key, work in unique_work.items()}
         stages = [each[id(work)] for work in explained.work]

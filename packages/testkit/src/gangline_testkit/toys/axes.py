@@ -98,13 +98,13 @@ class Axes:
         return self.beside.all_reduce(whole) if self.beside.size > 1 else whole
 
     def install(self) -> None:
-        """Make the modules compute with shards. Called after `set_products` and before `finish_blocks`."""
+        """Make the modules compute with shards. Called after `set_matmuls` and before `finish_blocks`."""
         bound: set[str] = set()
         for path, module in self.model.named_modules():
             sharded = [name for name, _ in module.named_parameters(path, recurse=False) if name in self.dims]
             if sharded and isinstance(module, Linear):
-                module.product = partial(
-                    self._multiply_column if self.dims[f"{path}.weight"] == 0 else self._multiply_row, module.product
+                module.matmul = partial(
+                    self._multiply_column if self.dims[f"{path}.weight"] == 0 else self._multiply_row, module.matmul
                 )
                 bind_linear(module, path, self.tp, bound)
             elif sharded:
@@ -112,11 +112,11 @@ class Axes:
             if self.cp.size > 1 and self._has_seam("attention", path) and "attention" in vars(module):
                 module.attention = partial(self._attend, module.attention)
 
-    def _multiply_column(self, product: Callable[..., Tensor], x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
-        return product(_Enter.apply(x, self.tp), w, b)
+    def _multiply_column(self, matmul: Callable[..., Tensor], x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+        return matmul(_Enter.apply(x, self.tp), w, b)
 
-    def _multiply_row(self, product: Callable[..., Tensor], x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
-        y = _Leave.apply(product(x, w, None), self.tp)
+    def _multiply_row(self, matmul: Callable[..., Tensor], x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+        y = _Leave.apply(matmul(x, w, None), self.tp)
         return y if b is None else y + b
 
     # --- cp: a part of the tokens ------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from gangline_basics.parallel import norm
 from gangline_basics.parallel.matrices import Matrices
 from gangline_basics.parallel.metrics import Tally
 from gangline_basics.parallel.microbatch import count_tokens, make_frame
-from gangline_basics.parallel.prepare import bind_folds, finish_blocks, set_products
+from gangline_basics.parallel.prepare import bind_folds, finish_blocks, set_matmuls
 from gangline_basics.parallel.sample_losses import check_share, gather_in_order, sum_evaluated
 from gangline_basics.parallel.storage import choose_kept_dtype
 from gangline_testkit.toys.axes import Axes
@@ -65,7 +65,7 @@ class RowsRuntime(Runtime):
             )
         self.trained = {name: part for name, part in self.parts.items() if part.trained}
         self._materialise(model)
-        set_products(model, plan, precision)
+        set_matmuls(model, plan, precision)
         bind_folds(model, plan, lambda name: comms.fold(next(fold for fold in plan.folds if fold.name == name)))
         self.axes.install()
         finish_blocks(model, plan, job.finish)

@@ -18,7 +18,7 @@ class Column(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x_ND: Tensor, anchor: Tensor | None, weights: Weights, visit: Visit) -> Tensor:
-        ctx.visit, ctx.order, ctx.weights = visit, visit.products, weights
+        ctx.visit, ctx.order, ctx.weights = visit, visit.matmul_count, weights
         ctx.set_materialize_grads(False)
         if anchor is not None:  # x needs no gradient, so `Enter` has no backward pass
             ctx.save_for_backward(x_ND)
