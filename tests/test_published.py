@@ -159,7 +159,7 @@ def test_expert_parallel_size_must_divide_its_ranks():
 def test_only_megatron_2021_attention_stores_scores():
     """arXiv 2205.05198, section 4.1: 5 a s^2 b bytes a block beside what flash attention keeps."""
     old, new = (judgeable(GPT_18B | {"source": source}).explained for source in ("Megatron-LM", "a blog of 2024"))
-    assert old.work[0].kept - new.work[0].kept == 40 * 5 * (48 // 8) * 2048**2 * 8
+    assert old.work[0].saved_bytes - new.work[0].saved_bytes == 40 * 5 * (48 // 8) * 2048**2 * 8
     assert not any(isinstance(matmul, AttentionMatmuls) for matmul in old.work[0].forward)
 
 
@@ -316,14 +316,14 @@ def test_cuda_graph_step_has_no_launch_cost():
         judgeable(QWEN | {"source": source}).explained for source in (NEMO, NEMO.replace("26.04", "26.06"))
     )
     assert (before.work[0].modules > 0, after.work[0].modules) == (True, 0)
-    assert before.work[0].kept > after.work[0].kept
+    assert before.work[0].saved_bytes > after.work[0].saved_bytes
     widths = [{p.head_dim for p in one.work[0].forward if isinstance(p, AttentionMatmuls)} for one in (before, after)]
     assert widths == [{128}, {64}]
 
 
 def test_block_scaled_activations_are_kept_twice():
     mixed, whole, four = (
-        judgeable(LLAMA_B200 | {"precision": precision}).explained.work[0].kept
+        judgeable(LLAMA_B200 | {"precision": precision}).explained.work[0].saved_bytes
         for precision in ("MXFP8", "FP8-CS (FP8-MX)", "NVFP4")
     )
     assert mixed - whole == 2 * (four - whole) > 0
@@ -407,10 +407,10 @@ def test_llama_70b_pipeline_defaults_to_five_chunks():
 
 def test_expert_biases_are_added_in_32_bits(monkeypatch):
     row = {"model": "GPT OSS 20B", "gpu": "DGX-GB300", "n_gpus": 8, "ep": 8, "global_batch": 8, "precision": "BF16"}
-    kept = of_container("26.02", **row).work[0].kept
+    saved_bytes = of_container("26.02", **row).work[0].saved_bytes
     monkeypatch.setattr(work, "with_biases", lambda stage: stage)
     tokens, top_k, layers, dim = 4096, 4, 24, 2880
-    assert kept - of_container("26.02", **row).work[0].kept == 17 * tokens * top_k * layers * dim
+    assert saved_bytes - of_container("26.02", **row).work[0].saved_bytes == 17 * tokens * top_k * layers * dim
 
 
 def test_head_of_cuda_graph_step_uses_8_bits():
@@ -428,10 +428,10 @@ def test_recomputed_experts_receive_tokens_again():
     again, once = of_container("26.06", gpu="DGX-H100", **row), of_container("26.06", gpu="DGX-B200", **row)
     assert len(sent_to_experts(again, "B")) == 2 * len(sent_to_experts(once, "B")) == 2
     assert sent_to_experts(again, "B")[-1].bytes == sent_to_experts(again, "F")[0].bytes
-    made = [p for p in again.work[0].again if isinstance(p, Matmul)]
+    made = [p for p in again.work[0].recompute if isinstance(p, Matmul)]
     assert {(p.inner, p.columns) for p in made} == {(2688, 1237), (1237, 2688), (2688, 2474), (2474, 2688)}
-    assert any(isinstance(p, AttentionMatmuls) for p in again.work[0].again)
-    assert not once.work[0].again
+    assert any(isinstance(p, AttentionMatmuls) for p in again.work[0].recompute)
+    assert not once.work[0].recompute
 
 
 def test_deepseek_v3_token_goes_to_four_nodes():

@@ -66,7 +66,7 @@ def _edits(row: Row, recipe: Recipe, top_k: int) -> list[Edit]:
             lambda work: works.with_moved_rows(work, 2 if scaled else 3),
         ),
         (row.is_model("gpt.?oss"), works.with_biases),
-        (recipe.captured, lambda work: replace(work, modules=0, modules_again=0)),
+        (recipe.captured, lambda work: replace(work, modules=0, recomputed_modules=0)),
     ]
     return [edit for made, edit in edits if made]
 

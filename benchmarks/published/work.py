@@ -38,11 +38,11 @@ def without_end_blocks(found: Explained) -> Explained:
             work,
             forward=Counter(work.forward) - Counter(block.forward),
             weights=Counter(work.weights) - Counter(block.weights),
-            again=Counter(work.again) - Counter(block.again),
-            kept=max(0, work.kept - block.kept),
-            kept_again=max(0, work.kept_again - block.kept_again),
+            recompute=Counter(work.recompute) - Counter(block.recompute),
+            saved_bytes=max(0, work.saved_bytes - block.saved_bytes),
+            resaved_bytes=max(0, work.resaved_bytes - block.resaved_bytes),
             modules=max(1, work.modules - block.modules),
-            modules_again=max(0, work.modules_again - block.modules_again),
+            recomputed_modules=max(0, work.recomputed_modules - block.recomputed_modules),
         )
 
     return replace(found, work=(end(first), *found.work[1:-1], end(last)))
@@ -75,7 +75,10 @@ def with_fp8_head(work: StageWork) -> StageWork:
         return matmul
 
     return replace(
-        work, forward=_edited(work.forward, edit), weights=_edited(work.weights, edit), again=_edited(work.again, edit)
+        work,
+        forward=_edited(work.forward, edit),
+        weights=_edited(work.weights, edit),
+        recompute=_edited(work.recompute, edit),
     )
 
 
@@ -85,7 +88,7 @@ def with_fp8_attention(work: StageWork) -> StageWork:
     def edit(matmul: AnyMatmul) -> AnyMatmul:
         return replace(matmul, head_dim=matmul.head_dim // 2) if isinstance(matmul, AttentionMatmuls) else matmul
 
-    return replace(work, forward=_edited(work.forward, edit), again=_edited(work.again, edit))
+    return replace(work, forward=_edited(work.forward, edit), recompute=_edited(work.recompute, edit))
 
 
 def with_casts(work: StageWork, itemsize: float) -> StageWork:
@@ -102,7 +105,9 @@ def with_casts(work: StageWork, itemsize: float) -> StageWork:
         inputs = ((p, n // 2 if n == 2 * least else n) for p, n in own)
         return int(2 * itemsize * sum(n * p.rows * p.inner for p, n in inputs))
 
-    return replace(work, kept=work.kept + cast(work.forward), kept_again=work.kept_again + cast(work.again))
+    return replace(
+        work, saved_bytes=work.saved_bytes + cast(work.forward), resaved_bytes=work.resaved_bytes + cast(work.recompute)
+    )
 
 
 def with_biases(work: StageWork) -> StageWork:
@@ -115,7 +120,7 @@ def with_biases(work: StageWork) -> StageWork:
     long as 17 saved bytes.
     """
     numbers = sum(n * p.rows * p.columns for p, n in _of_experts(work)) // 3  # gate, up and down have equal sizes
-    return replace(work, kept=work.kept + 17 * numbers)
+    return replace(work, saved_bytes=work.saved_bytes + 17 * numbers)
 
 
 def with_moved_rows(work: StageWork, times: int) -> StageWork:
@@ -128,7 +133,7 @@ def with_moved_rows(work: StageWork, times: int) -> StageWork:
     widest = max((matmul.inner for matmul, _ in own), default=0)
     moved = sum(2 * n * p.rows * p.inner for p, n in own if p.inner == widest) // 2  # gate and up read the same rows
     launches = sum(n * p.matrices for p, n in own) * 2 // 3  # gate and up are one matmul
-    return replace(work, kept=work.kept + 2 * times * moved, modules=work.modules + launches)
+    return replace(work, saved_bytes=work.saved_bytes + 2 * times * moved, modules=work.modules + launches)
 
 
 def with_scores(work: StageWork) -> StageWork:
@@ -139,7 +144,7 @@ def with_scores(work: StageWork) -> StageWork:
     """
 
     def split(matmuls: Matmuls) -> tuple[Counter[AnyMatmul], int]:
-        made, kept = Counter[AnyMatmul](), 0
+        made, saved_bytes = Counter[AnyMatmul](), 0
         for matmul, times in matmuls.items():
             if not isinstance(matmul, AttentionMatmuls):
                 made[matmul] += times
@@ -148,18 +153,18 @@ def with_scores(work: StageWork) -> StageWork:
             rows, keys, width = pairs * matmul.queries, matmul.keys, matmul.head_dim
             for inner, columns in ((width, keys), (keys, width)):
                 made[Matmul(rows=rows, inner=inner, columns=columns, matrices=pairs, block=False)] += times
-            kept += 5 * pairs * matmul.queries * matmul.keys * times
-        return made, kept
+            saved_bytes += 5 * pairs * matmul.queries * matmul.keys * times
+        return made, saved_bytes
 
-    (forward, kept), (again, kept_again) = split(work.forward), split(work.again)
+    (forward, saved_bytes), (recompute, resaved_bytes) = split(work.forward), split(work.recompute)
     scores = Counter({matmul: n for matmul, n in forward.items() if matmul not in work.forward})
     return replace(
         work,
         forward=forward,
-        again=again,
+        recompute=recompute,
         weights=Counter(work.weights) + scores,  # two gradients per matmul, as for a matmul with a weight
-        kept=work.kept + kept,
-        kept_again=work.kept_again + kept_again,
+        saved_bytes=work.saved_bytes + saved_bytes,
+        resaved_bytes=work.resaved_bytes + resaved_bytes,
     )
 
 
@@ -169,7 +174,7 @@ def _of_experts(work: StageWork) -> list[tuple[Matmul, int]]:
 
 def _recompute(work: StageWork, chosen: Callable[[AnyMatmul], bool]) -> StageWork:
     more = Counter({matmul: n for matmul, n in work.forward.items() if chosen(matmul)})
-    return replace(work, again=Counter(work.again) + more)
+    return replace(work, recompute=Counter(work.recompute) + more)
 
 
 def _edited(matmuls: Matmuls, edit: Callable[[AnyMatmul], AnyMatmul]) -> Counter[AnyMatmul]:

@@ -42,7 +42,7 @@ def test_single_explanation_matches_model_flops():
 def test_recompute_adds_flops_and_reduces_activations():
     _, plain = explained("parallel=single batch.micro_size=4")
     _, full = explained("parallel=single batch.micro_size=4 run.recompute=full")
-    blocks = sum(matmul.flops * times for matmul, times in full.work[0].again.items())
+    blocks = sum(matmul.flops * times for matmul, times in full.work[0].recompute.items())
     assert full.ranks[0].flops == plain.ranks[0].flops + 4 * blocks
     assert full.ranks[0].bytes["activations"] < plain.ranks[0].bytes["activations"]
 

@@ -68,9 +68,9 @@ def iterate_head_moments(
         if not number:
             return
         path = blocks[number - 1]
-        again = activations.count_whole_block(case, path, sizes) - activations.count_block(case, path, sizes)
+        recomputed_bytes = activations.count_whole_block(case, path, sizes) - activations.count_block(case, path, sizes)
         largest = max((a.size for a in arrays if a.name.startswith(f"{path}.") and len(a.shape) > 1), default=0)
-        yield make_moment(whole, number * each, largest * case.bytes.gradient, activations=again - freed)
+        yield make_moment(whole, number * each, largest * case.bytes.gradient, activations=recomputed_bytes - freed)
         freed += activations.count_block(case, path, sizes)
         use_bytes = shared_grads.count_use(f"{case.plan.embed}.weight")
         yield make_moment(whole, number * each, use_bytes, activations=-freed)

@@ -214,16 +214,18 @@ def _iterate_moments(case: Case, place: Place, arrays: list[Array], sizes: Activ
             by_autograd = case.tp == 1 or len(array.shape) > 2
             if not (by_autograd and memory.cuts_gradients(case, array.group)):
                 first[of] = max(first[of], array.size * narrow)
-    travels, again = _count_hidden_bytes(case, 1 if place == "embed" else 3), 0
+    travels, recomputed_bytes = _count_hidden_bytes(case, 1 if place == "embed" else 3), 0
     if place == "head":
         yield Counter({"logits": activations.count_head_bytes(case, sizes)["logits"], "buffers": travels})
     elif isinstance(place, int) and case.is_recomputed(place):
-        again = activations.count_whole_block(case, place, sizes) - activations.count_block(case, place, sizes)
+        recomputed_bytes = activations.count_whole_block(case, place, sizes) - activations.count_block(
+            case, place, sizes
+        )
     gradients = max((gradient_bytes[of] + first[of] for of in gradient_bytes), default=0)
     moment = {
         "gradients": _count_whole(case, arrays),
         "logits": kept_logits,
-        "activations": again,
+        "activations": recomputed_bytes,
         "buffers": gradients + travels,
     }
     yield Counter(moment)

@@ -114,9 +114,9 @@ def _list_block_traffic(case: Case, own: dict[str, RegionTraffic], alike: int, r
     for path, region in own.items():
         last = path == next(reversed(own)) and not isinstance(case.by_path[path], WrapNode)
         if region.leaves:
-            again = passes - 1 - (1 if last and passes > 1 else 0)
+            recomputations = passes - 1 - (1 if last and passes > 1 else 0)
             traffic.append(send(axes, there, n, m, of_one * region.leaves))
-            traffic.append(send(axes, there, n, m * again, of_one * region.leaves, "B"))
+            traffic.append(send(axes, there, n, m * recomputations, of_one * region.leaves, "B"))
             if sharded:
                 traffic.append(send(axes, back, n, m, of_one * region.leaves, "B"))
         if region.enters and sharded:
