@@ -168,10 +168,10 @@ class Init:
 
 @dataclass(frozen=True)
 class HFName:
-    """The external name (`theirs`) of a parameter, where `{0}`, `{1}` stand for the matches of the stars of `pattern`.
+    """The external name (`hf_name`) of a parameter, where `{0}`, `{1}` stand for the matches of the stars of `pattern`.
 
     how: "same"; "transpose" if the external matrix (or each stacked matrix) is transposed; "stack" if the parameter
-    (N, ...) is stored as N external tensors, numbered by `{n}`. An empty `theirs`: a buffer without an external tensor.
+    (N, ...) is stored as N external tensors, numbered by `{n}`. An empty `hf_name`: a buffer without external tensor.
     rows: (first, of): the parameter is the rows from `first` on of an external tensor of `of` rows that several
     parameters share (queries, keys and values in one matrix); columns if transposed. None: all rows.
     every: the parameter is the rows first, first + every, ...; the rows between belong to every - 1 other parameters.
@@ -182,7 +182,7 @@ class HFName:
     """
 
     pattern: str
-    theirs: str
+    hf_name: str
     how: Literal["same", "transpose", "stack"] = "same"
     rows: tuple[int, int] | None = None
     every: int = 1
@@ -193,7 +193,7 @@ class HFName:
     def translate(self, name: str) -> str | None:
         """Return the external name of the parameter `name`; None if the pattern does not match `name`."""
         match = re.fullmatch(re.escape(self.pattern).replace(r"\*", r"([^.]+)"), name)
-        return None if match is None else self.theirs.format(*match.groups(), n="{n}")
+        return None if match is None else self.hf_name.format(*match.groups(), n="{n}")
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ def edit(tree: Node, plan: Plan, options: LoraConfig) -> tuple[Node, Plan, list[
     _check_stacks(chosen_linears, options)
     shard_rules: dict[str, tuple] = {}
     inits: dict[str, tuple] = {}
-    theirs: dict[str, tuple] = {}
+    hf_names: dict[str, tuple] = {}
     trained_parts: dict[str, tuple] = {}
     for path, linear in chosen_linears.items():
         tree = replace_node(tree, path, _wrap(map_paths(tree)[path], linear, options, _get_site(path, plan)))
@@ -41,11 +41,11 @@ def edit(tree: Node, plan: Plan, options: LoraConfig) -> tuple[Node, Plan, list[
             Init(a, "uniform", linear.in_features**-0.5),
             *(Init(part, "constant", 0.0) for part in parts[1:]),
         )
-        theirs[place] = tuple(
+        hf_names[place] = tuple(
             HFName(f"{part}.weight", "") for part in parts
         )  # base directories have no adapter tensors
         trained_parts[place] = parts
-    every = {"sharding": shard_rules, "inits": inits, "names": theirs, "trained": trained_parts}
+    every = {"sharding": shard_rules, "inits": inits, "names": hf_names, "trained": trained_parts}
     rules: dict[str, tuple] = {kind: sum(of_places.values(), ()) for kind, of_places in every.items()}
     return tree, plan.extend(**rules), list(dict.fromkeys([*chosen_linears, *coded]))
 

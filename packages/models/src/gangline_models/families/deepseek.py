@@ -113,7 +113,7 @@ class DeepSeekFormat(FamilyFormat[DeepSeek]):
     options = DeepSeek
     architectures = ("DeepseekV3ForCausalLM",)
     model_type = "deepseek_v3"
-    same = {name: theirs for name, theirs in SIZES.items() if name != "kv_heads"} | {
+    same = {name: key for name, key in SIZES.items() if name != "kv_heads"} | {
         "q_rank": "q_lora_rank",
         "kv_rank": "kv_lora_rank",
         "nope_dim": "qk_nope_head_dim",
