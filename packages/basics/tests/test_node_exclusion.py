@@ -145,8 +145,8 @@ def test_second_excluded_node_waits_until_needed(meet, tmp_path):
     ]
 
 
-class Heard:
-    """A meeting that hears of these nodes."""
+class FakeRendezvous:
+    """Rendezvous whose other nodes are given."""
 
     def __init__(self, *others: str) -> None:
         self.others_ = others
@@ -162,7 +162,7 @@ class Heard:
 def test_exclusion_by_machine_covers_all_machine_nodes(tmp_path, machines, out):
     """A pod that is made again has another number, or the same one on another machine."""
     exclude(tmp_path, "b/2", "a/7")
-    exclusion = Exclusion("b/5", tmp_path, Heard("a/0", "b/2", "c/3"), 2, None, 0.0, print, machines)
+    exclusion = Exclusion("b/5", tmp_path, FakeRendezvous("a/0", "b/2", "c/3"), 2, None, 0.0, print, machines)
     assert exclusion._list_excluded() == out
 
 

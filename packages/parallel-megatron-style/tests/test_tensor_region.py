@@ -61,27 +61,27 @@ class NotingComm(Wrapped):
         super().__init__(inner)
         self.events = events
 
-    def _noted(self, name, pending, background):
+    def _log_call(self, name, pending, background):
         self.events.append(name)
         if not background:
             return pending
         events = self.events
 
-        class Noted:
+        class LoggedPending:
             def wait(self):
                 events.append("wait")
                 return pending.wait()
 
-        return Noted()
+        return LoggedPending()
 
     def _all_reduce(self, x, op, background):
-        return self._noted("all_reduce", super()._all_reduce(x, op, background), background)
+        return self._log_call("all_reduce", super()._all_reduce(x, op, background), background)
 
     def _reduce_scatter(self, x, background):
-        return self._noted("reduce_scatter", super()._reduce_scatter(x, background), background)
+        return self._log_call("reduce_scatter", super()._reduce_scatter(x, background), background)
 
     def _all_gather(self, x, into, background):
-        return self._noted("all_gather", super()._all_gather(x, into, background), background)
+        return self._log_call("all_gather", super()._all_gather(x, into, background), background)
 
 
 def parameter(*shape: int, grad: bool = True) -> torch.nn.Parameter:
