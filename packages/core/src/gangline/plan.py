@@ -315,7 +315,7 @@ class Plan:
         rule = self.find_low_bit(name)
         return None if rule is None else "float32" if self.is_scales(self.get_owner(name)) else rule.dtype
 
-    def computes_as_kept(self, name: str) -> bool:
+    def computes_as_stored(self, name: str) -> bool:
         """Return whether modules compute with the parameter `name` as it is stored: in the master dtype or as codes."""
         rule = self.find_low_bit(name)
         return any(matches(pattern, name) for pattern in self.master_dtype) or (

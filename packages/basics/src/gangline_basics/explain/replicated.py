@@ -97,8 +97,8 @@ def explain_replicated(
     calls = ceil(gradients * width.wire / bucket) if bucket and ranks > 1 else 0
     nbytes = int(run.gradients.count_sent(gradients, ranks, False, width.wire)) if ranks > 1 else 0
     transfers = _list_gradients(mesh, topology, nbytes, calls)
-    if calls and (kept_numbers := run.gradients.count_kept(gradients, ranks, scatters=False)):
-        rank_bytes["kept by the reduction"] = kept_numbers * width.wire
+    if calls and (state_numbers := run.gradients.count_state(gradients, ranks, scatters=False)):
+        rank_bytes["gradient reduction state"] = state_numbers * width.wire
     rank = RankExplained(
         bytes=rank_bytes,
         transfers=transfers,

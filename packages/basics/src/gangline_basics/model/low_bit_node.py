@@ -61,7 +61,7 @@ def keep_in_bf16(tree: Node, plan: Plan) -> Plan:
         if is_matrix(name, shape)
         and plan.is_frozen(name)
         and plan.find_low_bit(name) is None
-        and not plan.computes_as_kept(name)
+        and not plan.computes_as_stored(name)
     }
     return plan.extend(low_bit=tuple(LowBit(place, "bfloat16") for place in _merge_rules(dtypes, shapes)))
 

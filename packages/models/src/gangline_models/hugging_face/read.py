@@ -32,7 +32,7 @@ def load_pretrained(directory: str | Path, shards: Iterable[Shard], plan: Plan, 
     previous shard is full.
     Raises UserError if a tensor is missing, has another shape, or does not belong to this model.
     """
-    from gangline.model.init import fill_as_kept, initialise
+    from gangline.model.init import fill_as_stored, initialise
 
     with Tensors(directory) as tensors:
         _refuse_unknown_tensors(tensors, plan)
@@ -45,7 +45,7 @@ def load_pretrained(directory: str | Path, shards: Iterable[Shard], plan: Plan, 
             for hf_tensor in hf_tensors:
                 _fill(tensors, hf_tensor, shard, plan)
 
-        fill_each(lambda shard: fill_as_kept(shard, plan, read), shards)
+        fill_each(lambda shard: fill_as_stored(shard, plan, read), shards)
 
 
 def check_pretrained(directory: str | Path, shards: Iterable[Shard], plan: Plan) -> None:

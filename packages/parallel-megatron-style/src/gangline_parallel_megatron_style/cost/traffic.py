@@ -188,7 +188,7 @@ def list_pipeline_traffic(case: Case, rank: int) -> list[Sent]:
         owns = rank == get_owner_rank(case, array)
         if not all(stage in own_stages for stage in array.stages) and (owns or array.trained):
             numbers = memory.count_state_numbers(case, array)  # tied: owner sends weights, copy sends gradients
-            nbytes = memory.count_kept_bytes(case, array.group) if owns else case.bytes.gradient
+            nbytes = memory.count_stored_bytes(case, array.group) if owns else case.bytes.gradient
             traffic.append(Sent(("pp",), "tied embedding", 1, numbers * nbytes, None, "send", "end"))
     return traffic
 

@@ -23,7 +23,7 @@ KINDS = (
     "master weights",
     "optimizer state",
     "callbacks",
-    memory.KEPT,
+    memory.REDUCTION_STATE,
     "activations",
     "logits",
     "buffers",

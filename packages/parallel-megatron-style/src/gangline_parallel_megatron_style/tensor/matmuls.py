@@ -14,7 +14,7 @@ Weights = tuple[Tensor, Tensor | None]  # weight and bias; a tuple hides them fr
 
 
 class Column(torch.autograd.Function):
-    """Autograd function X (N, D), W (F, D) -> Y (N, F). Its backward stores dY in `SharedInput`, for `Enter.backward`."""
+    """Autograd function X (N, D), W (F, D) -> Y (N, F). Backward stores dY in `SharedInput` for `Enter.backward`."""
 
     @staticmethod
     def forward(ctx, x_ND: Tensor, anchor: Tensor | None, weights: Weights, shared_input: SharedInput) -> Tensor:

@@ -95,7 +95,7 @@ class RowsRuntime(Runtime):
     def _materialise(self, model: nn.Module) -> None:
         self.weights: dict[str, nn.Parameter] = {}
         for name, aliases in self.used.items():
-            full = self.plan.computes_as_kept(name)
+            full = self.plan.computes_as_stored(name)
             dtype = choose_kept_dtype(self.plan, name, self.precision) if full else self.precision.compute_dtype
             part = self.parts[name]
             own = self.axes.take_part(name, torch.empty(part.place.shape, dtype=dtype))
