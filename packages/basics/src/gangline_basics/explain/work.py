@@ -59,7 +59,7 @@ def count_work(
                     kv_heads=max(1, matmul.kv_heads // share),
                 )
             else:
-                local = _shard_matmul(
+                local = _split_matmul(
                     matmul, f"{at}.{matmul.weight}" if at else matmul.weight, inner, plan, sizes, tokens
                 )
             forward[local] += 1
@@ -68,7 +68,7 @@ def count_work(
     return StageWork(forward, weights, modules=modules, unknown=tuple(unknown), unknown_flops=unknown_flops)
 
 
-def _shard_matmul(matmul: Matmul, name: str, node: Node, plan: Plan, sizes: LocalSizes, tokens: int) -> Matmul:
+def _split_matmul(matmul: Matmul, name: str, node: Node, plan: Plan, sizes: LocalSizes, tokens: int) -> Matmul:
     """Return the matmul of one rank: axes of the mesh shard its columns, its inner dim or its matrices."""
     shape = node.get_shapes()[matmul.weight]
     rules = plan.get_shard_rules(name, len(shape))
