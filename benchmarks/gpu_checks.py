@@ -20,7 +20,7 @@ from gangline.model.compose import compose_model
 from gangline.model.init import make_whole_model
 from gangline_basics.model.attention import get_plain_attention
 from gangline_basics.optimizer.muon import orthogonalise
-from gangline_moe.products import PlainProducts
+from gangline_moe.matmuls import PlainMatmuls
 from gangline_parallel_megatron_style.context import blocks
 from gangline_parallel_megatron_style.precision.fp8 import RECIPES, Fp8Precision
 from gangline_testkit.inputs import make_full_batch
@@ -175,13 +175,13 @@ def grouped(place: Place) -> str:
     x = _like(A, I, dtype=dtype, seed=1, device=place.device)
     y = _like(A, O, dtype=dtype, seed=2, device=place.device)
     w = _like(E, O, I, dtype=dtype, seed=3, device=place.device)
-    made, products = PlainProducts(), [("rows", x, w), ("back", y, w), ("outer", y, x)]
+    made, matmuls = PlainMatmuls(), [("rows", x, w), ("back", y, w), ("outer", y, x)]
     found = {
         name: apart(
             getattr(made, name)(a, b, bounds),
             getattr(made, name)(a.to(CPU).double(), b.to(CPU).double(), bounds.to(CPU)),
         )
-        for name, a, b in products
+        for name, a, b in matmuls
     }
     return within(found, ROUNDING[dtype])
 
@@ -353,7 +353,7 @@ CHECKS: dict[str, Callable[[Place], str]] = {
     "attention": attention,
     "documents": documents_kernel,
     "fp8": fp8,
-    "grouped products": grouped,
+    "grouped matmuls": grouped,
     "Newton-Schulz": muon,
     "random numbers": random,
     "offload": offload,

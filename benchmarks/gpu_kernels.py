@@ -78,7 +78,7 @@ def cross_entropy(compiled: bool) -> Callable[[Place], str]:
         w = (torch.randn(V, D, device=place.device) * 0.02).to(dtype).requires_grad_()
         targets = torch.randint(V, (1, N), device=place.device)
         counts = torch.ones(1, N, dtype=torch.bool, device=place.device)
-        products = 6 * N * D * V
+        flops = 6 * N * D * V
         said = []
         kinds: dict[str, Callable[[], Tensor]] = {
             "gangline": lambda: CrossEntropy()(h, w, targets, counts),
@@ -94,7 +94,7 @@ def cross_entropy(compiled: bool) -> Callable[[Place], str]:
                 torch.cuda.reset_peak_memory_stats(place.device)
             whole = place.seconds(lambda: torch.autograd.grad(call(), (h, w)), 5)  # noqa: B023
             most = torch.cuda.max_memory_allocated(place.device) / 1e9 if place.cuda else 0.0
-            said.append(f"{name} {1e3 * whole:.3g} ms, {products / whole / 1e12:.3g} TFLOP/s, peak {most:.3g} GB")
+            said.append(f"{name} {1e3 * whole:.3g} ms, {flops / whole / 1e12:.3g} TFLOP/s, peak {most:.3g} GB")
         return "; ".join(said)
 
     return rate

@@ -16,7 +16,7 @@ from gangline.model.compose import compose_model
 from gangline.model.flops import count_flops_per_token
 from gangline.train.peaks import find_peak_flops
 from gangline_basics.model.config import DecoderConfig
-from gangline_moe.products import PlainProducts
+from gangline_moe.matmuls import PlainMatmuls
 from gangline_testkit.runs import build_small_run
 
 LAYERS, STEPS, WARM = 4, 6, 3
@@ -72,7 +72,7 @@ def dense(place: Place, dtype: torch.dtype = torch.bfloat16) -> float:
     return 2 * size**3 / place.seconds(lambda: a @ b)
 
 
-def product(place: Place) -> str:
+def measure_dense_matmul(place: Place) -> str:
     """Measure a dense matmul: the upper bound for all other lines, relative to the published peak."""
     rate, (best, source) = dense(place), peak(place)
     return f"{rate / 1e12:.4g} TFLOP/s in a dense matmul, {rate / best:.1%} of the peak ({source})"
@@ -208,7 +208,7 @@ def experts(place: Place) -> str:
     bounds = F.pad(counts.cumsum(0), (1, 0)).to(place.device)
     x, w = (torch.randn(*shape, device=place.device).to(dtype) for shape in ((A, I), (E, O, I)))
     y = torch.randn(A, O, device=place.device).to(dtype)
-    made, found = PlainProducts(), []
+    made, found = PlainMatmuls(), []
     for name, call in (
         ("forward", lambda: made.multiply_rows(x, w, bounds)),
         ("input gradient", lambda: made.compute_grad_x(y, w, bounds)),
@@ -295,7 +295,7 @@ def fp8(scaling: str) -> Callable[[Place], str]:
 
 
 RATES: dict[str, Callable[[Place], str]] = {
-    "dense product": product,
+    "dense matmul": measure_dense_matmul,
     "memory": memory,
     "staging rate": staging,
     "zarr's staging": saving,

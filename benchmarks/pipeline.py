@@ -187,7 +187,7 @@ def layers(split: bool) -> nn.Module:
     for layer in made:
         nn.init.normal_(layer.weight, std=DIM**-0.5)
         if split:
-            layer.product = split_linear(FP32)
+            layer.matmul = split_linear(FP32)
     return nn.Sequential(*made)
 
 
@@ -254,7 +254,7 @@ def halves(dim: int, rows: int, depth: int) -> dict[str, Callable[[], None]]:
     for one, other in layers:
         nn.init.normal_(one.weight, std=dim**-0.5)
         other.weight.data.copy_(one.weight.data)
-        other.product = split_linear(FP32)
+        other.matmul = split_linear(FP32)
     plain, split = (nn.Sequential(*made) for made in zip(*layers, strict=True))
     x = torch.randn(rows, dim)
     gradient, store = torch.randn(rows, dim), WeightGradStore()

@@ -242,9 +242,16 @@ def points_of(cases: Iterable[Case]) -> list[Point]:
     same: dict[object, list[Case]] = {}
     for case in cases:
         found = case.explained
-        key = (case.row.get("table"), case.cluster.name, found.mesh, found.tokens, found.microbatches, found.products)
+        key = (
+            case.row.get("table"),
+            case.cluster.name,
+            found.mesh,
+            found.tokens,
+            found.microbatches,
+            found.matmul_format,
+        )
         sent = tuple((sent.waits, sent.bytes) for sent in found.ranks[0].transfers)
-        work = tuple((work.kept, work.modules) for work in found.work)
+        work = tuple((work.saved_bytes, work.modules) for work in found.work)
         same.setdefault((*key, found.parameters, found.kernels, sent, work), []).append(case)
     points = []
     for alike in same.values():
@@ -259,8 +266,8 @@ def interned(explained: Explained) -> Explained:
     known: dict[object, StageWork] = {}
 
     def key(work: StageWork) -> object:
-        products = (tuple(sorted(of.items(), key=repr)) for of in (work.forward, work.weights, work.again))
-        return (*products, work.kept, work.kept_again, work.modules, work.modules_again)
+        matmuls = (tuple(sorted(of.items(), key=repr)) for of in (work.forward, work.weights, work.recompute))
+        return (*matmuls, work.saved_bytes, work.resaved_bytes, work.modules, work.recomputed_modules)
 
     return replace(explained, work=tuple(known.setdefault(key(work), work) for work in explained.work))
 

@@ -62,10 +62,10 @@ def ours(config: DecoderConfig, sequence_parallel: bool) -> tuple[nn.Module, Cal
     comm = rank.make_comms(Mesh.of({"tp": rank.world}), False).get_comm("tp")
     first_rows = {}
     for name, parameter in list(model.named_parameters()):
-        cut = plan.get_cuts(name, parameter.dim()).get("tp")
-        if cut is not None:
+        rule = plan.get_shard_rules(name, parameter.dim()).get("tp")
+        if rule is not None:
             path, _, own = name.rpartition(".")
-            part = parameter.detach().chunk(comm.size, cut.dim)[comm.index].clone()
+            part = parameter.detach().chunk(comm.size, rule.dim)[comm.index].clone()
             setattr(model.get_submodule(path), own, nn.Parameter(part))
             first_rows[name] = comm.index * part.shape[0]
     precision = Plain(torch.float32, torch.float32)
@@ -228,9 +228,9 @@ def main() -> None:
                 kept = ranks[0][1]
                 ratios = f"{wall['ours'] / wall['torch']:>6.3f} {cpu['ours'] / cpu['torch']:>6.3f}"
                 times = f"{wall['ours'] * 1e3:>6.1f} ms {wall['torch'] * 1e3:>6.1f} ms"
-                cut = "tp, seq" if sequence_parallel else "tp"
+                sharded = "tp, seq" if sequence_parallel else "tp"
                 memory = kept["ours"] / kept["torch"]
-                print(f"{size:>5} {processes:>5} {cut:>8} {times} {ratios} {memory:>6.3f}", flush=True)
+                print(f"{size:>5} {processes:>5} {sharded:>8} {times} {ratios} {memory:>6.3f}", flush=True)
         close_all()
 
 

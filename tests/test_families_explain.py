@@ -25,7 +25,7 @@ from gangline_parallel_megatron_style.cost import activations, traffic
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.explain.of_run import make_case
 from gangline_parallel_megatron_style.explain.trace import trace
-from gangline_testkit import count_kept_bytes
+from gangline_testkit import count_saved_bytes
 from gangline_testkit.inputs import make_full_batch
 from gangline_testkit.runs import SMALL, parse_settings
 
@@ -79,7 +79,7 @@ def test_kept_activations_match_closed_form(family, precision):
     for index in (0, 1) if family == "qwen3_next" else (1,):  # the first block of other families may have a window
         hidden = model.embed(batch).detach().requires_grad_()
         sizes = activations.make_activation_sizes(case, gpu=False)
-        found = count_kept_bytes([*model.parameters(), batch.position], lambda: model.blocks[index](hidden, batch))  # noqa: B023
+        found = count_saved_bytes([*model.parameters(), batch.position], lambda: model.blocks[index](hidden, batch))  # noqa: B023
         told = activations.count_block(case, index, sizes) + count_angles([case.blocks[index]], sizes)
         assert found - beyond_a_gpu(family, precision, case.blocks[index].attention) == told
 

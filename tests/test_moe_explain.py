@@ -28,7 +28,7 @@ from gangline.runtime import Job
 from gangline.train.recompute_and_compile import make_finish
 from gangline_basics.model.decoder_nodes import FeedForwardNode
 from gangline_basics.model.gating import Gating
-from gangline_basics.parallel.prepare import set_products
+from gangline_basics.parallel.prepare import set_matmuls
 from gangline_moe.config import FOLD, MoeOptions
 from gangline_moe.dispatch.dispatcher import TokenDispatcher
 from gangline_moe.edit import make_layer_node
@@ -64,7 +64,7 @@ def kept(node: MoeNode, precision: str, ep: int) -> int:
     layer.experts.to(DTYPES[precision])
     if layer.shared is not None:
         layer.shared.to(DTYPES[precision])
-    set_products(layer, plan, registry.build(build_default_run(precision=precision).precision, build_default_run()))
+    set_matmuls(layer, plan, registry.build(build_default_run(precision=precision).precision, build_default_run()))
     layer.bind(FakeComms(Mesh.of({"dp_shard": ep}), 0, "meta").fold(Fold(FOLD, ep, ("dp_shard",))))
     with forward_context.frame(forward_context.Frame()), torch.device("meta"), Allocations(left_out=layer) as counted:
         given = torch.empty(B, T, DIM, dtype=DTYPES[precision], requires_grad=True)

@@ -8,10 +8,10 @@ from gangline.model.build import construct
 from gangline.plan import Plan
 from gangline.plugin.registry import build
 from gangline_basics.model.decoder_nodes import FeedForwardNode
-from gangline_basics.parallel.prepare import set_products
+from gangline_basics.parallel.prepare import set_matmuls
 from gangline_moe.config import MoeOptions
 from gangline_moe.edit import make_layer_node
-from gangline_moe.products import PrecisionProducts
+from gangline_moe.matmuls import PrecisionMatmuls
 from gangline_testkit.runs import build_small_run
 
 
@@ -32,8 +32,8 @@ def test_experts_use_float8_matmuls():
     for name in ("plain", "float8"):
         module = layer()
         if name == "float8":
-            set_products(module, Plan("e", "b", "h", 1, master_dtype=("router",)), build(run.precision, run))
-            assert isinstance(module.experts.w_up.products, PrecisionProducts)
+            set_matmuls(module, Plan("e", "b", "h", 1, master_dtype=("router",)), build(run.precision, run))
+            assert isinstance(module.experts.w_up.matmuls, PrecisionMatmuls)
         given = x.clone().requires_grad_()
         y = module(given)
         y.square().sum().backward()

@@ -22,7 +22,7 @@ from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.explain.of_run import explain_run, make_case
 from gangline_parallel_megatron_style.explain.trace import trace
 from gangline_parallel_megatron_style.sharding.ranks import find_active_fold
-from gangline_testkit import StrategySuite, count_kept_bytes
+from gangline_testkit import StrategySuite, count_saved_bytes
 from gangline_testkit.inputs import make_full_batch
 from gangline_testkit.scenarios import FLOAT64, RunLayout, Scenario
 
@@ -119,7 +119,7 @@ def test_kept_bytes_of_head_match_closed_form(words, depth):
     hidden = model.embed(batch).detach().requires_grad_()
     known = [*model.parameters(), batch.position, batch.targets]
     found, sizes = (
-        count_kept_bytes(known, lambda: model.head(hidden, batch)),
+        count_saved_bytes(known, lambda: model.head(hidden, batch)),
         activations.make_activation_sizes(case, gpu=False),
     )
     told = activations.count_head_bytes(case, sizes)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gangline.model.products import AttentionProduct, MatrixProduct
+from gangline.model.matmuls import AttentionMatmuls, Matmul
 from gangline.plugin.registry import installed
 from gangline_basics.cluster.file import Quantity
 from gangline_planner.accuracy import load_accuracy
@@ -108,7 +108,7 @@ def test_deepseek_v3_has_published_parameter_count():
            "global_batch": 2048, "seq": 4096, "precision": "MXFP8", "tokens_per_s_per_gpu": 3000.0}  # fmt: skip
     case = judgeable(row)
     assert case.explained.parameters == pytest.approx(671e9, rel=0.01)
-    assert case.explained.products == "fp8"
+    assert case.explained.matmul_format == "fp8"
     assert case.seconds == pytest.approx(2048 * 4096 / 3000 / 256)
 
 
@@ -159,8 +159,8 @@ def test_expert_parallel_size_must_divide_its_ranks():
 def test_only_megatron_2021_attention_stores_scores():
     """Check 5 a s^2 b bytes per block in addition to those of flash attention (arXiv 2205.05198, section 4.1)."""
     old, new = (judgeable(GPT_18B | {"source": source}).explained for source in ("Megatron-LM", "a blog of 2024"))
-    assert old.work[0].kept - new.work[0].kept == 40 * 5 * (48 // 8) * 2048**2 * 8
-    assert not any(isinstance(product, AttentionProduct) for product in old.work[0].forward)
+    assert old.work[0].saved_bytes - new.work[0].saved_bytes == 40 * 5 * (48 // 8) * 2048**2 * 8
+    assert not any(isinstance(matmul, AttentionMatmuls) for matmul in old.work[0].forward)
 
 
 def gradients(row):
@@ -316,14 +316,14 @@ def test_cuda_graph_step_has_no_launch_cost():
         judgeable(QWEN | {"source": source}).explained for source in (NEMO, NEMO.replace("26.04", "26.06"))
     )
     assert (before.work[0].modules > 0, after.work[0].modules) == (True, 0)
-    assert before.work[0].kept > after.work[0].kept
-    widths = [{p.head_dim for p in one.work[0].forward if isinstance(p, AttentionProduct)} for one in (before, after)]
+    assert before.work[0].saved_bytes > after.work[0].saved_bytes
+    widths = [{p.head_dim for p in one.work[0].forward if isinstance(p, AttentionMatmuls)} for one in (before, after)]
     assert widths == [{128}, {64}]
 
 
 def test_block_scaled_activations_are_kept_twice():
     mixed, whole, four = (
-        judgeable(LLAMA_B200 | {"precision": precision}).explained.work[0].kept
+        judgeable(LLAMA_B200 | {"precision": precision}).explained.work[0].saved_bytes
         for precision in ("MXFP8", "FP8-CS (FP8-MX)", "NVFP4")
     )
     assert mixed - whole == 2 * (four - whole) > 0
@@ -331,8 +331,8 @@ def test_block_scaled_activations_are_kept_twice():
 
 def test_rowwise_fp8_matmuls_run_at_bf16_speed():
     row = GPT_18B | {"source": "torchtitan", "gpu": "H100", "zero": 0}
-    assert judgeable(row | {"precision": "fp8 rowwise"}).explained.products == "bf16"
-    assert judgeable(row | {"precision": "fp8 tensorwise"}).explained.products == "fp8"
+    assert judgeable(row | {"precision": "fp8 rowwise"}).explained.matmul_format == "bf16"
+    assert judgeable(row | {"precision": "fp8 tensorwise"}).explained.matmul_format == "fp8"
 
 
 def test_torchtitan_overlaps_tp_only_with_async_tp():
@@ -350,7 +350,7 @@ def test_embedding_and_head_stages_hold_no_block():
            "global_batch": 64, "seq": 8192, "precision": "MXFP8", "tokens_per_s_per_gpu": 800.0}  # fmt: skip
     work = judgeable(row).explained.work
     assert (len(work), sum(work[0].forward.values())) == (128, 0)
-    assert [product.block for product in work[-1].forward] == [False]
+    assert [matmul.block for matmul in work[-1].forward] == [False]
 
 
 @pytest.mark.parametrize(
@@ -407,10 +407,10 @@ def test_llama_70b_pipeline_defaults_to_five_chunks():
 
 def test_expert_biases_are_added_in_32_bits(monkeypatch):
     row = {"model": "GPT OSS 20B", "gpu": "DGX-GB300", "n_gpus": 8, "ep": 8, "global_batch": 8, "precision": "BF16"}
-    kept = of_container("26.02", **row).work[0].kept
+    saved_bytes = of_container("26.02", **row).work[0].saved_bytes
     monkeypatch.setattr(work, "with_biases", lambda stage: stage)
     tokens, top_k, layers, dim = 4096, 4, 24, 2880
-    assert kept - of_container("26.02", **row).work[0].kept == 17 * tokens * top_k * layers * dim
+    assert saved_bytes - of_container("26.02", **row).work[0].saved_bytes == 17 * tokens * top_k * layers * dim
 
 
 def test_head_of_cuda_graph_step_uses_8_bits():
@@ -428,10 +428,10 @@ def test_recomputed_experts_receive_tokens_again():
     again, once = of_container("26.06", gpu="DGX-H100", **row), of_container("26.06", gpu="DGX-B200", **row)
     assert len(sent_to_experts(again, "B")) == 2 * len(sent_to_experts(once, "B")) == 2
     assert sent_to_experts(again, "B")[-1].bytes == sent_to_experts(again, "F")[0].bytes
-    made = [p for p in again.work[0].again if isinstance(p, MatrixProduct)]
+    made = [p for p in again.work[0].recompute if isinstance(p, Matmul)]
     assert {(p.inner, p.columns) for p in made} == {(2688, 1237), (1237, 2688), (2688, 2474), (2474, 2688)}
-    assert any(isinstance(p, AttentionProduct) for p in again.work[0].again)
-    assert not once.work[0].again
+    assert any(isinstance(p, AttentionMatmuls) for p in again.work[0].recompute)
+    assert not once.work[0].recompute
 
 
 def test_deepseek_v3_token_goes_to_four_nodes():

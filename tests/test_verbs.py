@@ -51,7 +51,7 @@ update use validate verify view wait waive walk warm watch weigh widen withdraw 
 ACCESSORS = words("""
 barrier chat_template colwise error handleError hidden index init installed like linear local loglikelihood
 loglikelihood_rolling loglikelihood_tokens names next_rendezvous num_nodes_waiting of parameters process_request
-process_request_thread rank readable reducer_override rowwise shards size storage_meta tok_encode whole
+process_request_thread rank readable reducer_override replicated rowwise shards size storage_meta tok_encode
 """)  # names of torch, MPI, lm-eval and the standard library, and functions that return a constant or look up a key
 NOT_VALUES = words("""
 asked given mine said seen told who whose

@@ -35,7 +35,7 @@ CLUSTERS = [  # (pattern of the field `gpu`, name of the cluster file)
     (r"v5p", "v5p"),
     (r"v100", "v100_ib"),
 ]
-PRODUCTS = [  # (pattern of the field `precision`, number format of matmuls)
+MATMUL_FORMATS = [  # (pattern of the field `precision`, number format of matmuls)
     (r"fp4", "fp4"),
     (r"fp8|float8|e4m3|mx8", "fp8"),
     (r"fp16|(?<!b)float16|half", "fp16"),
@@ -134,7 +134,7 @@ def _case(row: Row, cluster: Cluster) -> Case:
     assumed: list[str] = []
     sizes = _sizes(row, assumed)
     published, row = row, _with_defaults(row, assumed)
-    recipe, shapes, products = Recipe.of(row), model_of(row), _products(row)
+    recipe, shapes, matmul_format = Recipe.of(row), model_of(row), _find_matmul_format(row)
     model = DecoderConfig(**shapes.model)
     chunks = _chunks(row, recipe, sizes.pp, model.layers, assumed)
     stages = chunks * sizes.pp
@@ -147,7 +147,7 @@ def _case(row: Row, cluster: Cluster) -> Case:
     run = build_default_run(
         model=model,
         parallel=_parallel(row, sizes, chunks, _stages(row, recipe, model.layers, stages), cluster),
-        precision=products if products in ("fp16", "fp32") else "bf16",
+        precision=matmul_format if matmul_format in ("fp16", "fp32") else "bf16",
         batch={
             "global_size": sizes.batch,
             "micro_size": sizes.micro,
@@ -168,9 +168,9 @@ def _case(row: Row, cluster: Cluster) -> Case:
     for _ in range(shapes.hybrid.further if shapes.hybrid else int(recipe.mtp)):
         found = replace(found, work=(*found.work[:-1], with_second_head(found.work[-1])))
     # experts alone are in 4 bits: mixers and latent projections use 8 and 16 bits
-    if shapes.hybrid and products == "fp4":
-        products = "fp8"
-    found = as_its_software(row, recipe, replace(found, products=products), shapes.moe.get("top_k", 0))
+    if shapes.hybrid and matmul_format == "fp4":
+        matmul_format = "fp8"
+    found = as_its_software(row, recipe, replace(found, matmul_format=matmul_format), shapes.moe.get("top_k", 0))
     return Case(published, found, cluster, tuple(assumed))
 
 
@@ -310,6 +310,6 @@ def _recompute(row: Row) -> dict[str, Any]:
     return {"recompute": Recompute.selective if selective else Recompute.none}
 
 
-def _products(row: Row) -> str:
+def _find_matmul_format(row: Row) -> str:
     said = row.text("precision") or ("fp16" if row.matches("gpu", "v100") else "bf16")
-    return next((name for pattern, name in PRODUCTS if re.search(pattern, said)), "bf16")
+    return next((name for pattern, name in MATMUL_FORMATS if re.search(pattern, said)), "bf16")

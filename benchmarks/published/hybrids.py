@@ -80,8 +80,8 @@ class MambaNode(Node):
 def as_hybrid(tree: Node, plan: Plan, hybrid: Hybrid) -> tuple[Node, Plan]:
     """Return a hybrid: put its mixers into a decoder whose blocks have experts."""
     at, known = f"{plan.blocks}.*.attention", map_paths(tree)
-    cuts = [ShardRule.colwise(f"{at}.w_in"), ShardRule.rowwise(f"{at}.w_out")]
-    cuts += [ShardRule.colwise(f"{at}.beside.*.{name}") for name in ("wq", "wk", "wv")] + [
+    sharding = [ShardRule.colwise(f"{at}.w_in"), ShardRule.rowwise(f"{at}.w_out")]
+    sharding += [ShardRule.colwise(f"{at}.beside.*.{name}") for name in ("wq", "wk", "wv")] + [
         ShardRule.rowwise(f"{at}.beside.*.wo")
     ]
     for index in range(plan.layers):
@@ -102,4 +102,4 @@ def as_hybrid(tree: Node, plan: Plan, hybrid: Hybrid) -> tuple[Node, Plan]:
             narrow = replace(layer, experts=replace(layer.experts, dim=hybrid.latent))
             block = replace_node(block, "feed_forward", narrow)
         tree = replace_node(tree, f"{plan.blocks}.{index}", block)
-    return tree, plan.extend(cuts=tuple(cuts))
+    return tree, plan.extend(sharding=tuple(sharding))

@@ -71,7 +71,7 @@ def modules_of(run: Run, shapes: Shapes) -> tuple[Node, Plan]:
     if shapes.latent:  # tp shards the heads; the latents of keys and values are replicated
         at = f"{plan.blocks}.*.attention"
         plan = plan.extend(
-            cuts=(ShardRule.colwise(f"{at}.wq_b"), ShardRule.colwise(f"{at}.wkv_b"), ShardRule.rowwise(f"{at}.wo"))
+            sharding=(ShardRule.colwise(f"{at}.wq_b"), ShardRule.colwise(f"{at}.wkv_b"), ShardRule.rowwise(f"{at}.wo"))
         )
     nodes = map_paths(tree)
     made: dict[Node, Node] = {}

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from gangline.model.linear_nodes import LINEAR, fit_linears
 from gangline.model.local_sizes import LocalSizes
-from gangline.model.products import AttentionProduct, MatrixProduct, Product
+from gangline.model.matmuls import AnyMatmul, AttentionMatmuls, Matmul
 from gangline.model.tree import Node, Shape
 
 NOWHERE = "published.nodes:nothing_is_built"
@@ -58,15 +58,15 @@ class LatentAttentionNode(Node):
         attention = 2 * self.heads * sequence_length * (self.nope + self.rope + self.value)
         return super().count_flops(sequence_length) + attention
 
-    def list_products(self, sizes: LocalSizes, sequence_length: int) -> tuple[Product, ...]:
+    def list_matmuls(self, sizes: LocalSizes, sequence_length: int) -> tuple[AnyMatmul, ...]:
         matrices = tuple(
-            MatrixProduct(rows=sizes.tokens, inner=shape[1], columns=shape[0], weight=name)
+            Matmul(rows=sizes.tokens, inner=shape[1], columns=shape[0], weight=name)
             for name, shape in self.get_shapes().items()
         )
         width = (self.nope + self.rope + self.value) // 2
         return (
             *matrices,
-            AttentionProduct.of_tokens(
+            AttentionMatmuls.of_tokens(
                 sizes.tokens, sequence_length, heads=self.heads, kv_heads=self.heads, head_dim=width
             ),
         )

@@ -17,7 +17,7 @@ Edit = Callable[[StageWork], StageWork]
 def as_its_software(row: Row, recipe: Recipe, found: Explained, top_k: int) -> Explained:
     """Return a layout as the software of a row runs it."""
     if scales_rows(row):
-        found = replace(found, products="bf16")
+        found = replace(found, matmul_format="bf16")
     if overlaps_tensor(row):
         found = transfers.overlap(found, "tp")
     if recipe.experts_overlap:
@@ -26,12 +26,12 @@ def as_its_software(row: Row, recipe: Recipe, found: Explained, top_k: int) -> E
         found = transfers.send_rows_again(found)
     if row.cites("nemo|mlcommons|megatron-lm readme"):
         found = transfers.halve(found, "gradients")  # grad_reduce_in_fp32=False: 16-bit reduction
-        if found.products != "bf16":
+        if found.matmul_format != "bf16":
             found = transfers.halve(found, "weights")  # fp8_param_gather: 8-bit gather
     if before_2023(row) and not row.cites("torch ddp"):
         # Megatron-LM 2.5 reduces after the last backward pass: megatron/model/distributed.py, `allreduce_gradients`
         found = transfers.expose(found, "gradients")
-        if found.products == "fp16":
+        if found.matmul_format == "fp16":
             found = transfers.halve(found, "gradients")  # only bf16 needs accumulate_allreduce_grads_in_fp32
     if row.cites("nanotron") and row.get("zero"):
         found = transfers.expose(transfers.all_reduce_gradients(found), "gradients", "weights")
@@ -66,7 +66,7 @@ def _edits(row: Row, recipe: Recipe, top_k: int) -> list[Edit]:
             lambda work: works.with_moved_rows(work, 2 if scaled else 3),
         ),
         (row.is_model("gpt.?oss"), works.with_biases),
-        (recipe.captured, lambda work: replace(work, modules=0, modules_again=0)),
+        (recipe.captured, lambda work: replace(work, modules=0, recomputed_modules=0)),
     ]
     return [edit for made, edit in edits if made]
 

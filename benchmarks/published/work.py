@@ -8,20 +8,20 @@ from dataclasses import replace
 
 from gangline.explain.explained import Explained
 from gangline.explain.work import StageWork
-from gangline.model.products import AttentionProduct, MatrixProduct, Product
+from gangline.model.matmuls import AnyMatmul, AttentionMatmuls, Matmul
 
 LATENT = {1536, 512}  # ranks of the latents of DeepSeek-V3's queries, and of its keys and values
 
-Products = Mapping[Product, int]
+Matmuls = Mapping[AnyMatmul, int]
 
 
 def with_second_head(work: StageWork) -> StageWork:
     """Add a second head, and a matmul of the hidden state with the embedding of the next token before it."""
-    more: Counter[Product] = Counter()
-    for product in work.forward:
-        if isinstance(product, MatrixProduct) and not product.block:
-            more[product] += 1
-            more[replace(product, inner=2 * product.inner, columns=product.inner, block=True)] += 1
+    more: Counter[AnyMatmul] = Counter()
+    for matmul in work.forward:
+        if isinstance(matmul, Matmul) and not matmul.block:
+            more[matmul] += 1
+            more[replace(matmul, inner=2 * matmul.inner, columns=matmul.inner, block=True)] += 1
     return replace(work, forward=Counter(work.forward) + more, weights=Counter(work.weights) + more)
 
 
@@ -38,11 +38,11 @@ def without_end_blocks(found: Explained) -> Explained:
             work,
             forward=Counter(work.forward) - Counter(block.forward),
             weights=Counter(work.weights) - Counter(block.weights),
-            again=Counter(work.again) - Counter(block.again),
-            kept=max(0, work.kept - block.kept),
-            kept_again=max(0, work.kept_again - block.kept_again),
+            recompute=Counter(work.recompute) - Counter(block.recompute),
+            saved_bytes=max(0, work.saved_bytes - block.saved_bytes),
+            resaved_bytes=max(0, work.resaved_bytes - block.resaved_bytes),
             modules=max(1, work.modules - block.modules),
-            modules_again=max(0, work.modules_again - block.modules_again),
+            recomputed_modules=max(0, work.recomputed_modules - block.recomputed_modules),
         )
 
     return replace(found, work=(end(first), *found.work[1:-1], end(last)))
@@ -50,42 +50,45 @@ def without_end_blocks(found: Explained) -> Explained:
 
 def recompute_experts(work: StageWork) -> StageWork:
     """Recompute the experts, the shared experts (which are twice as wide), and attention."""
-    widths = {product.columns for product, _ in _of_experts(work)}
+    widths = {matmul.columns for matmul, _ in _of_experts(work)}
     shared = {2 * min(widths)} if widths else set[int]()
 
-    def chosen(product: Product) -> bool:
-        if isinstance(product, MatrixProduct):
-            return product.matrices > 1 or bool({product.inner, product.columns} & shared)
-        return isinstance(product, AttentionProduct)
+    def chosen(matmul: AnyMatmul) -> bool:
+        if isinstance(matmul, Matmul):
+            return matmul.matrices > 1 or bool({matmul.inner, matmul.columns} & shared)
+        return isinstance(matmul, AttentionMatmuls)
 
     return _recompute(work, chosen)
 
 
 def recompute_latents(work: StageWork) -> StageWork:
     """Recompute queries, keys and values from their latents."""
-    return _recompute(work, lambda one: isinstance(one, MatrixProduct) and one.inner in LATENT and one.matrices == 1)
+    return _recompute(work, lambda one: isinstance(one, Matmul) and one.inner in LATENT and one.matrices == 1)
 
 
 def with_fp8_head(work: StageWork) -> StageWork:
     """Set the number format of blocks for the head too; routers are unchanged."""
 
-    def edit(product: Product) -> Product:
-        if isinstance(product, MatrixProduct) and not product.block and product.columns > product.inner:
-            return replace(product, block=True)
-        return product
+    def edit(matmul: AnyMatmul) -> AnyMatmul:
+        if isinstance(matmul, Matmul) and not matmul.block and matmul.columns > matmul.inner:
+            return replace(matmul, block=True)
+        return matmul
 
     return replace(
-        work, forward=_edited(work.forward, edit), weights=_edited(work.weights, edit), again=_edited(work.again, edit)
+        work,
+        forward=_edited(work.forward, edit),
+        weights=_edited(work.weights, edit),
+        recompute=_edited(work.recompute, edit),
     )
 
 
 def with_fp8_attention(work: StageWork) -> StageWork:
     """Halve the head width, which halves the time of attention's matmuls, but not of its exponentials."""
 
-    def edit(product: Product) -> Product:
-        return replace(product, head_dim=product.head_dim // 2) if isinstance(product, AttentionProduct) else product
+    def edit(matmul: AnyMatmul) -> AnyMatmul:
+        return replace(matmul, head_dim=matmul.head_dim // 2) if isinstance(matmul, AttentionMatmuls) else matmul
 
-    return replace(work, forward=_edited(work.forward, edit), again=_edited(work.again, edit))
+    return replace(work, forward=_edited(work.forward, edit), recompute=_edited(work.recompute, edit))
 
 
 def with_casts(work: StageWork, itemsize: float) -> StageWork:
@@ -95,14 +98,16 @@ def with_casts(work: StageWork, itemsize: float) -> StageWork:
     `MXFP8Quantizer`).
     """
 
-    def cast(products: Products) -> int:
-        own = [(p, n) for p, n in products.items() if isinstance(p, MatrixProduct) and p.block]
+    def cast(matmuls: Matmuls) -> int:
+        own = [(p, n) for p, n in matmuls.items() if isinstance(p, Matmul) and p.block]
         least = min((n for _, n in own), default=1)
         # matmuls of keys and values, and of gate and up, read the same input
         inputs = ((p, n // 2 if n == 2 * least else n) for p, n in own)
         return int(2 * itemsize * sum(n * p.rows * p.inner for p, n in inputs))
 
-    return replace(work, kept=work.kept + cast(work.forward), kept_again=work.kept_again + cast(work.again))
+    return replace(
+        work, saved_bytes=work.saved_bytes + cast(work.forward), resaved_bytes=work.resaved_bytes + cast(work.recompute)
+    )
 
 
 def with_biases(work: StageWork) -> StageWork:
@@ -115,7 +120,7 @@ def with_biases(work: StageWork) -> StageWork:
     long as 17 saved bytes.
     """
     numbers = sum(n * p.rows * p.columns for p, n in _of_experts(work)) // 3  # gate, up and down have equal sizes
-    return replace(work, kept=work.kept + 17 * numbers)
+    return replace(work, saved_bytes=work.saved_bytes + 17 * numbers)
 
 
 def with_moved_rows(work: StageWork, times: int) -> StageWork:
@@ -125,10 +130,10 @@ def with_moved_rows(work: StageWork, times: int) -> StageWork:
     moe/token_dispatcher.py and `TEGroupedLinear`). In 8 bits, rows are sorted during the dispatch (HybridEP).
     """
     own = _of_experts(work)
-    widest = max((product.inner for product, _ in own), default=0)
+    widest = max((matmul.inner for matmul, _ in own), default=0)
     moved = sum(2 * n * p.rows * p.inner for p, n in own if p.inner == widest) // 2  # gate and up read the same rows
     launches = sum(n * p.matrices for p, n in own) * 2 // 3  # gate and up are one matmul
-    return replace(work, kept=work.kept + 2 * times * moved, modules=work.modules + launches)
+    return replace(work, saved_bytes=work.saved_bytes + 2 * times * moved, modules=work.modules + launches)
 
 
 def with_scores(work: StageWork) -> StageWork:
@@ -138,42 +143,42 @@ def with_scores(work: StageWork) -> StageWork:
     5 a s^2 b bytes).
     """
 
-    def split(products: Products) -> tuple[Counter[Product], int]:
-        made, kept = Counter[Product](), 0
-        for product, times in products.items():
-            if not isinstance(product, AttentionProduct):
-                made[product] += times
+    def split(matmuls: Matmuls) -> tuple[Counter[AnyMatmul], int]:
+        made, saved_bytes = Counter[AnyMatmul](), 0
+        for matmul, times in matmuls.items():
+            if not isinstance(matmul, AttentionMatmuls):
+                made[matmul] += times
                 continue
-            pairs = product.sequences * product.heads
-            rows, keys, width = pairs * product.queries, product.keys, product.head_dim
+            pairs = matmul.sequences * matmul.heads
+            rows, keys, width = pairs * matmul.queries, matmul.keys, matmul.head_dim
             for inner, columns in ((width, keys), (keys, width)):
-                made[MatrixProduct(rows=rows, inner=inner, columns=columns, matrices=pairs, block=False)] += times
-            kept += 5 * pairs * product.queries * product.keys * times
-        return made, kept
+                made[Matmul(rows=rows, inner=inner, columns=columns, matrices=pairs, block=False)] += times
+            saved_bytes += 5 * pairs * matmul.queries * matmul.keys * times
+        return made, saved_bytes
 
-    (forward, kept), (again, kept_again) = split(work.forward), split(work.again)
-    scores = Counter({product: n for product, n in forward.items() if product not in work.forward})
+    (forward, saved_bytes), (recompute, resaved_bytes) = split(work.forward), split(work.recompute)
+    scores = Counter({matmul: n for matmul, n in forward.items() if matmul not in work.forward})
     return replace(
         work,
         forward=forward,
-        again=again,
+        recompute=recompute,
         weights=Counter(work.weights) + scores,  # two gradients per matmul, as for a matmul with a weight
-        kept=work.kept + kept,
-        kept_again=work.kept_again + kept_again,
+        saved_bytes=work.saved_bytes + saved_bytes,
+        resaved_bytes=work.resaved_bytes + resaved_bytes,
     )
 
 
-def _of_experts(work: StageWork) -> list[tuple[MatrixProduct, int]]:
-    return [(p, n) for p, n in work.forward.items() if isinstance(p, MatrixProduct) and p.matrices > 1]
+def _of_experts(work: StageWork) -> list[tuple[Matmul, int]]:
+    return [(p, n) for p, n in work.forward.items() if isinstance(p, Matmul) and p.matrices > 1]
 
 
-def _recompute(work: StageWork, chosen: Callable[[Product], bool]) -> StageWork:
-    more = Counter({product: n for product, n in work.forward.items() if chosen(product)})
-    return replace(work, again=Counter(work.again) + more)
+def _recompute(work: StageWork, chosen: Callable[[AnyMatmul], bool]) -> StageWork:
+    more = Counter({matmul: n for matmul, n in work.forward.items() if chosen(matmul)})
+    return replace(work, recompute=Counter(work.recompute) + more)
 
 
-def _edited(products: Products, edit: Callable[[Product], Product]) -> Counter[Product]:
-    found: Counter[Product] = Counter()
-    for product, n in products.items():
-        found[edit(product)] += n
+def _edited(matmuls: Matmuls, edit: Callable[[AnyMatmul], AnyMatmul]) -> Counter[AnyMatmul]:
+    found: Counter[AnyMatmul] = Counter()
+    for matmul, n in matmuls.items():
+        found[edit(matmul)] += n
     return found

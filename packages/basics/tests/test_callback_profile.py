@@ -45,8 +45,8 @@ def test_selected_steps_and_ranks_are_traced_with_phases(tmp_path):
             (whole,) = found[f"ProfilerStep#{number}"]
             for phase in PHASES:
                 assert sum(inside(one, whole) for one in found[phase]) == 1, f"{phase} of step {number}"
-        products = found["aten::mm"]
-        assert any(inside(product, phase) for product in products for phase in found["forward_backward"])
+        matmuls = found["aten::mm"]
+        assert any(inside(matmul, phase) for matmul in matmuls for phase in found["forward_backward"])
         text = gzip.decompress((tmp_path / "out" / "profile" / name).read_bytes()).decode()
         assert '"[memory]"' in text, "memory of the operators"
 

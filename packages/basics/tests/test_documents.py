@@ -19,8 +19,8 @@ from gangline.train.recompute_and_compile import make_finish
 from gangline_basics.model import documents
 from gangline_basics.model.attention import PlainAttention
 from gangline_basics.model.config import DecoderConfig
+from gangline_basics.model.last_value_cache import LastValueCache
 from gangline_basics.model.plan import plan_decoder
-from gangline_basics.model.recall import Recall
 from gangline_basics.model.reference_attention import make_mask
 
 CONFIG = DecoderConfig(vocab_size=61, dim=24, layers=3, heads=4, kv_heads=2, head_dim=8, ffn_dim=40, qk_norm=True)
@@ -163,7 +163,7 @@ def test_unsupported_varlen_kernel_falls_back_to_mask(monkeypatch):
     with FakeTensorMode(allow_non_fake_inputs=True):
         q = torch.empty(1, 2, 6, 16, dtype=torch.bfloat16, device="cuda")
     document = torch.tensor([[0, 0, 1, 1, 1, 2]])
-    assert documents.attend_documents(q, q, q, document, AttentionCall(), Recall()) is None
+    assert documents.attend_documents(q, q, q, document, AttentionCall(), LastValueCache()) is None
     documents._find_kernel.cache_clear()
 
 

@@ -27,7 +27,7 @@ from gangline_basics.gradients.codec import Bfloat16, Signs
 from gangline_basics.gradients.coded import CodedSum
 from gangline_basics.gradients.config import CHUNK
 from gangline_basics.launch.config import LocalLaunch
-from gangline_basics.parallel.kept_gradients import KeptArrays
+from gangline_basics.parallel.reduction_state import ReductionState
 from gangline_testkit import rank
 from gangline_testkit.pool import get_pool
 from gangline_testkit.runs import build_small_run
@@ -56,10 +56,10 @@ class OneBucket:
 
     def __init__(self, reduction: GradientReduction, comm: Comm, size: int, scatters: bool) -> None:
         self.reduction, self.comm, self.layout = reduction, comm, BucketLayout(size, (), comm.size, scatters)
-        self.kept = KeptArrays(reduction, [self.layout], self.layout, torch.empty(0)).views
+        self.state = ReductionState(reduction, [self.layout], self.layout, torch.empty(0)).views
 
     def sum(self, x: Tensor, step: int = 0) -> Tensor:
-        bucket = Bucket(self.layout, x.clone(), self.kept, step)
+        bucket = Bucket(self.layout, x.clone(), self.state, step)
         start = self.reduction.reduce_scatter if self.layout.scatters else self.reduction.reduce
         return start(bucket, self.comm).wait()
 
@@ -80,9 +80,9 @@ def repeated_sum(reduction: str, times: int, scatters: bool) -> tuple[Tensor, Te
     bucket = OneBucket(CodedSum(CODECS[reduction]()), comm, mine.numel(), scatters)
     total = sum(bucket.sum(mine) for _ in range(times))
     true, half = comm.all_reduce(mine.clone()), len(mine) // comm.size
-    lost = comm.all_reduce(bucket.kept["worker"].clone())[:, :half].reshape(-1)
+    lost = comm.all_reduce(bucket.state["worker"].clone())[:, :half].reshape(-1)
     if not scatters:
-        lost += comm.all_gather(bucket.kept["server"].clone())[:, :half].reshape(-1)
+        lost += comm.all_gather(bucket.state["server"].clone())[:, :half].reshape(-1)
         return total, lost, true
     own = slice(comm.index * half, (comm.index + 1) * half)
     return total, lost[own], true[own]
@@ -190,7 +190,7 @@ def test_explain_counts_bytes_of_ddp_reductions():
         explained = run.parallel.explain(run, mesh)
         (rank_explained,) = explained.ranks
         (sent,) = rank_explained.transfers
-        found[gradients] = sent.bytes, rank_explained.bytes.get("kept by the reduction", 0), explained.parameters
+        found[gradients] = sent.bytes, rank_explained.bytes.get("gradient reduction state", 0), explained.parameters
     (plain, kept, numbers), (rounded, none, _), (signs, errors, _) = found.values()
     assert (kept, none) == (0, 0)
     assert rounded == plain / 2
@@ -198,8 +198,8 @@ def test_explain_counts_bytes_of_ddp_reductions():
     assert errors == 4 * (numbers + numbers // 2)
 
 
-def name_kept_arrays(bucket_mb: float, name: str = "") -> set[str]:
-    """Return the names of the kept arrays of onebit under ddp. name: name of the gradients part."""
+def name_state_arrays(bucket_mb: float, name: str = "") -> set[str]:
+    """Return the names of the state arrays of onebit under ddp. name: name of the gradients part."""
     run = build_small_run("parallel=ddp", "gradients=onebit", f"parallel.bucket_mb={bucket_mb}", "precision=fp32")
     composed, mesh = Composed.of(run), Mesh.of({"dp_replicate": rank.world})
     job = Job(
@@ -212,7 +212,7 @@ def name_kept_arrays(bucket_mb: float, name: str = "") -> set[str]:
 def test_error_feedback_array_names_identify_part_and_buckets():
     """Check that names change with buckets and part, because the arrays then belong to other parameters."""
     names, again, other_buckets, other_part = (
-        get_pool(2).run(name_kept_arrays, *settings)[0]
+        get_pool(2).run(name_state_arrays, *settings)[0]
         for settings in ((0.01,), (0.01,), (0.02,), (0.01, "theirs/onebit"))
     )
     assert names == again
@@ -224,6 +224,6 @@ def test_error_feedback_array_names_identify_part_and_buckets():
 def test_error_feedback_array_cannot_be_replaced():
     """Check that a reduction can change a kept array only in place, because a replaced array would not be saved."""
     layout = BucketLayout(512, (), 2)
-    kept = KeptArrays(CodedSum(Signs()), [layout], layout, torch.empty(0))
+    state = ReductionState(CodedSum(Signs()), [layout], layout, torch.empty(0))
     with pytest.raises(TypeError):
-        kept.views["worker"] = torch.zeros(2, 256)
+        state.views["worker"] = torch.zeros(2, 256)

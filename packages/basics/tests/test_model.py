@@ -163,14 +163,14 @@ def test_strategy_can_replace_seams_and_matmuls(random_batch):
     model.head.loss = counting("loss", model.head.loss)
     for module in model.modules():
         if isinstance(module, Linear):
-            module.product = counting("product", module.product)
+            module.matmul = counting("matmul", module.matmul)
     model.embed.lookup = counting("lookup", model.embed.lookup)
     assert torch.equal(model(batch), expected)
     assert [shapes for name, shapes in calls if name == "attention"] == [
         [(2, 4, 6, 8), (2, 2, 6, 8), (2, 2, 6, 8), None, (2, 6)]
     ] * 3
     assert [shapes for name, shapes in calls if name == "loss"] == [[(2, 6, 24), (61, 24), (2, 6), (2, 6)]]
-    assert sum(name == "product" for name, _ in calls) == 3 * 7
+    assert sum(name == "matmul" for name, _ in calls) == 3 * 7
     assert sum(name == "lookup" for name, _ in calls) == 1
 
 

@@ -64,12 +64,12 @@ class TestEveryPart:
     def test_every_matrix_can_be_sharded_along_tp(self, part):
         tree, plan = plan_decoder(part.config())
         for name, shape in get_parameter_shapes(tree).items():
-            cuts = plan.get_cuts(name, len(shape))
+            rules = plan.get_shard_rules(name, len(shape))
             if len(shape) == 1:
-                assert not cuts, name
+                assert not rules, name
             else:
-                assert list(cuts) == ["tp"], name
-                assert shape[cuts["tp"].dim] % cuts["tp"].unit == 0
+                assert list(rules) == ["tp"], name
+                assert shape[rules["tp"].dim] % rules["tp"].granularity == 0
 
     def test_meta_model_matches_node_tree(self, part):
         config = replace(part.config(), layers=2)
@@ -142,35 +142,43 @@ class TestRules:
             plan.init("c.weight")
 
     def test_first_shard_rule_decides_for_each_axis(self):
-        cuts = (
+        rules = (
             ShardRule.rowwise("b.*.down"),
             ShardRule("b.*.down.bias", 0),
             ShardRule.colwise("b.*.down", 4),
             ShardRule("b.*.down", 0, "lane"),
         )
-        plan = Plan("e", "b", "h", 1, cuts=cuts)
-        assert plan.get_cuts("b.0.down.weight", 2) == {
+        plan = Plan("e", "b", "h", 1, sharding=rules)
+        assert plan.get_shard_rules("b.0.down.weight", 2) == {
             "tp": ShardRule("b.*.down", 1),
             "lane": ShardRule("b.*.down", 0, "lane"),
         }
-        assert plan.get_cuts("b.0.down.bias", 1) == {"lane": ShardRule("b.*.down", 0, "lane")}
-        assert plan.get_cuts("b.0.norm.weight", 1) == {}
+        assert plan.get_shard_rules("b.0.down.bias", 1) == {"lane": ShardRule("b.*.down", 0, "lane")}
+        assert plan.get_shard_rules("b.0.norm.weight", 1) == {}
 
     def test_shard_rule_whole_disables_sharding_along_axes(self):
         rest = (ShardRule.colwise("b.*.up"), ShardRule("b.*.up", 0, "lane"))
         plan = Plan(
-            "e", "b", "h", 1, cuts=(ShardRule.whole("b.*.up.small"), ShardRule.whole("b.*.up.side", "tp"), *rest)
+            "e",
+            "b",
+            "h",
+            1,
+            sharding=(ShardRule.replicated("b.*.up.small"), ShardRule.replicated("b.*.up.side", "tp"), *rest),
         )
-        assert plan.get_cuts("b.0.up.small.weight", 2) == {}
-        assert list(plan.get_cuts("b.0.up.side.weight", 2)) == ["lane"]
-        assert list(plan.get_cuts("b.0.up.weight", 2)) == ["tp", "lane"]
-        assert plan.extend(cuts=(ShardRule.rowwise("b.*.up.small"),)).get_cuts("b.0.up.small", 2).keys() == {"tp"}
+        assert plan.get_shard_rules("b.0.up.small.weight", 2) == {}
+        assert list(plan.get_shard_rules("b.0.up.side.weight", 2)) == ["lane"]
+        assert list(plan.get_shard_rules("b.0.up.weight", 2)) == ["tp", "lane"]
+        assert plan.extend(sharding=(ShardRule.rowwise("b.*.up.small"),)).get_shard_rules("b.0.up.small", 2).keys() == {
+            "tp"
+        }
 
     def test_tied_parameter_is_sharded_like_its_owner(self):
-        plan = Plan("e", "b", "h", 1, cuts=(ShardRule("e.w", 0), ShardRule.whole("h.w")), tied=(("h.w", "e.w"),))
-        assert plan.get_cuts("h.w", 2) == plan.get_cuts("e.w", 2) == {"tp": ShardRule("e.w", 0)}
+        plan = Plan(
+            "e", "b", "h", 1, sharding=(ShardRule("e.w", 0), ShardRule.replicated("h.w")), tied=(("h.w", "e.w"),)
+        )
+        assert plan.get_shard_rules("h.w", 2) == plan.get_shard_rules("e.w", 2) == {"tp": ShardRule("e.w", 0)}
 
-    @pytest.mark.parametrize("wrong", [{"dim": -1}, {"dim": 0, "unit": 0}, {"dim": 0, "axis": "*"}])
+    @pytest.mark.parametrize("wrong", [{"dim": -1}, {"dim": 0, "granularity": 0}, {"dim": 0, "axis": "*"}])
     def test_invalid_shard_rule_is_refused(self, wrong):
         with pytest.raises(ValueError, match=r"shard rule of b\.\*"):
             ShardRule("b.*", **wrong)
@@ -181,7 +189,9 @@ class TestRules:
         assert HFName("b.*.w", "layers.{0}.w").translate("b.3.w.bias") is None
 
     def test_unmatched_patterns_are_found(self):
-        plan = Plan("e", "b", "h", 1, cuts=(ShardRule("b.*.q", 0),), inits=(Init("b", "normal"), Init("x", "normal")))
+        plan = Plan(
+            "e", "b", "h", 1, sharding=(ShardRule("b.*.q", 0),), inits=(Init("b", "normal"), Init("x", "normal"))
+        )
         assert plan.find_unmatched(["b.0.k.weight"]) == ["b.*.q", "x"]
 
     def test_tied_head_belongs_to_embedding(self):

@@ -145,7 +145,7 @@ def test_second_excluded_node_waits_until_needed(meet, tmp_path):
     ]
 
 
-class Heard:
+class FakeRendezvous:
     """Rendezvous at which the nodes `others` are live."""
 
     def __init__(self, *others: str) -> None:
@@ -162,7 +162,7 @@ class Heard:
 def test_exclusion_by_machine_covers_all_machine_nodes(tmp_path, machines, out):
     """Check node names of a recreated pod, which has another number, or the same number on another machine."""
     exclude(tmp_path, "b/2", "a/7")
-    exclusion = Exclusion("b/5", tmp_path, Heard("a/0", "b/2", "c/3"), 2, None, 0.0, print, machines)
+    exclusion = Exclusion("b/5", tmp_path, FakeRendezvous("a/0", "b/2", "c/3"), 2, None, 0.0, print, machines)
     assert exclusion._list_excluded() == out
 
 

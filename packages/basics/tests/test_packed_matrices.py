@@ -60,11 +60,11 @@ def test_float32_matmuls_are_packed_inside_context_only():
     linear, head = model.blocks[0].attention.wq, model.head
     plain, logits = linear(x), head.compute_logits(x)
     with pack_weights(model, 3), pack_weights(wide, 3):
-        assert (linear.product is not F.linear) == is_available()
-        assert wide.blocks[0].attention.wq.product is F.linear
+        assert (linear.matmul is not F.linear) == is_available()
+        assert wide.blocks[0].attention.wq.matmul is F.linear
         torch.testing.assert_close(linear(x), plain)
         torch.testing.assert_close(head.compute_logits(x), logits)
-    assert linear.product is F.linear
+    assert linear.matmul is F.linear
     assert torch.equal(head.compute_logits(x), logits)
 
 
@@ -72,5 +72,5 @@ def test_small_weights_are_not_packed(monkeypatch):
     model = model_of()
     monkeypatch.setattr(packing, "LEAST_BYTES", model.head.weight.nbytes)
     with pack_weights(model, 3):
-        assert model.blocks[0].attention.wq.product is F.linear
-        assert (model.head.product is not F.linear) == is_available()
+        assert model.blocks[0].attention.wq.matmul is F.linear
+        assert (model.head.matmul is not F.linear) == is_available()

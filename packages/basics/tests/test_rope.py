@@ -10,8 +10,8 @@ import torch
 
 from gangline.model.init import make_whole_model
 from gangline_basics.model.config import DecoderConfig
+from gangline_basics.model.last_value_cache import LastValueCache
 from gangline_basics.model.plan import plan_decoder
-from gangline_basics.model.recall import Recall
 from gangline_basics.model.rope import compute_angles, rotate_pair
 from gangline_basics.model.rope_rates import BandScaling, Rope, compute_frequencies
 
@@ -88,22 +88,22 @@ def test_half_precision_is_rotated_in_float32():
 
 class TestRecall:
     def test_computes_once_for_one_tensor_and_key(self):
-        recall, calls, source = Recall(), [], torch.arange(3)
+        cache, calls, source = LastValueCache(), [], torch.arange(3)
         for _ in range(3):
-            assert recall("a", source, lambda: calls.append(1) or len(calls)) == 1
-        assert recall("b", source, lambda: calls.append(1) or len(calls)) == 2
-        assert recall("b", source.clone(), lambda: calls.append(1) or len(calls)) == 3
+            assert cache("a", source, lambda: calls.append(1) or len(calls)) == 1
+        assert cache("b", source, lambda: calls.append(1) or len(calls)) == 2
+        assert cache("b", source.clone(), lambda: calls.append(1) or len(calls)) == 3
 
     def test_recomputes_after_in_place_write(self):
-        recall, source = Recall(), torch.arange(3)
-        assert recall(None, source, lambda: source.sum().item()) == 3
+        cache, source = LastValueCache(), torch.arange(3)
+        assert cache(None, source, lambda: source.sum().item()) == 3
         source += 1
-        assert recall(None, source, lambda: source.sum().item()) == 6
+        assert cache(None, source, lambda: source.sum().item()) == 6
 
     def test_does_not_cache_inference_tensors(self):
-        recall = Recall()
+        cache = LastValueCache()
         with torch.inference_mode():
             source = torch.arange(3)
-            assert recall(None, source, lambda: source.sum().item()) == 3
+            assert cache(None, source, lambda: source.sum().item()) == 3
             source += 1
-            assert recall(None, source, lambda: source.sum().item()) == 6
+            assert cache(None, source, lambda: source.sum().item()) == 6

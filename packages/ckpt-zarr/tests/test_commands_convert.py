@@ -22,7 +22,7 @@ from gangline.model.tree import get_parameter_shapes
 from gangline.shard import Division, Layout, Registry
 from gangline_ckpt_zarr.commands.where import find_place
 from gangline_models.families.decoder import make_config_json
-from gangline_models.hugging_face.names import find_theirs
+from gangline_models.hugging_face.names import find_hf_tensors
 from gangline_testkit import warm
 
 MODEL = (
@@ -58,7 +58,7 @@ def trained(run, tmp_path) -> tuple[str, Registry]:
 def theirs(run, registry: Registry) -> dict[str, torch.Tensor]:
     _, plan = compose_model(run)
     return {
-        find_theirs(plan, name.removeprefix("model/"), layout.shape)[0].name: drawn(name, layout)
+        find_hf_tensors(plan, name.removeprefix("model/"), layout.shape)[0].name: drawn(name, layout)
         for name, layout in registry.layouts.items()
         if name.startswith("model/")
     }
@@ -80,9 +80,9 @@ def test_export_selects_callback_weights_by_prefix(run, trained, tmp_path):
     found = load_file(tmp_path / "hf" / "model.safetensors")
     _, plan = compose_model(run)
     for name in names:
-        theirs_name = find_theirs(plan, name, layouts[f"model/{name}"].shape)[0].name
+        hf_name = find_hf_tensors(plan, name, layouts[f"model/{name}"].shape)[0].name
         array = f"model/{name}" if name == frozen else f"{prefix}/{name}"
-        assert torch.equal(found[theirs_name], drawn(array, layouts[f"model/{name}"])), name
+        assert torch.equal(found[hf_name], drawn(array, layouts[f"model/{name}"])), name
 
     partial = {name: layout for name, layout in averages.items() if not name.endswith("wk.weight")}
     save(place + "0", Registry.of(registry.mesh, layouts | partial), drawn, {"step": 7, "config": to_dict(run)})

@@ -10,7 +10,7 @@ from gangline.config.check import check, count_ranks
 from gangline.config.defaults import build_default_run
 from gangline.config.fields import get_defaults, resolve_hints
 from gangline.config.sections import SECTIONS
-from gangline.config.values import Misfit, convert
+from gangline.config.values import InvalidValue, convert
 from gangline.errors import Problem, UserError
 from gangline.plugin.registry import installed
 from gangline_basics.launch import memory
@@ -153,7 +153,7 @@ def said(run) -> str:
 def takes_numbers(hint) -> bool:
     try:
         return isinstance(convert(hint, -1), int | float)
-    except Misfit:
+    except InvalidValue:
         return False
 
 

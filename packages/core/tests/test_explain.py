@@ -14,7 +14,7 @@ from gangline.mesh import Mesh
 from gangline.model.compose import compose_model
 from gangline.model.flops import count_flops_per_token
 from gangline.model.local_sizes import LocalSizes
-from gangline.model.products import AttentionProduct, MatrixProduct
+from gangline.model.matmuls import AttentionMatmuls, Matmul
 from gangline.model.tree import iterate_nodes
 from gangline_basics.explain.timeline import ActionTimes, step_timeline
 
@@ -42,7 +42,7 @@ def test_single_explanation_matches_model_flops():
 def test_recompute_adds_flops_and_reduces_activations():
     _, plain = explained("parallel=single batch.micro_size=4")
     _, full = explained("parallel=single batch.micro_size=4 run.recompute=full")
-    blocks = sum(product.flops * times for product, times in full.work[0].again.items())
+    blocks = sum(matmul.flops * times for matmul, times in full.work[0].recompute.items())
     assert full.ranks[0].flops == plain.ranks[0].flops + 4 * blocks
     assert full.ranks[0].bytes["activations"] < plain.ranks[0].bytes["activations"]
 
@@ -61,15 +61,15 @@ def test_decoder_node_matmuls_sum_to_node_flops():
     tree, _ = compose_model(compose_one(["model.window=32", "model.full_every=2", "model.qk_norm=true"]))
     sizes = LocalSizes(tokens=256, inner_tokens=256, itemsize=2, master_itemsize=4, ranks={})
     for path, node in iterate_nodes(tree):
-        assert sum(product.flops for product in node.list_products(sizes, 128)) == node.count_flops(128) * 256, path
+        assert sum(matmul.flops for matmul in node.list_matmuls(sizes, 128)) == node.count_flops(128) * 256, path
 
 
 def test_attention_flops_count_causality_and_window():
-    product = AttentionProduct(sequences=1, queries=128, keys=128, heads=2, kv_heads=1, head_dim=8)
-    assert product.visible == 129 / 256
-    assert replace(product, window=16).visible == 1.0
-    assert replace(product, window=16).flops == product.flops / 8
-    assert MatrixProduct(rows=2, inner=3, columns=5).flops == 60
+    matmul = AttentionMatmuls(sequences=1, queries=128, keys=128, heads=2, kv_heads=1, head_dim=8)
+    assert matmul.visible == 129 / 256
+    assert replace(matmul, window=16).visible == 1.0
+    assert replace(matmul, window=16).flops == matmul.flops / 8
+    assert Matmul(rows=2, inner=3, columns=5).flops == 60
 
 
 def test_timeline_runs_actions_as_early_as_possible():

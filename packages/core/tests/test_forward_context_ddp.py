@@ -111,7 +111,7 @@ PLAN = Plan(
     blocks="blocks",
     head="head",
     layers=2,
-    cuts=(ShardRule("blocks.*.part.weight", 0, "parts"),),
+    sharding=(ShardRule("blocks.*.part.weight", 0, "parts"),),
     inits=(Init("*", "normal", 0.3),),
     folds=(Fold("parts", 2, ("dp_replicate", "tp")),),
     master_dtype=("blocks.*.gate",),
@@ -240,7 +240,7 @@ def test_ddp_binds_each_fold_module_once():
 
 
 def test_fold_without_bindable_module_is_refused():
-    plan_without = Plan(**{**PLAN.__dict__, "cuts": (ShardRule("embed.weight", 0, "parts"),)})
+    plan_without = Plan(**{**PLAN.__dict__, "sharding": (ShardRule("embed.weight", 0, "parts"),)})
     with pytest.raises(TypeError, match=r"embed\.weight is sharded along the fold 'parts', but no module"):
         built(Case(Single()), plan=plan_without)
 

@@ -59,4 +59,4 @@ def test_peak_measured_under_load_is_not_exceeded(dtype, two_threads):
         assert source.startswith("measured")
         if (found := achieved(dtype)) < 1.2 * peak:
             return
-    pytest.fail(f"products reach {found:.3g} FLOP/s, and the peak is {peak:.3g}")
+    pytest.fail(f"matmuls reach {found:.3g} FLOP/s, and the peak is {peak:.3g}")

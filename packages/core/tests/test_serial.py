@@ -16,7 +16,7 @@ from gangline.config import Recompute
 from gangline.config.defaults import build_default_run
 from gangline.config.sections import SECTIONS
 from gangline.config.serial import fill, from_dict, to_dict
-from gangline.config.values import Misfit, convert, describe, to_plain
+from gangline.config.values import InvalidValue, convert, describe, to_plain
 from gangline.errors import UserError
 from gangline.plugin.hooks import LISTS
 from gangline.plugin.registry import installed
@@ -233,7 +233,7 @@ def test_valid_value_is_converted(hint, value, wanted):
 
 @pytest.mark.parametrize(("hint", "value", "message"), MISFITS, ids=str)
 def test_invalid_value_is_refused(hint, value, message):
-    with pytest.raises(Misfit, match=message):
+    with pytest.raises(InvalidValue, match=message):
         convert(hint, value)
 
 

@@ -47,12 +47,12 @@ def test_burn_in_finds_bad_ranks_and_slow_links() -> None:
     rows = [row(rank, "a" if rank < 4 else "b") for rank in range(8)]
     assert find_bad_ranks(rows, BurnInHealth(), on_cpu=False) == []
     rows[3] = row(3, matmul=80e12)
-    rows[5] = row(5, "b", wrong=("a product",))
+    rows[5] = row(5, "b", wrong=("a matmul",))
     rows[6] = row(6, "b", sent=dict.fromkeys(rows[6].sent, 4e9))
     found = {one.rank: one.why for one in find_bad_ranks(rows, BurnInHealth(), on_cpu=False)}
     assert sorted(found) == [3, 5, 6]
     assert found[3] == ("matmul 80 TFLOP/s, the median is 100",)
-    assert found[5] == ("wrong result of a product",)
+    assert found[5] == ("wrong result of a matmul",)
     assert [why.split(",")[0] for why in found[6]] == ["sends 4 GB/s within its node", "sends 4 GB/s to other nodes"]
     assert [one.rank for one in find_bad_ranks(rows, BurnInHealth(), on_cpu=True)] == [5], (
         "ranks on a CPU share its cores"

@@ -31,7 +31,7 @@ from gangline_models.hugging_face.commands import list_overrides
 from gangline_models.hugging_face.config import make_run_config_json, read_edited_config
 from gangline_models.hugging_face.contract import get_model_format
 from gangline_models.hugging_face.fields import HARMLESS
-from gangline_models.hugging_face.names import find_theirs
+from gangline_models.hugging_face.names import find_hf_tensors
 from gangline_models.hugging_face.read import load_pretrained
 from gangline_models.hugging_face.write import export
 from gangline_testkit.inputs import make_full_batch
@@ -77,7 +77,7 @@ def write(run: Run, model: torch.nn.Module, directory: Path, dtype: str = "float
     config = make_run_config_json(run, str(directory), dtype)
     held = {shard.name.removeprefix("model/"): shard for shard in list_shards(model, plan)}
     shapes = {name: tuple(shard.global_shape) for name, shard in held.items()}
-    shapes = {name: shape for name, shape in shapes.items() if find_theirs(plan, name, shape)}
+    shapes = {name: shape for name, shape in shapes.items() if find_hf_tensors(plan, name, shape)}
     arrays = ((name, held[name].local.detach()) for name in shapes)
     export(directory, arrays, plan=plan, shapes=shapes, config=config, dtype=dtype)
     return directory

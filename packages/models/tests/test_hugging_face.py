@@ -35,7 +35,7 @@ from gangline_models.families.decoder_window import read_window
 from gangline_models.hugging_face.adapters import write_apart
 from gangline_models.hugging_face.commands import export_run, import_model
 from gangline_models.hugging_face.config import check_weights, read_model_config
-from gangline_models.hugging_face.names import find_theirs
+from gangline_models.hugging_face.names import find_hf_tensors
 from gangline_models.hugging_face.read import load_pretrained
 from gangline_models.hugging_face.write import export
 
@@ -294,7 +294,7 @@ def test_expert_stacks_map_to_interleaved_columns(tmp_path):
     """Check one transposed Hugging Face tensor whose columns alternate between gate and up of all experts."""
     both = {"rows": (0, 8), "every": 2, "dim": 1}
     rules = [HFName("gate", "joined.w", "transpose", **both), HFName("gate_bias", "joined.b", **both)]
-    rules += [HFName(n.pattern.replace("gate", "up"), n.theirs, n.how, (1, 8), 2, 1) for n in rules]
+    rules += [HFName(n.pattern.replace("gate", "up"), n.hf_name, n.how, (1, 8), 2, 1) for n in rules]
     shapes = {"up_bias": (3, 4), "gate": (3, 4, 5), "up": (3, 4, 5), "gate_bias": (3, 4)}
     plan = Plan("e", "b", "h", 1, names=tuple(rules))
     arrays = {name: torch.randn(shape) for name, shape in shapes.items()}
@@ -364,7 +364,7 @@ class TestNamesThatLieOtherwise:
 
     def test_parameter_without_hugging_face_name_is_refused(self):
         with pytest.raises(UserError, match="no Hugging Face name for parameter 'x'"):
-            find_theirs(self.PLAN, "x", (1,))
+            find_hf_tensors(self.PLAN, "x", (1,))
 
 
 @pytest.mark.parametrize("part", ["llama3-1b", "llama3-8b", "qwen3-0.6b", "qwen3-8b"])

@@ -23,7 +23,7 @@ from gangline.model.compose import compose_model
 from gangline.model.init import list_shards
 from gangline_models.hugging_face.commands import list_overrides
 from gangline_models.hugging_face.config import make_run_config_json, read_edited_config
-from gangline_models.hugging_face.names import find_theirs
+from gangline_models.hugging_face.names import find_hf_tensors
 from gangline_models.hugging_face.read import load_pretrained
 from gangline_models.hugging_face.write import export
 from gangline_moe.config import MoeOptions
@@ -106,7 +106,7 @@ def test_logits_equal_those_of_transformers(case, tmp_path):
     torch.testing.assert_close(got, want, rtol=0, atol=1e-5 * float(want.abs().max()))
 
     shapes = {s.name.removeprefix("model/"): tuple(s.global_shape) for s in list_shards(ours, plan)}
-    shapes = {name: shape for name, shape in shapes.items() if find_theirs(plan, name, shape)}
+    shapes = {name: shape for name, shape in shapes.items() if find_hf_tensors(plan, name, shape)}
     written = make_run_config_json(run, "run", "float32")
     export(tmp_path / "out", ((n, ours.state_dict()[n]) for n in shapes), plan=plan, shapes=shapes, config=written)
     again = cls.from_pretrained(tmp_path / "out").eval()

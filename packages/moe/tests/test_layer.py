@@ -18,11 +18,11 @@ from gangline.model.weight_grads import defer_gradients
 from gangline.plan import Plan
 from gangline_basics.model.decoder_nodes import FeedForwardNode
 from gangline_basics.model.gating import Gating
-from gangline_basics.parallel.prepare import set_products
+from gangline_basics.parallel.prepare import set_matmuls
 from gangline_basics.precision.plain import Plain
 from gangline_moe.config import MoeOptions
 from gangline_moe.edit import make_layer_node
-from gangline_moe.products import PlainProducts, PrecisionProducts, choose_products
+from gangline_moe.matmuls import PlainMatmuls, PrecisionMatmuls, choose_matmuls
 from gangline_moe.routers.config import Biased, ExpertChoice, Grouped, RouterConfig, Sigmoid, Softmax
 
 D, H = 12, 10
@@ -96,7 +96,7 @@ def bounded_one_by_one(module, x: Tensor) -> Tensor:
     return torch.stack(rows).view_as(x)
 
 
-@pytest.mark.parametrize("kind", ["together", "product by product"])
+@pytest.mark.parametrize("kind", ["together", "matmul by matmul"])
 def test_biased_and_clamped_experts_match_reference(kind, monkeypatch):
     module = layer(Biased(), dense=BOUNDED, experts=5)
     if kind != "together":  # as with an edit that wraps one of the matmuls
@@ -120,15 +120,15 @@ def compare_with_one_by_one(module, formula):
 @pytest.mark.parametrize("kind", ["grouped", "by the precision"])
 def test_grouped_matmul_matches_reference_in_every_dtype(dtype, bound, kind):
     """Check experts with no rows, one row and many rows, and a batch without rows."""
-    products = PlainProducts() if kind == "grouped" else PrecisionProducts(Plain(dtype, torch.float32))
+    matmuls = PlainMatmuls() if kind == "grouped" else PrecisionMatmuls(Plain(dtype, torch.float32))
     generator = torch.Generator().manual_seed(0)
     for counts in ([0, 5, 1, 0, 9], [0, 0, 0, 0, 0], [15, 0, 0, 0, 0]):
         bounds = torch.tensor([0, *counts]).cumsum(0)
         x, y = (torch.randn(sum(counts), n, generator=generator, dtype=torch.float64) for n in (16, 8))
         w = torch.randn(5, 8, 16, generator=generator, dtype=torch.float64)
         for name, given in (("multiply_rows", (x, w)), ("compute_grad_x", (y, w)), ("compute_grad_w", (y, x))):
-            want = getattr(PlainProducts(), name)(*given, bounds)
-            got = getattr(products, name)(*(a.to(dtype) for a in given), bounds)
+            want = getattr(PlainMatmuls(), name)(*given, bounds)
+            got = getattr(matmuls, name)(*(a.to(dtype) for a in given), bounds)
             assert got.shape == want.shape
             scale = max(1.0, float(want.abs().max()) if want.numel() else 0.0)
             torch.testing.assert_close(got.double(), want, rtol=0, atol=bound * scale)
@@ -150,9 +150,9 @@ class Halved(Plain):
 def test_experts_use_matmul_of_custom_precision():
     """Compare with halved weights: a matmul of half the input equals a matmul with half the matrix."""
     precision = Halved(torch.float64, torch.float64)
-    assert type(choose_products(Plain(torch.bfloat16, torch.float32))) is PlainProducts
+    assert type(choose_matmuls(Plain(torch.bfloat16, torch.float32))) is PlainMatmuls
     asked, halved, x = layer(), layer(), x_of().requires_grad_()
-    set_products(asked.experts, Plan("embed", "blocks", "head", 1), precision)
+    set_matmuls(asked.experts, Plan("embed", "blocks", "head", 1), precision)
     with torch.no_grad():
         for weight in halved.experts.parameters():
             weight /= 2

@@ -53,7 +53,7 @@ class Case:
 
     def built(self):
         tree, plan = plan_decoder(self.config())
-        return tree, replace(plan, cuts=tuple(cut for cut in plan.cuts if cut.pattern not in self.whole))
+        return tree, replace(plan, sharding=tuple(rule for rule in plan.sharding if rule.pattern not in self.whole))
 
 
 @dataclass
@@ -91,13 +91,13 @@ def extent(case: Case, plan: Plan, name: str, rows: int, index: int, n: int) -> 
 
     rows: size of the matrix along the sharded dim
     """
-    cut = plan.get_cuts(name, 2)["tp"]
+    rule = plan.get_shard_rules(name, 2)["tp"]
     if name.split(".")[-2] in ("wk", "wv") and case.kv_heads < n:
         each = rows // case.kv_heads
         head = index * case.kv_heads // n
-        return cut.dim, head * each, (head + 1) * each
+        return rule.dim, head * each, (head + 1) * each
     each = -(-rows // n)
-    return cut.dim, min(rows, index * each), min(rows, (index + 1) * each)
+    return rule.dim, min(rows, index * each), min(rows, (index + 1) * each)
 
 
 def cut_model(case: Case, comm: Comm, dtype: torch.dtype | None = None):
@@ -108,11 +108,11 @@ def cut_model(case: Case, comm: Comm, dtype: torch.dtype | None = None):
     first_rows = {}
     for name, parameter in list(model.named_parameters(remove_duplicate=False)):
         owner = plan.get_owner(name)
-        cut = plan.get_cuts(owner, parameter.dim()).get("tp")
+        rule = plan.get_shard_rules(owner, parameter.dim()).get("tp")
         if id(parameter) not in made:
             part = parameter.detach()
-            if cut is not None:
-                dim, first, end = extent(case, plan, owner, part.shape[cut.dim], comm.index, comm.size)
+            if rule is not None:
+                dim, first, end = extent(case, plan, owner, part.shape[rule.dim], comm.index, comm.size)
                 part = part.narrow(dim, first, end - first).clone()
                 first_rows[owner] = first
             made[id(parameter)] = torch.nn.Parameter(part)
@@ -171,10 +171,10 @@ def assembled(case: Case, ranks: list[Found], reference: Found) -> dict[str, tor
     found = {}
     for name, whole in reference.gradients.items():
         total = torch.zeros_like(whole)
-        cut = plan.get_cuts(name, whole.dim()).get("tp")
-        if cut is not None:
+        rule = plan.get_shard_rules(name, whole.dim()).get("tp")
+        if rule is not None:
             for index, one in enumerate(ranks):
-                dim, first, end = extent(case, plan, name, whole.shape[cut.dim], index, len(ranks))
+                dim, first, end = extent(case, plan, name, whole.shape[rule.dim], index, len(ranks))
                 total.narrow(dim, first, end - first).add_(one.gradients[name])
         elif case.sequence_parallel or any(name.startswith("blocks") and part in name for part in ("q_norm", "k_norm")):
             total = sum((one.gradients[name] for one in ranks), total)

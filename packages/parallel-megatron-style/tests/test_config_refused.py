@@ -225,16 +225,18 @@ def replaced(**changes):
 
 
 def test_shard_rule_without_matching_parameter_is_refused():
-    more = lambda plan: plan.extend(cuts=(ShardRule.colwise("blocks.*.attention.wx"),))  # noqa: E731
+    more = lambda plan: plan.extend(sharding=(ShardRule.colwise("blocks.*.attention.wx"),))  # noqa: E731
     assert of_plan(more) == [
         "the plan of this model shards blocks.*.attention.wx, which matches no parameter of the model."
     ]
 
 
 def test_tp_refuses_a_plan_without_shard_rules():
-    uncut = replaced(cuts=())
-    assert of_plan(uncut, tp=2) == ["parallel.tp=2: the plan of this model has no shard rule for tensor parallelism."]
-    assert of_plan(uncut, pp=2, dp_shard=2) == []
+    unsharded = replaced(sharding=())
+    assert of_plan(unsharded, tp=2) == [
+        "parallel.tp=2: the plan of this model has no shard rule for tensor parallelism."
+    ]
+    assert of_plan(unsharded, pp=2, dp_shard=2) == []
 
 
 def test_cp_and_tp_refuse_plan_without_seams():

@@ -15,7 +15,7 @@ from gangline.model.calls import AttentionCall, LossCall
 from gangline_basics.model.attention import get_plain_attention
 from gangline_basics.model.loss import CrossEntropy
 from gangline_basics.model.seams import get_calls
-from gangline_basics.parallel.prepare import set_products
+from gangline_basics.parallel.prepare import set_matmuls
 from gangline_basics.precision.plain import Plain
 from gangline_parallel_megatron_style.commands import main
 from gangline_parallel_megatron_style.context.apply import Method, set_attention
@@ -149,7 +149,7 @@ def test_tp_refuses_undeclared_loss_over_sharded_vocabulary(narrow):
     for word in (
         "parallel.tp=2",
         "the model-tree node of head does not declare its loss",
-        "ShardRule.whole('head.weight')",
+        "ShardRule.replicated('head.weight')",
     ):
         assert word in said
     assert refusal("narrow=on", "narrow.head=true", *CP) == ""
@@ -244,21 +244,21 @@ PLAIN = Plain(torch.float64, torch.float64)
 ROWS = {"embed.weight": 0, "head.weight": 0}
 
 
-def cut(model, plan) -> None:
+def shard(model, plan) -> None:
     """Call `cut_modules` for the only rank of tp."""
     losses = {"head": LossCall()}
     cut_modules(model, plan, Solo("tp"), PLAIN, sequence_parallel=False, first_rows=ROWS, losses=losses)
 
 
 def whole(model, plan) -> None:
-    set_products(model, plan, PLAIN)
+    set_matmuls(model, plan, PLAIN)
 
 
-@pytest.mark.parametrize("prepare", [cut, whole])
+@pytest.mark.parametrize("prepare", [shard, whole])
 def test_custom_matmul_function_is_refused(prepare):
     model, plan = whole_of(Case())
-    model.blocks[0].attention.wq.product = torch.sum
-    with pytest.raises(UserError, match=r"blocks\.0\.attention\.wq\.product was replaced by a custom function"):
+    model.blocks[0].attention.wq.matmul = torch.sum
+    with pytest.raises(UserError, match=r"blocks\.0\.attention\.wq\.matmul was replaced by a custom function"):
         prepare(model, plan)
 
 
@@ -266,7 +266,7 @@ def test_tp_refuses_a_custom_embedding_lookup():
     model, plan = whole_of(Case())
     model.embed.lookup = torch.sum
     with pytest.raises(UserError, match=r"embed\.lookup was replaced by a custom function"):
-        cut(model, plan)
+        shard(model, plan)
     model, plan = whole_of(Case())
     model.embed.lookup = torch.sum
     whole(model, plan)  # `set_products` does not replace the lookup
@@ -281,4 +281,4 @@ def test_loss_other_than_declared_is_refused(function):
     with pytest.raises(
         UserError, match="head: tensor parallelism would replace the loss function by one over the sharded vocabulary"
     ):
-        cut(model, replace(plan, cuts=tuple(rule for rule in plan.cuts if rule.pattern == "head.weight")))
+        shard(model, replace(plan, sharding=tuple(rule for rule in plan.sharding if rule.pattern == "head.weight")))

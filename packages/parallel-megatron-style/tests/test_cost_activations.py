@@ -24,7 +24,7 @@ from gangline_parallel_megatron_style.config import Pp, Tp
 from gangline_parallel_megatron_style.cost import activations, peak_memory, timing
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.explain.fake_comms import FakeComms
-from gangline_testkit import count_kept_bytes
+from gangline_testkit import count_saved_bytes
 
 MODEL = DecoderConfig(vocab_size=64, dim=32, layers=2, heads=4, kv_heads=2, ffn_dim=48)
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -60,7 +60,7 @@ def test_block_activation_bytes_match_closed_form(model, precision):
     module, batch = built(case, precision), microbatch(case)
     hidden = module.embed(batch)
     sizes = activations.make_activation_sizes(case, gpu=False)
-    found = count_kept_bytes(module.parameters(), lambda: module.blocks[1](hidden, batch))
+    found = count_saved_bytes(module.parameters(), lambda: module.blocks[1](hidden, batch))
     assert found == activations.count_block(case, 1, sizes) + activations.count_angle_bytes(case, sizes)
 
 
@@ -70,7 +70,7 @@ def test_a_recomputed_block_keeps_its_input(precision):
     module, batch = built(case, precision), microbatch(case)
     hidden = module.embed(batch).detach().requires_grad_()
     tokens = [batch.tokens, batch.position, batch.targets, batch.loss_mask, batch.sample]
-    found = count_kept_bytes([*module.parameters(), *tokens], lambda: module.blocks[1](hidden, batch))
+    found = count_saved_bytes([*module.parameters(), *tokens], lambda: module.blocks[1](hidden, batch))
     assert found == activations.count_block(case, 1, activations.make_activation_sizes(case, gpu=False))
 
 
@@ -86,7 +86,7 @@ def test_selective_recompute_bytes_match_closed_form(precision):
     module, batch = built(case, precision), microbatch(case)
     hidden = module.embed(batch)
     tokens = [batch.tokens, batch.position]
-    found = count_kept_bytes([*module.parameters(), *tokens], lambda: module.blocks[1](hidden, batch))
+    found = count_saved_bytes([*module.parameters(), *tokens], lambda: module.blocks[1](hidden, batch))
     sizes = activations.make_activation_sizes(case, gpu=False)
     assert found == activations.count_block(case, 1, sizes) + activations.count_angle_bytes(case, sizes)
 
@@ -101,7 +101,7 @@ def test_head_activation_bytes_match_closed_form(precision):
     module, batch = built(case, precision), microbatch(case)
     hidden = module.embed(batch)
     sizes = activations.make_activation_sizes(case, gpu=False)
-    found = count_kept_bytes(module.parameters(), lambda: module.head(hidden, batch))
+    found = count_saved_bytes(module.parameters(), lambda: module.head(hidden, batch))
     closed = activations.count_head_bytes(case, sizes)
     logits = 2 * 16 * 64 * case.bytes.compute
     backward = logits + 2 * 2 * 16 * 64 * 4  # gradient of the logits; a piece of logits in float32, its exponentials
@@ -129,7 +129,7 @@ def test_tp_block_activation_bytes_match_closed_form(tp, sequence_parallel):
     if not sequence_parallel:
         hidden = hidden.detach().contiguous().requires_grad_()
     sizes = activations.make_activation_sizes(case, gpu=False)
-    found = count_kept_bytes(made.parameters(), lambda: made.get_submodule("blocks.1")(hidden, batch))
+    found = count_saved_bytes(made.parameters(), lambda: made.get_submodule("blocks.1")(hidden, batch))
     assert found == activations.count_block(case, 1, sizes) + activations.count_angle_bytes(case, sizes)
 
 

@@ -74,8 +74,8 @@ def case_of(
     node = LanesNode(dim=32, norm=NormNode(dim=32), lanes=lanes)
     first, second = case.tree.blocks
     tree = replace(case.tree, blocks=(first, replace(second, feed_forward=node)))
-    cut, fold = ShardRule("blocks.*.feed_forward.w", 0, "lane"), Fold("lane", size, out_of)
-    return replace(case, tree=tree, plan=case.plan.extend(cuts=(cut,), folds=(fold,)))
+    rule, fold = ShardRule("blocks.*.feed_forward.w", 0, "lane"), Fold("lane", size, out_of)
+    return replace(case, tree=tree, plan=case.plan.extend(sharding=(rule,), folds=(fold,)))
 
 
 def sent(case: Case) -> dict[tuple[str, str], tuple[int, int]]:

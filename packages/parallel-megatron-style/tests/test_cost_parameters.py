@@ -74,8 +74,8 @@ def test_array_sizes_match_the_registry(axes, sequence_parallel, fold):
     tree, plan = compose_model(run)
     if fold:
         rule = ShardRule("blocks.*.feed_forward.w_up", 1, "lane")
-        cuts = tuple(cut for cut in plan.cuts if "w_up" not in cut.pattern)
-        plan = replace(plan, cuts=(rule, *cuts), folds=(Fold("lane", 2, fold),))
+        others = tuple(other for other in plan.sharding if "w_up" not in other.pattern)
+        plan = replace(plan, sharding=(rule, *others), folds=(Fold("lane", 2, fold),))
     shapes = {name: tuple(parameter.shape) for name, parameter in construct(tree).named_parameters()}
     pp = mesh.size("pp")
     stages = [range(0, 5)] if pp == 1 else [range(0, 3), range(3, 5)]

@@ -18,7 +18,7 @@ from gangline.mesh import Mesh
 from gangline_basics.gradients.config import CHUNK
 from gangline_parallel_megatron_style.config import ThreeD
 from gangline_parallel_megatron_style.cost.case import Case
-from gangline_parallel_megatron_style.cost.memory import KEPT, count_state_bytes
+from gangline_parallel_megatron_style.cost.memory import REDUCTION_STATE, count_state_bytes
 from gangline_testkit.pool import get_pool
 
 STEPS = 100
@@ -117,5 +117,5 @@ def test_state_bytes_include_error_feedback(axes, zero):
     """Compare with the arrays of a rank, which also hold the padding of chunks in small buffers."""
     rows = sum(shape[1] * shape[2] for _, shape in get_pool(4).run(local_arrays, zero, axes)[0][0])
     run = build_default_run(model=MODEL, parallel=ThreeD(tp=1, pp=1, zero=zero, **axes), gradients="onebit")
-    told = count_state_bytes(Case.of(run, Mesh.of(axes)), 0)[KEPT]
+    told = count_state_bytes(Case.of(run, Mesh.of(axes)), 0)[REDUCTION_STATE]
     assert 0.7 * 4 * rows < told <= 4 * rows

@@ -65,7 +65,7 @@ def test_matmul_flops_match_closed_form(both):
         for stage in explained.stages:
             work = found.work[stage]
             frozen = sum(p.flops * n for p, n in work.forward.items() if not hasattr(p, "weight") or p in work.weights)
-            total += 2 * work.flops + frozen + again * sum(p.flops * n for p, n in work.again.items())
+            total += 2 * work.flops + frozen + again * sum(p.flops * n for p, n in work.recompute.items())
         assert total * found.microbatches == pytest.approx(timing.count_rank_flops(case, rank), rel=0.02)
         assert explained.flops == timing.count_rank_flops(case, rank)
 

@@ -89,19 +89,19 @@ def test_recomputed_blocks_have_the_same_bits(scaling):
 
 def multiplied(settings: tuple[str, ...]) -> tuple[list, list, list]:
     """Return (weight shapes of float8 matmuls, shapes of the blocks' linear layers, dtypes of outputs and weights)."""
-    seen, product = [], Fp8Precision.compute_product
+    seen, original = [], Fp8Precision.compute_matmul
 
     def watched(self, x, w):
-        y = product(self, x, w)
+        y = original(self, x, w)
         seen.append((tuple(w.shape), y.dtype, w.dtype))
         return y
 
-    Fp8Precision.compute_product = watched
+    Fp8Precision.compute_matmul = watched
     try:
         runtime = runtime_of(build_small_run(*settings))
         runtime.evaluate(batches(0, ROWS))
     finally:
-        Fp8Precision.compute_product = product
+        Fp8Precision.compute_matmul = original
     blocks = [n for n in runtime.parameters() if n.name.startswith("blocks.") and len(n.shape) == 2]
     return [shape for shape, *_ in seen], [n.shape for n in blocks], [dtype for _, *both in seen for dtype in both]
 

@@ -45,4 +45,4 @@ def test_bf16_gradients_differ_only_by_rounding(on):
     assert_number_close("norm", ranks[0].steps[0].norm, alone.steps[0].norm, BOUND)
     apart = {name: float((got[name] - want[name]).norm() / want[name].norm()) for name in want}
     assert max(apart.values()) < BOUND, apart
-    assert max(apart.values()) > 0, "the products were not rounded to bfloat16"
+    assert max(apart.values()) > 0, "the matmuls were not rounded to bfloat16"

@@ -37,7 +37,7 @@ class Case:
     chunks: int
     dtype: torch.dtype = torch.float32
     times: tuple[ActionTimes, ...] | ActionTimes = UNIFORM
-    split: bool = True  # SplitProduct instead of autograd's own backward
+    split: bool = True  # SplitMatmul instead of autograd's own backward
     overlap: bool = False  # forward passes alternate with backward passes at every layer
 
 
@@ -75,7 +75,7 @@ class Part(nn.Module):
             parameter.data.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) / 3)
         if case.split:
             for layer in self.layers:
-                layer.product = split_linear(Plain(case.dtype, case.dtype))
+                layer.matmul = split_linear(Plain(case.dtype, case.dtype))
 
     def forward(self, x):
         for layer in self.layers:

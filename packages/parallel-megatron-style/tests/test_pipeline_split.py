@@ -42,7 +42,7 @@ def gradients(made, microbatches, shape, dtype):
 @pytest.mark.parametrize("shape", [(5,), (3, 7)])
 def test_split_linear_is_bit_identical_to_autograd(dtype, bias, shape):
     plain, split = layer(dtype, bias), layer(dtype, bias)
-    split.product = split_linear(Plain(dtype, dtype))
+    split.matmul = split_linear(Plain(dtype, dtype))
     for one, other in zip(gradients(split, 3, shape, dtype), gradients(plain, 3, shape, dtype), strict=True):
         assert one.dtype == other.dtype
         assert one.equal(other)
@@ -62,7 +62,7 @@ def test_bf16_split_linear_matches_linear_of_cast_inputs():
 
 def test_weight_gradients_are_computed_when_store_runs():
     made, store = layer(torch.float64, True), WeightGradStore()
-    made.product = split_linear(Plain(torch.float64, torch.float64))
+    made.matmul = split_linear(Plain(torch.float64, torch.float64))
     x = torch.ones(2, 24, dtype=torch.float64, requires_grad=True)
     y = made(x)
     with store.open(0, 4):
@@ -81,7 +81,7 @@ def test_weight_gradients_are_computed_when_store_runs():
 
 def test_frozen_weight_gets_no_gradient():
     made = layer(torch.float32, True)
-    made.product = split_linear(Plain(torch.float32, torch.float32))
+    made.matmul = split_linear(Plain(torch.float32, torch.float32))
     made.weight.requires_grad_(False)
     made(torch.ones(2, 24)).sum().backward()
     assert made.weight.grad is None
@@ -90,7 +90,7 @@ def test_frozen_weight_gets_no_gradient():
 
 def test_accumulation_hook_runs_after_deferred_gradient():
     made, store, told = layer(torch.float32, False), WeightGradStore(), []
-    made.product = split_linear(Plain(torch.float32, torch.float32))
+    made.matmul = split_linear(Plain(torch.float32, torch.float32))
     call_when_accumulated(made.weight, lambda weight: told.append(weight.grad is not None))
     y = made(torch.ones(2, 24))
     with store.open(0, 0):

@@ -19,7 +19,7 @@ PLAN = Plan(
     blocks="blocks",
     head="head",
     layers=LAYERS,
-    cuts=(
+    sharding=(
         ShardRule("embed.weight", 0),
         ShardRule.colwise("blocks.*.q", 2),
         ShardRule.colwise("blocks.*.k", 2),
@@ -87,17 +87,17 @@ def test_primary_boxes_tile_every_array_once(mesh, fold, tied, sequence_parallel
 def test_array_divisions_follow_plan_shard_rules():
     """Check an edit's rules, which come first: no later rule shards a dim that an earlier rule leaves whole."""
     mine = (
-        ShardRule.whole("blocks.0.q"),
+        ShardRule.replicated("blocks.0.q"),
         ShardRule.rowwise("blocks.*.q_norm"),
         ShardRule("blocks.*.q_norm", 0),
         ShardRule("blocks.1.q", 1),
     )
-    plan = replace(PLAN, cuts=(*mine, *PLAN.cuts), folds=(Fold("lane", 2, ("dp_shard",)),))
+    plan = replace(PLAN, sharding=(*mine, *PLAN.sharding), folds=(Fold("lane", 2, ("dp_shard",)),))
     mesh = Mesh.of({"dp_shard": 2, "tp": 2})
     arrays = lay_out(plan, mesh, of(False), [0] * 5, zero=0, sequence_parallel=True, dtype="float32")
     for name, shape in SHAPES.items():
-        cut = {division.dim for division in arrays.registry[f"model/{name}"].divisions}
-        assert cut == {rule.dim for rule in plan.get_cuts(name, len(shape)).values()}, name
+        dims = {division.dim for division in arrays.registry[f"model/{name}"].divisions}
+        assert dims == {rule.dim for rule in plan.get_shard_rules(name, len(shape)).values()}, name
     parts = [arrays.registry.list_rank_boxes(f"model/blocks.{i}.q", 0)[0][0].shape for i in range(3)]
     assert parts == [(8, 8), (8, 4), (4, 8)]
     assert arrays.registry.list_rank_boxes("model/blocks.0.q_norm", 0)[0][0].shape == (2,)
@@ -152,7 +152,7 @@ def test_buffer_shared_across_stages_is_refused():
     [
         (PLAN, ("blocks.0.q", "blocks.1.q"), "only the embedding and the head"),
         (replace(PLAN, head="top"), None, "outside the modules of the plan"),
-        (replace(PLAN, cuts=(ShardRule.colwise("blocks.*.q", 3),)), None, "not a multiple of its unit 3"),
+        (replace(PLAN, sharding=(ShardRule.colwise("blocks.*.q", 3),)), None, "not a multiple of its granularity 3"),
     ],
 )
 def test_plan_inconsistent_with_model_is_refused(plan, aliases, message):

@@ -8,7 +8,7 @@ from torch import nn
 
 from gangline.comm.solo import Solo
 from gangline.plan import Plan
-from gangline_basics.parallel.prepare import set_products
+from gangline_basics.parallel.prepare import set_matmuls
 from gangline_basics.precision.plain import Plain
 from gangline_parallel_megatron_style.tensor.apply import cut_modules
 
@@ -18,7 +18,7 @@ PLAN = Plan("embed", "blocks", "head", 1)
 class Own(nn.Module):
     told = None
 
-    def multiply_by(self, precision):
+    def set_precision(self, precision):
         assert self.told is None, "told twice"
         self.told = precision
 
@@ -29,5 +29,5 @@ def test_module_with_own_matmul_gets_precision_once(cut):
     if cut:
         cut_modules(model, PLAN, Solo("tp", 0), precision, sequence_parallel=False, first_rows={}, losses={})
     else:
-        set_products(model, PLAN, precision)
+        set_matmuls(model, PLAN, precision)
     assert model[0].told is precision

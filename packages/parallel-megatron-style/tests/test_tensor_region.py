@@ -61,27 +61,27 @@ class NotingComm(Wrapped):
         super().__init__(inner)
         self.events = events
 
-    def _noted(self, name, pending, background):
+    def _log_call(self, name, pending, background):
         self.events.append(name)
         if not background:
             return pending
         events = self.events
 
-        class Noted:
+        class LoggedPending:
             def wait(self):
                 events.append("wait")
                 return pending.wait()
 
-        return Noted()
+        return LoggedPending()
 
     def _all_reduce(self, x, op, background):
-        return self._noted("all_reduce", super()._all_reduce(x, op, background), background)
+        return self._log_call("all_reduce", super()._all_reduce(x, op, background), background)
 
     def _reduce_scatter(self, x, background):
-        return self._noted("reduce_scatter", super()._reduce_scatter(x, background), background)
+        return self._log_call("reduce_scatter", super()._reduce_scatter(x, background), background)
 
     def _all_gather(self, x, into, background):
-        return self._noted("all_gather", super()._all_gather(x, into, background), background)
+        return self._log_call("all_gather", super()._all_gather(x, into, background), background)
 
 
 def parameter(*shape: int, grad: bool = True) -> torch.nn.Parameter:
@@ -353,15 +353,17 @@ def applied(case: Case, **changes):
 
 def test_external_module_with_sharded_parameters_binds_once():
     foreign = torch.nn.ModuleList([Bound(), Bound()])
-    _, comm = applied(Case(), foreign=foreign, cuts=(ShardRule("foreign.0.*", 0), ShardRule("foreign.1.a", 1, "ep")))
+    _, comm = applied(
+        Case(), foreign=foreign, sharding=(ShardRule("foreign.0.*", 0), ShardRule("foreign.1.a", 1, "ep"))
+    )
     assert foreign[0].comms == [comm]
     assert foreign[1].comms == []  # its parameter on the fold is bound to the fold
 
 
 def test_fold_parameter_is_also_sharded_over_tp():
     foreign = torch.nn.ModuleList([Bound()])
-    cuts = (ShardRule("foreign.0", 0, "ep"), ShardRule.whole("foreign.0.b"), ShardRule("foreign.0", 1))
-    _, comm = applied(Case(), foreign=foreign, cuts=cuts)
+    rules = (ShardRule("foreign.0", 0, "ep"), ShardRule.replicated("foreign.0.b"), ShardRule("foreign.0", 1))
+    _, comm = applied(Case(), foreign=foreign, sharding=rules)
     assert foreign[0].comms == [comm]
 
 
@@ -370,10 +372,10 @@ def test_module_pattern_covers_modules_added_by_edits(whole):
     """Check that `cut_modules` and `lay_out` match patterns in the same way."""
     wide = Linear(LinearNode(in_features=8, out_features=4))
     wide.side = Linear(LinearNode(in_features=8, out_features=2))
-    cuts = (*((ShardRule.whole("foreign.0.side"),) if whole else ()), ShardRule.colwise("foreign.0"))
-    model, _ = applied(Case(), foreign=torch.nn.ModuleList([wide]), cuts=cuts)
-    assert [isinstance(x.product.__self__, Region) for x in (wide, wide.side)] == [True, not whole]
-    plan = Plan("embed", "foreign", "head", 1, cuts=cuts)
+    rules = (*((ShardRule.replicated("foreign.0.side"),) if whole else ()), ShardRule.colwise("foreign.0"))
+    model, _ = applied(Case(), foreign=torch.nn.ModuleList([wide]), sharding=rules)
+    assert [isinstance(x.matmul.__self__, Region) for x in (wide, wide.side)] == [True, not whole]
+    plan = Plan("embed", "foreign", "head", 1, sharding=rules)
     names = [f"foreign.{name}" for name, _ in model.foreign.named_parameters()]
     shapes = dict.fromkeys(names, (4, 8))
     given = ModelShapes(shapes, {}, {name: (name,) for name in names})
@@ -385,32 +387,32 @@ def test_module_pattern_covers_modules_added_by_edits(whole):
 
 def test_matmul_without_shard_rule_stays_replicated():
     model, _ = applied(
-        Case(), cuts=(ShardRule.colwise("blocks.*.attention.wq"),), master_dtype=("blocks.*.attention.wk",)
+        Case(), sharding=(ShardRule.colwise("blocks.*.attention.wq"),), master_dtype=("blocks.*.attention.wk",)
     )
     attention = model.blocks[0].attention
-    assert isinstance(attention.wq.product.__self__, Region)
-    assert isinstance(attention.wv.product.__self__, Plain)
-    assert attention.wk.product(torch.ones(1, 32), attention.wk.weight).dtype == WIDE
+    assert isinstance(attention.wq.matmul.__self__, Region)
+    assert isinstance(attention.wv.matmul.__self__, Plain)
+    assert attention.wk.matmul(torch.ones(1, 32), attention.wk.weight).dtype == WIDE
 
 
 def test_matmuls_of_one_module_share_a_region():
     model, _ = applied(Case())
-    regions = {id(x.product.__self__) for x in (model.blocks[0].attention.wq, model.blocks[0].attention.wo)}
+    regions = {id(x.matmul.__self__) for x in (model.blocks[0].attention.wq, model.blocks[0].attention.wo)}
     assert len(regions) == 1
-    assert model.blocks[0].attention.wq.product.__self__.columns == 3
-    assert model.blocks[0].feed_forward.w_up.product.__self__.columns == 2
+    assert model.blocks[0].attention.wq.matmul.__self__.columns == 3
+    assert model.blocks[0].feed_forward.w_up.matmul.__self__.columns == 2
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         (
-            {"cuts": (ShardRule.colwise("blocks.*.attention.wq"),), "master_dtype": ("blocks.*.attention.wq",)},
+            {"sharding": (ShardRule.colwise("blocks.*.attention.wq"),), "master_dtype": ("blocks.*.attention.wq",)},
             "master_dtype of the plan",
         ),
-        ({"cuts": (ShardRule("embed.weight", 1),)}, "can shard only dim 0 of the weight of embed"),
-        ({"cuts": (ShardRule("head.norm.weight", 0),)}, "no module around it has a method `bind"),
-        ({"cuts": (ShardRule("head.weight", 0),), "seams": ()}, "no module around it has a method `bind"),
+        ({"sharding": (ShardRule("embed.weight", 1),)}, "can shard only dim 0 of the weight of embed"),
+        ({"sharding": (ShardRule("head.norm.weight", 0),)}, "no module around it has a method `bind"),
+        ({"sharding": (ShardRule("head.weight", 0),), "seams": ()}, "no module around it has a method `bind"),
     ],
 )
 def test_unsupported_shard_rule_is_refused(changes, message):

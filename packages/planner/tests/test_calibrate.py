@@ -14,17 +14,17 @@ import pytest
 
 from gangline.cli.main import main
 from gangline.explain.explained import StepAction
-from gangline.model.products import AttentionProduct, MatrixProduct
+from gangline.model.matmuls import AttentionMatmuls, Matmul
 from gangline_basics.cluster.file import Quantity, load_cluster, save_cluster
 from gangline_basics.explain.timeline import StepTimeline
 from gangline_planner.assumed import complete_words, explain
 from gangline_planner.calibrate.command import build_cluster, count_threads, describe_crowding, read_error, run_ranks
 from gangline_planner.calibrate.fit import Measured, compute_stage_time, count_work, fit_numbers
-from gangline_planner.calibrate.kernels import ATTENTION, PRODUCTS
+from gangline_planner.calibrate.kernels import ATTENTION, MATMULS
 from gangline_planner.calibrate.lines import fit_two_costs
 from gangline_planner.calibrate.links import CollectiveCall
 from gangline_planner.calibrate.small_steps import MICROBATCHES, MODELS, STARTS
-from gangline_planner.price.products import BACKWARD
+from gangline_planner.price.matmuls import BACKWARD
 from gangline_planner.price.sharing import Cores, share_cores
 from gangline_planner.price.step import compute_step_time
 
@@ -49,17 +49,17 @@ def machine(**other: float) -> dict[str, float]:
 
 def measurements(known: dict[str, float], ranks: int = 1) -> Measured:
     """Return the measurements that a machine with these numbers would give."""
-    products = {}
+    matmuls = {}
     for name, itemsize in (("fp32", 4), ("bf16", 2)):
-        products[name] = {
-            (shape := MatrixProduct(rows=rows, inner=inner, columns=columns)): (shape.flops + known["matmul.half"])
+        matmuls[name] = {
+            (shape := Matmul(rows=rows, inner=inner, columns=columns)): (shape.flops + known["matmul.half"])
             / known[f"peak.{name}"]
             + (rows * (inner + columns) + inner * columns) * itemsize / known["memory.bandwidth"]
-            for rows, inner, columns in PRODUCTS["cpu"]
+            for rows, inner, columns in MATMULS["cpu"]
         }
     forward, backward = {}, {}
     for sequences, tokens, heads, width in ATTENTION["cpu"]:
-        shape = AttentionProduct(
+        shape = AttentionMatmuls(
             sequences=sequences, queries=tokens, keys=tokens, heads=heads, kv_heads=heads, head_dim=width
         )
         flops = shape.flops * shape.visible * (1 + known["attention.half"] / tokens) / known["peak.fp32"]
@@ -67,7 +67,7 @@ def measurements(known: dict[str, float], ranks: int = 1) -> Measured:
         backward[shape] = BACKWARD * flops / known["attention.efficiency_backward"]
     return Measured(
         copied=known["memory.bandwidth"],
-        products=products,
+        matmuls=matmuls,
         forward=forward,
         backward=backward,
         steps={model: MICROBATCHES * compute_stage_time(model, "cpu", known).all for model in MODELS["cpu"]},
@@ -107,7 +107,7 @@ def test_noisy_measurements_give_valid_cluster_file(tmp_path, seed):
         return {key: value * 10 ** draw.uniform(0, 2) for key, value in seconds.items()}
 
     measured = measurements(machine(), ranks=4)
-    measured.products = {name: disturbed(seconds) for name, seconds in measured.products.items()}
+    measured.matmuls = {name: disturbed(seconds) for name, seconds in measured.matmuls.items()}
     for name in ("forward", "backward", "steps", "sent"):
         setattr(measured, name, disturbed(getattr(measured, name)))
     measured.copied /= 10 ** draw.uniform(0, 2)

@@ -132,10 +132,10 @@ SUITES = {
             "gradients=one-scratch", "test_sums_in_flight_together_change_no_bit", "other buckets start before its wait"
         ),
         Mutant(
-            "gradients=forgets", "test_kept_arrays_are_the_complete_state", "outside of its kept arrays", more=LOSSY
+            "gradients=forgets", "test_state_arrays_are_the_complete_state", "outside of its state arrays", more=LOSSY
         ),
         Mutant(
-            "gradients=grows", "test_kept_arrays_depend_only_on_the_layout", "returns other arrays on a second call"
+            "gradients=grows", "test_state_arrays_depend_only_on_the_layout", "returns other arrays on a second call"
         ),
         Mutant(
             "gradients=dice", "test_repeated_sums_are_bit_identical", "a second sum of the same gradients", more=LOSSY
@@ -146,10 +146,10 @@ SUITES = {
             "needs Part.layout_dependent",
             more=LOSSY,
         ),
-        Mutant("gradients=negative", "test_count_sent_and_count_kept_are_upper_bounds", "count_sent returns -1 bytes"),
-        Mutant("gradients=gathers-all", "test_count_sent_and_count_kept_are_upper_bounds", "count_sent returns"),
+        Mutant("gradients=negative", "test_count_sent_and_count_state_are_upper_bounds", "count_sent returns -1 bytes"),
+        Mutant("gradients=gathers-all", "test_count_sent_and_count_state_are_upper_bounds", "count_sent returns"),
         Mutant("gradients=swallows", "test_sum_with_inf_or_nan_is_not_finite", "the sum of its bucket is finite"),
-        Mutant("gradients=hoards", "test_count_sent_and_count_kept_are_upper_bounds", "count_kept returns 0 numbers"),
+        Mutant("gradients=hoards", "test_count_sent_and_count_state_are_upper_bounds", "count_state returns 0 numbers"),
     ],
     "OptimizerSuite": [
         Mutant("optimizer=late-state", "test_state_exists_before_the_first_step", "are on no rank", more=WORLD),

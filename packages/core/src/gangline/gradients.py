@@ -59,22 +59,23 @@ class BucketLayout:
 class Bucket:
     """One bucket of gradients on this rank, complete and ready to be summed.
 
-    layout  the bucket's layout
-    flat    (size,) this rank's gradients, in the precision's `reduce_dtype`; the reduction may overwrite them. Under
-            `precision=fp16` they are multiplied by the loss scale, and contain inf or nan in a step that overflows:
-            the sum must then contain inf or nan too, or the step is not skipped
-    kept    arrays by name from `GradientReduction.get_array_shapes`, to be changed in place: in the dtype and on the
-            device of `flat`, zero before the first step and if a checkpoint has no arrays for this layout
-    step    number of the step, from 0: `StepRecord.step` - 1. Counts on after a resume, so a warm-up is `step < n`
-    again   number of earlier sums of the bucket in this step: 0, unless the strategy cannot keep all gradients (zero=2
-            and 3) and sums the bucket after each microbatch, each time after the previous sum has arrived
+    layout        the bucket's layout
+    flat          (size,) this rank's gradients, in the precision's `reduce_dtype`; the reduction may overwrite them.
+                  Under `precision=fp16` they are multiplied by the loss scale, and contain inf or nan in a step that
+                  overflows: the sum must then contain inf or nan too, or the step is not skipped
+    state         arrays by name from `GradientReduction.get_array_shapes`, to be changed in place: in the dtype and on
+                  the device of `flat`, zero before the first step and if a checkpoint has no arrays for this layout
+    step          number of the step, from 0: `StepRecord.step` - 1. Counts on after a resume, so a warm-up is
+                  `step < n`
+    earlier_sums  number of earlier sums of the bucket in this step: 0, unless the strategy cannot store all gradients
+                  (zero=2 and 3) and sums the bucket after each microbatch, each time after the previous sum has arrived
     """
 
     layout: BucketLayout
     flat: torch.Tensor
-    kept: Mapping[str, torch.Tensor]
+    state: Mapping[str, torch.Tensor]
     step: int
-    again: int = 0
+    earlier_sums: int = 0
 
     def view(self, slot: GradientSlot) -> torch.Tensor:
         """Return the gradient of one slot, in the slot's shape: a view of `flat`."""
@@ -86,9 +87,9 @@ class GradientReduction(ABC):
 
     Every rank of a `comm` calls the methods for the same buckets in the same order, from the thread that runs the
     step and without autograd. The sums must be bitwise equal on all ranks of the `comm`, or the weights of the
-    replicas diverge. Keep state between steps in `bucket.kept`, so that a run resumed under the same layout
+    replicas diverge. Keep state between steps in `bucket.state`, so that a run resumed under the same layout
     continues bit for bit. Draw random numbers from a `torch.Generator` whose seed is a hash of the run's seed,
-    `bucket.step`, `bucket.again`, the slots' names and, if ranks draw different numbers, `comm.index`.
+    `bucket.step`, `bucket.earlier_sums`, the slots' names and, if ranks draw different numbers, `comm.index`.
 
     name  name of the part, "<distribution>/<part>": set by core, which wraps the result of `build`
     """
@@ -101,8 +102,8 @@ class GradientReduction(ABC):
         A pure function of `layout`, because core calls it for buckets of other ranks too. Names consist of letters,
         digits and ``_.-``. Checkpoints store the arrays as `local/gradients/...`, under the names of the part and of
         the array, for one layout of ranks and buckets: under another layout they start from zero.
-        `GradientsConfig.count_kept` must count the same elements. Change the arrays in place: an array put into
-        `bucket.kept` would not be saved.
+        `GradientsConfig.count_state` must count the same elements. Change the arrays in place: an array put into
+        `bucket.state` would not be saved.
         """
         return {}
 

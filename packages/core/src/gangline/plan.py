@@ -77,36 +77,38 @@ def is_mapped(name: str, shape: Sequence[int]) -> bool:
 class ShardRule:
     """Parameters matching `pattern` may be sharded along tensor dim `dim` by mesh (or fold) axis `axis`.
 
-    `unit`: number of consecutive rows that stay on one rank (the width of a head). `Plan.get_cuts` chooses the rule. A
-    pattern of a module covers all its parameters, also parameters that an edit adds. Raises ValueError for a negative
-    dim, a unit below 1, and one dim sharded by every axis.
+    `granularity`: number of consecutive rows that stay on one rank (the width of a head). `Plan.get_shard_rules`
+    chooses the rule. A pattern of a module covers all its parameters, also parameters that an edit adds. Raises
+    ValueError for a negative dim, a granularity below 1, and one dim sharded by every axis.
     """
 
     pattern: str
     dim: int
     axis: str = "tp"
-    unit: int = 1
+    granularity: int = 1
 
     def __post_init__(self) -> None:
-        if self.dim < 0 or self.unit < 1:
-            raise ValueError(f"shard rule of {self.pattern}: dim={self.dim} must be >= 0, unit={self.unit} >= 1")
+        if self.dim < 0 or self.granularity < 1:
+            raise ValueError(
+                f"shard rule of {self.pattern}: dim={self.dim} must be >= 0, granularity={self.granularity} >= 1"
+            )
         if self.axis == EVERY_AXIS and self.dim != NO_DIM:
             raise ValueError(
-                f"shard rule of {self.pattern}: every axis cannot shard one dim; ShardRule.whole shards no dim"
+                f"shard rule of {self.pattern}: every axis cannot shard one dim; ShardRule.replicated shards no dim"
             )
 
     @classmethod
-    def colwise(cls, pattern: str, unit: int = 1) -> ShardRule:
+    def colwise(cls, pattern: str, granularity: int = 1) -> ShardRule:
         """Return the rule of Y = X Wᵀ with W (out, in) sharded along the output dim."""
-        return cls(pattern, 0, "tp", unit)
+        return cls(pattern, 0, "tp", granularity)
 
     @classmethod
-    def rowwise(cls, pattern: str, unit: int = 1) -> ShardRule:
+    def rowwise(cls, pattern: str, granularity: int = 1) -> ShardRule:
         """Return the rule of Y = X Wᵀ with W (out, in) sharded along the input dim: Y is a sum of partial results."""
-        return cls(pattern, 1, "tp", unit)
+        return cls(pattern, 1, "tp", granularity)
 
     @classmethod
-    def whole(cls, pattern: str, axis: str = EVERY_AXIS) -> ShardRule:
+    def replicated(cls, pattern: str, axis: str = EVERY_AXIS) -> ShardRule:
         """Return a rule that leaves parameters unsharded along `axis` (by default every axis) despite later rules."""
         return cls(pattern, NO_DIM, axis)
 
@@ -166,10 +168,10 @@ class Init:
 
 @dataclass(frozen=True)
 class HFName:
-    """The external name (`theirs`) of a parameter, where `{0}`, `{1}` stand for the matches of the stars of `pattern`.
+    """The external name (`hf_name`) of a parameter, where `{0}`, `{1}` stand for the matches of the stars of `pattern`.
 
     how: "same"; "transpose" if the external matrix (or each stacked matrix) is transposed; "stack" if the parameter
-    (N, ...) is stored as N external tensors, numbered by `{n}`. An empty `theirs`: a buffer without an external tensor.
+    (N, ...) is stored as N external tensors, numbered by `{n}`. An empty `hf_name`: a buffer without external tensor.
     rows: (first, of): the parameter is the rows from `first` on of an external tensor of `of` rows that several
     parameters share (queries, keys and values in one matrix); columns if transposed. None: all rows.
     every: the parameter is the rows first, first + every, ...; the rows between belong to every - 1 other parameters.
@@ -180,7 +182,7 @@ class HFName:
     """
 
     pattern: str
-    theirs: str
+    hf_name: str
     how: Literal["same", "transpose", "stack"] = "same"
     rows: tuple[int, int] | None = None
     every: int = 1
@@ -191,7 +193,7 @@ class HFName:
     def translate(self, name: str) -> str | None:
         """Return the external name of the parameter `name`; None if the pattern does not match `name`."""
         match = re.fullmatch(re.escape(self.pattern).replace(r"\*", r"([^.]+)"), name)
-        return None if match is None else self.theirs.format(*match.groups(), n="{n}")
+        return None if match is None else self.hf_name.format(*match.groups(), n="{n}")
 
 
 @dataclass(frozen=True)
@@ -244,7 +246,7 @@ class Plan:
     blocks: str  # path of the ModuleList of (hidden, batch) -> hidden
     head: str  # path of the module (hidden, batch) -> loss sum
     layers: int  # number of blocks
-    cuts: tuple[ShardRule, ...] = ()
+    sharding: tuple[ShardRule, ...] = ()
     inits: tuple[Init, ...] = ()
     names: tuple[HFName, ...] = ()
     tied: tuple[tuple[str, str], ...] = ()  # (alias, name of the stored parameter)
@@ -265,19 +267,19 @@ class Plan:
                 return rule
         raise LookupError(f"the plan has no Init for parameter {name!r}")
 
-    def get_cuts(self, name: str, dims: int) -> dict[str, ShardRule]:
+    def get_shard_rules(self, name: str, dims: int) -> dict[str, ShardRule]:
         """Return axis -> rule that shards the parameter `name` of `dims` dims; other axes do not shard the parameter.
 
-        For each axis only the first matching rule counts, even if the rule is `ShardRule.whole` or the parameter lacks
-        the rule's dim (the bias of a rowwise layer). A tied parameter follows the rules of the stored parameter.
+        For each axis only the first matching rule counts, even if the rule is `ShardRule.replicated` or the parameter
+        lacks the rule's dim (the bias of a rowwise layer). A tied parameter follows the rules of the stored parameter.
         """
-        name, cuts = self.get_owner(name), dict[str, ShardRule]()
-        for cut in self.cuts:
-            if matches(cut.pattern, name):
-                if cut.axis == EVERY_AXIS:
+        name, rules = self.get_owner(name), dict[str, ShardRule]()
+        for rule in self.sharding:
+            if matches(rule.pattern, name):
+                if rule.axis == EVERY_AXIS:
                     break
-                cuts.setdefault(cut.axis, cut)
-        return {axis: cut for axis, cut in cuts.items() if cut.dim < dims}
+                rules.setdefault(rule.axis, rule)
+        return {axis: rule for axis, rule in rules.items() if rule.dim < dims}
 
     def is_frozen(self, name: str) -> bool:
         """Return whether the parameter `name` is not trained; a tied parameter follows the stored parameter.
@@ -313,7 +315,7 @@ class Plan:
         rule = self.find_low_bit(name)
         return None if rule is None else "float32" if self.is_scales(self.get_owner(name)) else rule.dtype
 
-    def computes_as_kept(self, name: str) -> bool:
+    def computes_as_stored(self, name: str) -> bool:
         """Return whether modules compute with the parameter `name` as it is stored: in the master dtype or as codes."""
         rule = self.find_low_bit(name)
         return any(matches(pattern, name) for pattern in self.master_dtype) or (
@@ -338,7 +340,7 @@ class Plan:
     def find_unmatched(self, names: Iterable[str]) -> list[str]:
         """Return the plan's patterns that match no parameter in `names`: mistakes of the plan's author."""
         all_names = [*names, *(alias for alias, _ in self.tied)]
-        patterns = [rule.pattern for rules in (self.cuts, self.inits) for rule in rules]
+        patterns = [rule.pattern for rules in (self.sharding, self.inits) for rule in rules]
         patterns += [*self.frozen, *self.trained, *(rule.pattern for rule in self.low_bit)]
         return [pattern for pattern in dict.fromkeys(patterns) if not any(matches(pattern, name) for name in all_names)]
 

@@ -27,8 +27,8 @@ class Precision(ABC):
     def linear(self, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None = None) -> torch.Tensor:
         """Return x (..., in) times w (out, in) transposed, plus b (out,); plain and tensor-parallel layers call it.
 
-        A module with matmuls that is not a `Linear` has a method `multiply_by(precision)`, called once before its first
-        matmul. The module's own autograd Functions may call `linear` as a bare matmul in the forward pass, and
+        A module with matmuls that is not a `Linear` has a method `set_precision(precision)`, called once before its
+        first matmul. The module's own autograd Functions may call `linear` as a bare matmul in the forward pass, and
         `compute_grad_x` and `compute_grad_w` in the backward pass.
         """
 

@@ -9,7 +9,7 @@ from typing import ClassVar
 from gangline.model.calls import Call
 from gangline.model.linear_nodes import LINEAR, fit_linears
 from gangline.model.local_sizes import LocalSizes
-from gangline.model.products import Product
+from gangline.model.matmuls import AnyMatmul
 from gangline.model.tree import Decoding, Node, Shape
 from gangline_basics.model.decoder_nodes import AttentionNode, NormNode
 
@@ -84,7 +84,7 @@ class ShortConvolutionNode(Node):
         """Return 0: the enclosing layer recomputes the convolution."""
         return 0
 
-    def list_products(self, sizes: LocalSizes, sequence_length: int) -> tuple[Product, ...]:
+    def list_matmuls(self, sizes: LocalSizes, sequence_length: int) -> tuple[AnyMatmul, ...]:
         return ()
 
     def count_flops(self, sequence_length: int) -> int:
@@ -148,7 +148,7 @@ class GatedDeltaNode(Node):
         inner = 2 * self.key_heads * self.key_dim + 3 * values + 2 * self.heads
         return (sizes.tokens * self.dim + sizes.inner_tokens * inner // sizes.size("tp")) * sizes.itemsize
 
-    def list_products(self, sizes: LocalSizes, sequence_length: int) -> tuple[Product, ...] | None:
+    def list_matmuls(self, sizes: LocalSizes, sequence_length: int) -> tuple[AnyMatmul, ...] | None:
         """Return None: the matmuls inside chunks are not listed."""
         return None
 

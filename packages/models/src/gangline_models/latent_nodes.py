@@ -9,7 +9,7 @@ from typing import ClassVar
 from gangline.model.calls import AttentionCall, Call
 from gangline.model.linear_nodes import LINEAR, fit_linears
 from gangline.model.local_sizes import CommVolume, LocalSizes
-from gangline.model.products import AttentionProduct, Product
+from gangline.model.matmuls import AnyMatmul, AttentionMatmuls
 from gangline.model.tree import Decoding, Node
 from gangline_basics.model.decoder_nodes import NormNode
 from gangline_basics.model.rope_rates import Rope
@@ -75,12 +75,12 @@ class MlaNode(Node):
         """Return the FLOPs per token of q·k and p·v, with all `sequence_length` keys."""
         return 2 * self.heads * (self.head_dim + self.v_dim) * sequence_length
 
-    def list_products(self, sizes: LocalSizes, sequence_length: int) -> tuple[Product, ...] | None:
-        """Return the attention matmuls; None if queries and values differ in width, which a product cannot describe."""
+    def list_matmuls(self, sizes: LocalSizes, sequence_length: int) -> tuple[AnyMatmul, ...] | None:
+        """Return the attention matmuls; None if queries and values differ in width, which a matmul cannot describe."""
         if self.head_dim != self.v_dim:
             return None
         heads, width = self.heads, self.head_dim
-        return (AttentionProduct.of_tokens(sizes.tokens, sequence_length, heads=heads, kv_heads=heads, head_dim=width),)
+        return (AttentionMatmuls.of_tokens(sizes.tokens, sequence_length, heads=heads, kv_heads=heads, head_dim=width),)
 
     @property
     def call(self) -> AttentionCall:

@@ -116,11 +116,11 @@ def extend_plan(
         inits += [Init(f"{place}.router.gate.bias", "constant", 0.0)] * isinstance(options.router, Biased)
         inits += [replace(rule, pattern=f"{place}.experts.{name}") for name, rule in rules.items()]
         inits.append(replace(rules["w_gate"], pattern=f"{place}.router.gate"))
-        cuts = [ShardRule(f"{place}.experts", 0, FOLD)]
+        sharding = [ShardRule(f"{place}.experts", 0, FOLD)]
         if options.shared:
             inits += [replace(rule, pattern=f"{place}.shared.{name}") for name, rule in rules.items()]
-            cuts += [ShardRule.colwise(f"{place}.shared.{name}") for name in LINEARS[:2]]
-            cuts.append(ShardRule.rowwise(f"{place}.shared.w_down"))
+            sharding += [ShardRule.colwise(f"{place}.shared.{name}") for name in LINEARS[:2]]
+            sharding.append(ShardRule.rowwise(f"{place}.shared.w_down"))
         if options.shared_gate:
             inits.append(replace(rules["w_gate"], pattern=f"{place}.shared_gate"))
         if options.router.bias_rate:
@@ -128,7 +128,7 @@ def extend_plan(
         if options.router.global_aux_loss:
             inits.append(Init(f"{place}.router.share", "constant", 1 / options.experts))
         names = list_expert_names(place, options, qk_norm, biased)
-        plan = plan.extend(inits=tuple(inits), cuts=tuple(cuts), names=names, master_dtype=(f"{place}.router",))
+        plan = plan.extend(inits=tuple(inits), sharding=tuple(sharding), names=names, master_dtype=(f"{place}.router",))
     return plan.extend(folds=(Fold(FOLD, options.ep or 1, tuple(options.ep_axes)),))
 
 
@@ -140,7 +140,7 @@ def _make_pattern(path: str) -> str:
 def _remove_rules(plan: Plan, place: str) -> Plan:
     return replace(
         plan,
-        cuts=tuple(cut for cut in plan.cuts if not matches(place, cut.pattern)),
+        sharding=tuple(rule for rule in plan.sharding if not matches(place, rule.pattern)),
         inits=tuple(init for init in plan.inits if not matches(place, init.pattern)),
         names=tuple(name for name in plan.names if not matches(place, name.pattern)),
     )

@@ -12,8 +12,8 @@ from gangline.model.build import construct
 from gangline.precision import Precision
 from gangline_basics.model.feed_forward import apply_gate, bound_gradients
 from gangline_basics.model.gating import Gating
+from gangline_moe.matmuls import GroupedMatmuls, PlainMatmuls, choose_matmuls
 from gangline_moe.nodes import ExpertsNode, StackNode
-from gangline_moe.products import PlainProducts, Products, choose_products
 
 
 class Stack(nn.Module):
@@ -27,14 +27,14 @@ class Stack(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(node.experts, node.out_features, node.in_features))
         self.bias = nn.Parameter(torch.empty(node.experts, node.out_features)) if node.bias else None
-        self.products: Products = PlainProducts()
+        self.matmuls: GroupedMatmuls = PlainMatmuls()
 
-    def multiply_by(self, precision: Precision) -> None:
+    def set_precision(self, precision: Precision) -> None:
         """Choose the matmuls for a precision. Called once, before the first matmul."""
-        self.products = choose_products(precision)
+        self.matmuls = choose_matmuls(precision)
 
     def forward(self, x_AI: Tensor, bounds: Tensor) -> Tensor:
-        return StackProduct.apply(x_AI, self.weight, self.bias, bounds, self.products)
+        return StackMatmul.apply(x_AI, self.weight, self.bias, bounds, self.matmuls)
 
 
 class Experts(nn.Module):
@@ -52,7 +52,7 @@ class Experts(nn.Module):
         stacks = self.w_gate, self.w_up, self.w_down
         if all(type(stack) is Stack for stack in stacks):
             weights, biases = (stack.weight for stack in stacks), (stack.bias for stack in stacks)
-            return GatedProducts.apply(x_AD, *weights, *biases, bounds, self.w_gate.products, self.gating)
+            return GatedMatmuls.apply(x_AD, *weights, *biases, bounds, self.w_gate.matmuls, self.gating)
         return self.w_down(apply_gate(self.gating, self.w_gate(x_AD, bounds), self.w_up(x_AD, bounds)), bounds)
 
 
@@ -71,31 +71,33 @@ def compute_bias_gradient(dy_AO: Tensor, bias_EO: Tensor, bounds: Tensor) -> Ten
     return torch.segment_reduce(wide, "sum", lengths=bounds.diff(), unsafe=True).to(bias_EO.dtype)
 
 
-class StackProduct(torch.autograd.Function):
+class StackMatmul(torch.autograd.Function):
     """Grouped matmul with stacked weights. The input is saved only if the weights are trained."""
 
     @staticmethod
-    def forward(ctx, x_AI: Tensor, weight: Tensor, bias: Tensor | None, bounds: Tensor, products: Products) -> Tensor:
-        ctx.products, ctx.weight, ctx.bias = products, weight, bias
+    def forward(
+        ctx, x_AI: Tensor, weight: Tensor, bias: Tensor | None, bounds: Tensor, matmuls: GroupedMatmuls
+    ) -> Tensor:
+        ctx.matmuls, ctx.weight, ctx.bias = matmuls, weight, bias
         ctx.save_for_backward(weight, bounds, *([x_AI] if ctx.needs_input_grad[1] else []))
-        return add_expert_bias(products.multiply_rows(x_AI, weight, bounds), bias, bounds)
+        return add_expert_bias(matmuls.multiply_rows(x_AI, weight, bounds), bias, bounds)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, dy_AO: Tensor):
         weight, bounds, *inputs = ctx.saved_tensors
         need_x, need_weight, need_bias, *_ = ctx.needs_input_grad
-        products: Products = ctx.products
+        matmuls: GroupedMatmuls = ctx.matmuls
         dy_AO, dweight = dy_AO.contiguous(), None
         dbias = compute_bias_gradient(dy_AO, ctx.bias, bounds) if need_bias else None
         if need_weight:
             dweight = forward_context.return_weight_gradient(
-                ctx.weight, lambda: products.compute_grad_w(dy_AO, inputs[0], bounds)
+                ctx.weight, lambda: matmuls.compute_grad_w(dy_AO, inputs[0], bounds)
             )
-        return products.compute_grad_x(dy_AO, weight, bounds) if need_x else None, dweight, dbias, None, None
+        return matmuls.compute_grad_x(dy_AO, weight, bounds) if need_x else None, dweight, dbias, None, None
 
 
-class GatedProducts(torch.autograd.Function):
+class GatedMatmuls(torch.autograd.Function):
     """Compute W_down gated(W_gate x, W_up x). Only x and the outputs of W_gate and W_up are saved.
 
     The parameters are kept in `ctx` next to the saved tensors, as `forward_context.return_weight_gradient` requires.
@@ -112,41 +114,41 @@ class GatedProducts(torch.autograd.Function):
         b_up: Tensor | None,
         b_down: Tensor | None,
         bounds: Tensor,
-        products: Products,
+        matmuls: GroupedMatmuls,
         gating: Gating,
     ) -> Tensor:
-        ctx.products, ctx.gating = products, gating
+        ctx.matmuls, ctx.gating = matmuls, gating
         ctx.weights, ctx.biases = (w_gate, w_up, w_down), (b_gate, b_up, b_down)
-        gate_AH = add_expert_bias(products.multiply_rows(x_AD, w_gate, bounds), b_gate, bounds)
-        up_AH = add_expert_bias(products.multiply_rows(x_AD, w_up, bounds), b_up, bounds)
+        gate_AH = add_expert_bias(matmuls.multiply_rows(x_AD, w_gate, bounds), b_gate, bounds)
+        up_AH = add_expert_bias(matmuls.multiply_rows(x_AD, w_up, bounds), b_up, bounds)
         ctx.save_for_backward(x_AD, gate_AH, up_AH, w_gate, w_up, w_down, bounds)
         joined_AH = F.silu(gate_AH).mul_(up_AH) if gating.plain else apply_gate(gating, gate_AH, up_AH)
-        return add_expert_bias(products.multiply_rows(joined_AH, w_down, bounds), b_down, bounds)
+        return add_expert_bias(matmuls.multiply_rows(joined_AH, w_down, bounds), b_down, bounds)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, dy_AD: Tensor):
         x_AD, gate_AH, up_AH, w_gate, w_up, w_down, bounds = ctx.saved_tensors
         need_x, *need = ctx.needs_input_grad[:7]
-        products: Products = ctx.products
+        matmuls: GroupedMatmuls = ctx.matmuls
         dy_AD = dy_AD.contiguous()
 
         def compute_weight_gradient(index: int, dy: Tensor, x: Tensor) -> Tensor | None:
             if not need[index]:
                 return None
             return forward_context.return_weight_gradient(
-                ctx.weights[index], lambda: products.compute_grad_w(dy, x, bounds)
+                ctx.weights[index], lambda: matmuls.compute_grad_w(dy, x, bounds)
             )
 
         if ctx.gating.plain:
             active_AH = F.silu(gate_AH)
             dw_down = compute_weight_gradient(2, dy_AD, active_AH * up_AH)
-            dh_AH = products.compute_grad_x(dy_AD, w_down, bounds)
+            dh_AH = matmuls.compute_grad_x(dy_AD, w_down, bounds)
             dup_AH = active_AH.mul_(dh_AH)
             dgate_AH = torch.ops.aten.silu_backward(dh_AH.mul_(up_AH), gate_AH)
         else:
             dw_down = compute_weight_gradient(2, dy_AD, apply_gate(ctx.gating, gate_AH, up_AH))
-            dh_AH = products.compute_grad_x(dy_AD, w_down, bounds)
+            dh_AH = matmuls.compute_grad_x(dy_AD, w_down, bounds)
             dgate_AH, dup_AH = bound_gradients(ctx.gating, gate_AH, up_AH, dh_AH)
         dw_gate = compute_weight_gradient(0, dgate_AH, x_AD)
         dw_up = compute_weight_gradient(1, dup_AH, x_AD)
@@ -154,6 +156,6 @@ class GatedProducts(torch.autograd.Function):
         db = [compute_bias_gradient(dy, bias, bounds) if needed else None for bias, needed, dy in biases]
         dx_AD = None
         if need_x:
-            dx_AD = products.compute_grad_x(dgate_AH, w_gate, bounds)
-            dx_AD += products.compute_grad_x(dup_AH, w_up, bounds)
+            dx_AD = matmuls.compute_grad_x(dgate_AH, w_gate, bounds)
+            dx_AD += matmuls.compute_grad_x(dup_AH, w_up, bounds)
         return dx_AD, dw_gate, dw_up, dw_down, *db, None, None, None

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from gangline.model.linear_nodes import LINEAR, LinearNode, fit_linears
 from gangline.model.local_sizes import CommVolume, LocalSizes
-from gangline.model.products import MatrixProduct, Product
+from gangline.model.matmuls import AnyMatmul, Matmul
 from gangline.model.tree import Decoding, Node, Shape, WrapNode
 from gangline_basics.model.decoder_nodes import FeedForwardNode
 from gangline_basics.model.gating import SWIGLU, Gating
@@ -171,10 +171,10 @@ class StackNode(LinearNode):
     def count_flops(self, sequence_length: int) -> int:
         return 2 * self.top_k * self.out_features * self.in_features
 
-    def list_products(self, sizes: LocalSizes, sequence_length: int) -> tuple[Product, ...]:
+    def list_matmuls(self, sizes: LocalSizes, sequence_length: int) -> tuple[AnyMatmul, ...]:
         """Return the grouped matmul, assuming equally many rows per expert."""
         return (
-            MatrixProduct(
+            Matmul(
                 rows=sizes.tokens * self.top_k,
                 inner=self.in_features,
                 columns=self.out_features,

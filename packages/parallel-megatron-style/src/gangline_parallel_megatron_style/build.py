@@ -23,7 +23,7 @@ from gangline.precision import Precision
 from gangline.runtime import Job
 from gangline.shard import name_dtype, name_model_array
 from gangline_basics.model.seams import get_calls, list_recomputed
-from gangline_basics.parallel.prepare import bind_folds, finish_head, set_products
+from gangline_basics.parallel.prepare import bind_folds, finish_head, set_matmuls
 from gangline_parallel_megatron_style.components import Components
 from gangline_parallel_megatron_style.config import AxesConfig
 from gangline_parallel_megatron_style.data_parallel.describe import describe
@@ -76,9 +76,9 @@ def build(config: AxesConfig, job: Job) -> ComposedRuntime:
             losses=get_calls(stages.tree, plan, "loss"),
         )
     else:
-        set_products(model, plan, precision)
+        set_matmuls(model, plan, precision)
         if stages.splits:
-            split_products(model, precision)
+            split_matmuls(model, precision)
     own_part, attentions = cut_context(config, model, plan, cp, stages.tree)
     bind_folds(model, plan, partial(get_fold_comm, plan, mesh, comms))
     each_microbatch = config.zero >= 2 and not run.deterministic
@@ -136,13 +136,13 @@ def cut_context(
     return partial(cut_batch, index=cp.index, size=cp.size, order=ORDERS[method]), attentions
 
 
-def split_products(model: nn.Module, precision: Precision) -> None:
+def split_matmuls(model: nn.Module, precision: Precision) -> None:
     """Split the backward pass of every `Linear` into input and weight gradients, which may run at different times."""
     from gangline_parallel_megatron_style.pipeline.split_linear import split_linear
 
     for module in model.modules():
-        if isinstance(module, Linear) and module.product == precision.linear:
-            module.product = split_linear(precision)
+        if isinstance(module, Linear) and module.matmul == precision.linear:
+            module.matmul = split_linear(precision)
 
 
 def find_first_rows(

@@ -62,7 +62,7 @@ def _explain(argv: Sequence[str]) -> int:
     case = make_case(run)
     if nodes is not None:  # the layout comes from the run's options, the links from its nodes
         case = replace(case, config=replace(case.config, topology=nodes.build_topology(case.config.topology)))
-    explained = explain_case(case, run.job.device != "cpu", run.precision.get_product_format())
+    explained = explain_case(case, run.job.device != "cpu", run.precision.get_matmul_format())
     if options.trace and (problems := list(find_untraceable(case.tree, case.plan))):
         raise UserError.of(problems)
     print(format_page(case, explained, options.gpu_memory))

@@ -114,7 +114,7 @@ class AxesConfig(ParallelConfig):
         case = Case.of(run, mesh, model)
         if topology is not None:
             case = replace(case, config=replace(case.config, topology=topology))
-        return explain_case(case, run.job.device != "cpu", run.precision.get_product_format())
+        return explain_case(case, run.job.device != "cpu", run.precision.get_matmul_format())
 
     def iterate_layouts(self, run: Run, world: int) -> Iterator[AxesConfig]:
         """Yield a config for every size of the unset axes, every ZeRO stage, and every pipeline schedule."""

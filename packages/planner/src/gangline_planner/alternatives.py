@@ -60,9 +60,9 @@ def iterate_alternatives(case: Planned) -> Iterator[tuple[Planned, ParallelConfi
     run = case.run
     option_names = {get_option_name(word) for word in case.words}
     fixed = [name for name in (item.name for item in fields(run.parallel)) if f"parallel.{name}" in option_names]
-    again = (run.job.recompute,) if "run.recompute" in option_names else tuple(Recompute)
+    recompute_modes = (run.job.recompute,) if "run.recompute" in option_names else tuple(Recompute)
     for edited in _iterate_edits(case, option_names):
-        ways = [replace(run.job, recompute=recompute) for recompute in again]
+        ways = [replace(run.job, recompute=recompute) for recompute in recompute_modes]
         batches = [replace(run.batch, micro_size=micro) for micro in _list_micro_sizes(run, option_names)]
         bases = [[replace(edited.run, batch=batch, job=way) for way in ways] for batch in batches]
         for parallel in edited.run.parallel.iterate_layouts(edited.run, case.world):

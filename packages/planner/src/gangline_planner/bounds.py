@@ -16,7 +16,7 @@ from gangline.plan import Plan
 from gangline_basics.cluster.file import Cluster
 from gangline_planner.alternatives import LaidOut, lay_out_alternatives, list_overrides
 from gangline_planner.assumed import Planned, get_kernels
-from gangline_planner.price.products import Rates
+from gangline_planner.price.matmuls import Rates
 from gangline_planner.price.sharing import Cores
 from gangline_planner.price.step import StageTime, compute_jitter
 from gangline_planner.price.transfers import compute_transfer_seconds
@@ -118,7 +118,7 @@ class LeastSeconds:
             return work, work
         if id(bounds.work) not in self._known:
             kernels = get_kernels(run)
-            rates = Rates.of(self.cluster, run.precision.get_product_format(), kernels)
+            rates = Rates.of(self.cluster, run.precision.get_matmul_format(), kernels)
             time = StageTime.of(bounds.work, self.cluster, rates, kernels)
             waits = sum(compute_transfer_seconds(transfer, self.cluster) for transfer in bounds.transfers)
             self._known[id(bounds.work)] = (bounds, time, waits)
@@ -146,7 +146,7 @@ class LeastSeconds:
         return total
 
     def _bound_by_peak(self, run: Run, mesh: Mesh, model: tuple[Node, Plan]) -> float:
-        rates, length = Rates.of(self.cluster, run.precision.get_product_format()), run.batch.sequence_length
+        rates, length = Rates.of(self.cluster, run.precision.get_matmul_format()), run.batch.sequence_length
         work = count_flops_per_token(model[0], length, model[1]) * length * run.batch.global_size
         # `work` has the FLOPs of full attention; causal kernels skip half of them, so their rate counts twice
         return work / mesh.world / max(rates.narrow, rates.wide, rates.attention * 2)

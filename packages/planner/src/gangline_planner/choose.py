@@ -69,15 +69,15 @@ def find_fastest(
             break  # the bounds of all further alternatives are above this step time
         if other.bytes > cluster["memory.bytes"]:
             continue
-        beaten = Beaten([best] if best is not None else [], limit=cluster["memory.bytes"])
-        plan = plan_alternative(other, cluster, tokens, beaten)
+        bound_filter = BoundFilter([best] if best is not None else [], limit=cluster["memory.bytes"])
+        plan = plan_alternative(other, cluster, tokens, bound_filter)
         better = plan is not None and plan.fits and (best is None or plan.step.seconds < best.step.seconds)
         if better and check_run(other.run) is None:
             best, words = plan, other.words
     return best, words
 
 
-class Beaten:
+class BoundFilter:
     """Test that rejects layouts by a lower bound on their step time, before their timeline is computed.
 
     plans   a layout is rejected if one of these plans is at least as fast as the layout's lower bound
@@ -96,16 +96,16 @@ class Beaten:
 
 
 def plan_alternative(
-    other: Alternative, cluster: Cluster, tokens: float | None = None, beaten: Beaten | None = None
+    other: Alternative, cluster: Cluster, tokens: float | None = None, bound_filter: BoundFilter | None = None
 ) -> Forecast | None:
-    """Return the plan of an alternative; None if the layout does not divide the model, or if `beaten` rejects it.
+    """Return the plan of an alternative; None if the layout does not divide the model, or if `bound_filter` rejects it.
 
     `check_run` is not called, because it takes longer: callers check only the best alternatives.
     """
     try:
         explanation = explain(other.case, other.run, cluster)
         pieces = Pieces.of(explanation, cluster)
-        if beaten is not None and beaten(explanation, pieces.compute_least_seconds(explanation, cluster)):
+        if bound_filter is not None and bound_filter(explanation, pieces.compute_least_seconds(explanation, cluster)):
             return None
         return forecast(explanation, cluster, tokens, pieces)
     except ValueError:

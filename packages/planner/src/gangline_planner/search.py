@@ -14,7 +14,7 @@ from gangline_planner.accuracy import describe_expected_error
 from gangline_planner.alternatives import get_option_name
 from gangline_planner.assumed import Planned, check_run
 from gangline_planner.bounds import Alternative, sort_by_bound
-from gangline_planner.choose import Beaten, merge_words, pause_gc, plan_alternative
+from gangline_planner.choose import BoundFilter, merge_words, pause_gc, plan_alternative
 from gangline_planner.forecast import Forecast
 from gangline_planner.page import format_unknown_costs
 from gangline_planner.pictures.terminal import draw_points
@@ -98,8 +98,8 @@ def search(case: Planned, cluster: Cluster, shown: int = SHOWN) -> SearchResult:
         if other.bytes > cluster["memory.bytes"]:
             crowded.append(other)
             continue
-        slow = Beaten([one.plan for one in fit], memory=True) if len(fit) >= shown else None
-        plan = plan_alternative(other, cluster, beaten=slow)
+        bound_filter = BoundFilter([one.plan for one in fit], memory=True) if len(fit) >= shown else None
+        plan = plan_alternative(other, cluster, bound_filter=bound_filter)
         if plan is None:
             continue
         candidate = Candidate(plan, other.words)

@@ -38,7 +38,7 @@ _WHERE = {
     "StrategySuite": "strategy",
     "TrackerSuite": "tracker",
     "as_installed": "install",
-    "count_kept_bytes": "kept",
+    "count_saved_bytes": "saved_bytes",
     "get_pool": "pool",
     "list_readable": "figures",
     "list_tips": "figures",

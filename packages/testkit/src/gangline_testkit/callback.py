@@ -31,11 +31,11 @@ HALF, STEPS = 2, 4
 FEW = "batch.global_size=4"
 ROUNDING = 1e-9  # relative tolerance for results in float64
 
-_straight: dict[str, list[Lived]] = {}  # cached results of runs in one process, by part and settings
+_straight: dict[str, list[CallbackRun]] = {}  # cached results of runs in one process, by part and settings
 
 
 @dataclass
-class Lived:
+class CallbackRun:
     """Records and notes of a run on one rank, and the rank's shards at the end of the run."""
 
     records: list[StepRecord] = field(default_factory=list)
@@ -51,20 +51,20 @@ class Lived:
         return [(record.step, record.loss, record.grad_norm, record.validation_loss) for record in self.records]
 
 
-def run_callback(run_dir: Path, name: str, *settings: str) -> Lived:
+def run_callback(run_dir: Path, name: str, *settings: str) -> CallbackRun:
     """Train on this rank until the run is done, and return its records and final shards."""
     with ExitStack() as stack:
         if "rows" not in installed().get_offers("parallel"):
             stack.enter_context(as_installed("gangline-toys", "gangline_testkit.toys.plugin"))
         s = open_session(run_dir, *settings)
-        life = Lived(notes=list(s.notes))
+        callback_run = CallbackRun(notes=list(s.notes))
         tell = s.reporter.record
-        s.reporter.record = lambda record: life.records.append(record) or tell(record)  # type: ignore[method-assign, func-returns-value]
+        s.reporter.record = lambda record: callback_run.records.append(record) or tell(record)  # type: ignore[method-assign, func-returns-value]
         train(s)
-        return _collect(s, name, life)
+        return _collect(s, name, callback_run)
 
 
-def _collect(s: Session, name: str, found: Lived) -> Lived:
+def _collect(s: Session, name: str, found: CallbackRun) -> CallbackRun:
     found.shapes = {array: s.registry[array].shape for array in s.registry}
     found.weights = [(shard.name, shard.offset, shard.local.detach().clone()) for shard in s.runtime.shards()]
     callback = s.callbacks.get(name)
@@ -98,31 +98,31 @@ class CallbackSuite(PartSuite):
         """Settings of a short run with the callback, with a validation and a save in the middle."""
         return (FEW, *self.settings, f"run.steps={STEPS}", f"validate.every={HALF}", f"checkpoint.every={HALF}")
 
-    def run_on_ranks(self, run_dir: Path, *more: str, world: int = 1, without: bool = False) -> list[Lived]:
+    def run_on_ranks(self, run_dir: Path, *more: str, world: int = 1, without: bool = False) -> list[CallbackRun]:
         """Run on `world` ranks, and return the results of each rank. without: whether to run without the callback."""
         own = (FEW, f"run.steps={STEPS}", f"validate.every={HALF}") if without else (*self.chosen, *self.words)
         return get_pool(world).run(run_callback, run_dir, self.offer.part.name, *own, *self.keep_chosen(*more))
 
-    def run_straight(self, place: Path) -> list[Lived]:
+    def run_straight(self, place: Path) -> list[CallbackRun]:
         """Return the cached results of one uninterrupted run in one process. place: run directory."""
         key = repr((self.offer.part, self.words))
         if key not in _straight:
             _straight[key] = self.run_on_ranks(place, ONE)
         return _straight[key]
 
-    def assemble_arrays(self, lives: list[Lived]) -> dict[str, Tensor]:
+    def assemble_arrays(self, callback_runs: list[CallbackRun]) -> dict[str, Tensor]:
         """Return the callback's full arrays by name."""
-        own = {name: shape for name, shape in lives[0].shapes.items() if name.startswith(f"{self.place}/")}
-        return assemble([rank.arrays for rank in lives], own)
+        own = {name: shape for name, shape in callback_runs[0].shapes.items() if name.startswith(f"{self.place}/")}
+        return assemble([rank.arrays for rank in callback_runs], own)
 
     @property
     def place(self) -> str:
         return f"callback/{self.offer.part.name}"
 
-    def gather_weights(self, lives: list[Lived]) -> dict[str, Tensor]:
+    def gather_weights(self, callback_runs: list[CallbackRun]) -> dict[str, Tensor]:
         """Return the full weights of the run by name."""
-        own = {name: shape for name, shape in lives[0].shapes.items() if is_of_model(name)}
-        return assemble([rank.weights for rank in lives], own)
+        own = {name: shape for name, shape in callback_runs[0].shapes.items() if is_of_model(name)}
+        return assemble([rank.weights for rank in callback_runs], own)
 
     def test_build_returns_a_callback(self) -> None:
         run = self.run()
@@ -134,24 +134,24 @@ class CallbackSuite(PartSuite):
         """Check that losses, metrics, arrays and state keys match one process; ranks have equal metrics and state."""
         world, choice = LAYOUTS[layout]
         (alone,) = one = self.run_straight(tmp_path / "one")
-        lives = self.run_on_ranks(tmp_path / "several", choice, world=world)
-        for rank in lives:
+        callback_runs = self.run_on_ranks(tmp_path / "several", choice, world=world)
+        for rank in callback_runs:
             assert not rank.boxes, f"the registry has no box for the callback's shard {rank.boxes[0]}"
-            assert rank.state == lives[0].state, "`state` of the callback differs between ranks"
-            for record, first in zip(rank.records, lives[0].records, strict=True):
+            assert rank.state == callback_runs[0].state, "`state` of the callback differs between ranks"
+            for record, first in zip(rank.records, callback_runs[0].records, strict=True):
                 assert record.metrics == first.metrics, (
                     f"step {record.step}: the metrics of the callback differ between ranks"
                 )
-        for record, want in zip(lives[0].records, alone.records, strict=True):
+        for record, want in zip(callback_runs[0].records, alone.records, strict=True):
             assert record.metrics.keys() == want.metrics.keys()
             for name, value in want.metrics.items():
                 assert record.metrics[name] == pytest.approx(value, rel=ROUNDING), (
                     f"step {record.step}: the metric {name} differs from one process"
                 )
         losses = [pytest.approx(loss[:3], rel=ROUNDING) for loss in alone.losses]
-        assert [loss[:3] for loss in lives[0].losses] == losses
-        compare_all("array", self.assemble_arrays(lives), self.assemble_arrays(one), ROUNDING)
-        assert lives[0].state.keys() == alone.state.keys()
+        assert [loss[:3] for loss in callback_runs[0].losses] == losses
+        compare_all("array", self.assemble_arrays(callback_runs), self.assemble_arrays(one), ROUNDING)
+        assert callback_runs[0].state.keys() == alone.state.keys()
 
     def test_resumed_run_with_the_callback_is_bit_identical(self, tmp_path: Path) -> None:
         (straight,) = whole = self.run_straight(tmp_path / "straight")
@@ -165,8 +165,8 @@ class CallbackSuite(PartSuite):
     def test_callback_can_be_added_and_removed_at_a_resume(self, tmp_path: Path) -> None:
         """Check that a run that was saved without the callback resumes with the callback, and the reverse."""
         self.run_on_ranks(tmp_path / "run", ONE, f"run.steps={HALF}", without=True)
-        (life,) = self.run_on_ranks(tmp_path / "run", ONE)
-        assert [record.step for record in life.records] == list(range(HALF + 1, STEPS + 1))
+        (callback_run,) = self.run_on_ranks(tmp_path / "run", ONE)
+        assert [record.step for record in callback_run.records] == list(range(HALF + 1, STEPS + 1))
         self.run_on_ranks(tmp_path / "run", ONE, f"run.steps={STEPS + 1}", without=True)
 
     def test_may_drop_returns_only_arrays_it_was_given(self) -> None:
@@ -184,7 +184,7 @@ class CallbackSuite(PartSuite):
 
     @mark_capability("watches")
     def test_run_is_bit_identical_without_the_callback(self, tmp_path: Path) -> None:
-        (one,) = lives = self.run_straight(tmp_path / "with")
+        (one,) = callback_runs = self.run_straight(tmp_path / "with")
         (want,) = without = self.run_on_ranks(tmp_path / "without", ONE, without=True)
         assert one.losses == want.losses
-        compare_all("weight", self.gather_weights(lives), self.gather_weights(without), 0)
+        compare_all("weight", self.gather_weights(callback_runs), self.gather_weights(without), 0)

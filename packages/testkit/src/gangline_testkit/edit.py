@@ -165,7 +165,7 @@ class ModelEditSuite(PartSuite):
         model, losses = construct(tree), get_calls(tree, plan, "loss")
         before = dict(construct(self.compose_before()[0]).named_parameters(remove_duplicate=False))
         for name, parameter in model.named_parameters(remove_duplicate=False):
-            axes = set(plan.get_cuts(name, parameter.dim()))
+            axes = set(plan.get_shard_rules(name, parameter.dim()))
             if not axes or name in before:
                 continue
             around = [name.rsplit(".", depth)[0] for depth in range(1, name.count(".") + 1)]

@@ -19,7 +19,7 @@ from gangline_testkit.suite import PartSuite
 
 ROUNDS = 40  # repeated sums of one gradient, whose mean is compared with the exact sum
 HALF = 3  # number of steps before and after a resume
-SLACK = 1.1  # maximum ratio of measured values to `count_sent` and `count_kept`, because of padding
+SLACK = 1.1  # maximum ratio of measured values to `count_sent` and `count_state`, because of padding
 EXACT = 1e-6  # tolerance of a lossless sum in float32
 
 
@@ -61,22 +61,22 @@ class GradientsSuite(PartSuite):
             "tolerance > 1e-6 needs Part.layout_dependent: describe how results depend on the layout"
         )
 
-    def test_count_sent_and_count_kept_are_upper_bounds(self, world: int, scatters: bool) -> None:
-        """Check that a rank sends and stores at most 10 % more per bucket than `count_sent` and `count_kept` return."""
+    def test_count_sent_and_count_state_are_upper_bounds(self, world: int, scatters: bool) -> None:
+        """Check that a rank sends and stores at most 10 % more per bucket than `count_sent`, `count_state` return."""
         config = self.build_config(self.run())
         assert isinstance(config, GradientsConfig)
         size = ranks.LARGE.size
         told_sent = config.count_sent(size, world, scatters, 4)
-        told_kept = config.count_kept(size, world, scatters)
+        told_state = config.count_state(size, world, scatters)
         for nbytes, numbers in get_pool(world).run(ranks.count_bytes, self.build_sums(scatters=scatters)):
             assert nbytes <= SLACK * told_sent, (
                 f"count_sent returns {told_sent:.0f} bytes, and a rank sends {nbytes} bytes"
             )
-            assert numbers <= SLACK * told_kept, (
-                f"count_kept returns {told_kept} numbers, and a rank stores {numbers} numbers"
+            assert numbers <= SLACK * told_state, (
+                f"count_state returns {told_state} numbers, and a rank stores {numbers} numbers"
             )
 
-    def test_kept_arrays_depend_only_on_the_layout(self, world: int, scatters: bool) -> None:
+    def test_state_arrays_depend_only_on_the_layout(self, world: int, scatters: bool) -> None:
         """Check that `get_array_shapes` depends only on the layout, so that each rank knows the arrays of all ranks."""
         shapes = ranks.describe_arrays(self.build_sums(scatters=scatters), world)
         count = len(ranks.BUCKETS)
@@ -138,13 +138,13 @@ class GradientsSuite(PartSuite):
             self.sum_buckets(world), self.sum_buckets(world), "a second sum of the same gradients has other bits"
         )
 
-    # --- kept arrays -------------------------------------------------------------------------------------------------
+    # --- state arrays ------------------------------------------------------------------------------------------------
 
-    def test_kept_arrays_are_the_complete_state(self, world: int, scatters: bool) -> None:
-        """Check that a reduction rebuilt between steps from its kept arrays continues bit-identically."""
+    def test_state_arrays_are_the_complete_state(self, world: int, scatters: bool) -> None:
+        """Check that a reduction rebuilt between steps from its state arrays continues bit-identically."""
         straight = self.sum_buckets(world, steps=2 * HALF, scatters=scatters)
         resumed = self.sum_buckets(world, steps=2 * HALF, scatters=scatters, handover=HALF)
-        _check_same_bits(straight, resumed, "the reduction has state outside of its kept arrays")
+        _check_same_bits(straight, resumed, "the reduction has state outside of its state arrays")
 
     def test_resumed_run_with_the_reduction_is_bit_identical(self, layout: str, tmp_path: Path) -> None:
         """Check that a resumed run is bit-identical to an uninterrupted run, and that replicas have equal weights."""

@@ -17,7 +17,7 @@ from gangline.mesh import Mesh
 from gangline.plugin.registry import load
 from gangline.record import StepRecord
 from gangline.train.rank import train
-from gangline_basics.parallel.kept_gradients import KeptArrays
+from gangline_basics.parallel.reduction_state import ReductionState
 from gangline_testkit import rank
 from gangline_testkit.compare import Held
 from gangline_testkit.sessions import open_session
@@ -50,7 +50,7 @@ class Sums:
     scatters  sum by `reduce_scatter`, else by `reduce`
     constant  whether a rank has equal gradients in all steps
     late      whether the sums of all buckets of a step start before the first wait
-    handover  step before which the reduction is rebuilt from its kept arrays; 0: no rebuild
+    handover  step before which the reduction is rebuilt from its state arrays; 0: no rebuild
 
     `spoilt`: value of the last gradient of each bucket on rank 0, inf or nan; None: unchanged.
     """
@@ -92,7 +92,7 @@ def build_reduction(sums: Sums) -> GradientReduction:
 
 def make_fresh(sums: Sums, reduction: GradientReduction, comm: Comm) -> list[Mapping[str, Tensor]]:
     like = torch.empty(0, dtype=sums.dtype)
-    return [KeptArrays(reduction, [own], own, like).views for own in make_layouts(comm.size, sums.scatters)]
+    return [ReductionState(reduction, [own], own, like).views for own in make_layouts(comm.size, sums.scatters)]
 
 
 @torch.no_grad()
@@ -113,7 +113,7 @@ def sum_buckets(sums: Sums) -> list[list[Tensor]]:
 
 
 def _run_step(
-    sums: Sums, reduction: GradientReduction, comm: Comm, kept: Sequence[Mapping[str, Tensor]], step: int
+    sums: Sums, reduction: GradientReduction, comm: Comm, states: Sequence[Mapping[str, Tensor]], step: int
 ) -> Iterator[Tensor]:
     pending: list[Pending[Tensor]] = []
     for number, layout in enumerate(make_layouts(comm.size, sums.scatters)):
@@ -121,7 +121,7 @@ def _run_step(
         if sums.spoilt is not None and comm.index == 0:
             flat[layout.slots[-1].offset + layout.slots[-1].size - 1] = sums.spoilt
         start = reduction.reduce_scatter if sums.scatters else reduction.reduce
-        pending.append(start(Bucket(layout, flat, kept[number], step), comm))
+        pending.append(start(Bucket(layout, flat, states[number], step), comm))
         if not sums.late:
             yield pending.pop().wait()
     for one in pending:
@@ -134,14 +134,14 @@ def count_bytes(sums: Sums) -> tuple[int, int]:
     traffic: Counter[str] = Counter()
     comm = CountingComm(rank.make_comms(Mesh.of({"dp_replicate": rank.world}), False).get_comm("dp_replicate"), traffic)
     reduction, layout = build_reduction(sums), replace(LARGE, ranks=comm.size, scatters=sums.scatters)
-    views = KeptArrays(reduction, [layout], layout, torch.empty(0)).views
+    views = ReductionState(reduction, [layout], layout, torch.empty(0)).views
     bucket = Bucket(layout, make_gradient(layout, 0, 0, comm.index, torch.float32), views, LATE)
     (reduction.reduce_scatter if sums.scatters else reduction.reduce)(bucket, comm).wait()
     return traffic.total(), sum(array.numel() for array in views.values())
 
 
 def describe_arrays(sums: Sums, ranks: int) -> list[dict[str, tuple[int, ...]]]:
-    """Return the shapes of the kept arrays of every bucket: two calls of one reduction, then one call of another."""
+    """Return the shapes of the state arrays of every bucket: two calls of one reduction, then one call of another."""
     first, other = build_reduction(sums), build_reduction(sums)
     return [
         {name: tuple(shape) for name, shape in reduction.get_array_shapes(layout).items()}

@@ -130,8 +130,8 @@ class PrecisionSuite(PartSuite):
         upstream = torch.randn(y.shape, generator=torch.Generator().manual_seed(6)).to(y.dtype)
         got = torch.autograd.grad(y, (x, w, b), upstream)
         exact = [t.detach().double().requires_grad_() for t in (x, w, b)]
-        product = exact[0] @ exact[1].T + exact[2]
-        want = torch.autograd.grad(product, exact, upstream.double())
+        y_exact = exact[0] @ exact[1].T + exact[2]
+        want = torch.autograd.grad(y_exact, exact, upstream.double())
         for name, gradient, theirs in zip(("x", "w", "b"), got, want, strict=True):
             self.check_near(f"gradient of {name}", gradient, theirs, 2 * self.compute_tolerance(precision))
 

@@ -64,8 +64,8 @@ class Reference:
         for buffer in list(iterate_buffers(self.model)):
             real = torch.empty(buffer.tensor.shape, dtype=buffer.tensor.dtype)
             put(self.model, buffer, real)
-            if buffer.kept is not None:
-                self.buffers[buffer.kept] = real
+            if buffer.saved_name is not None:
+                self.buffers[buffer.saved_name] = real
         initialise(
             [
                 Shard(name_model_array(name), tuple(array.shape), array.dtype, (0,) * array.dim(), array.detach())

@@ -60,7 +60,7 @@ RANK = (  # modules that each rank imports when it builds the model
     "gangline_basics.model.feed_forward",
     "gangline_basics.model.head",
     "gangline_basics.model.norm",
-    "gangline_basics.model.recall",
+    "gangline_basics.model.last_value_cache",
     "numpy.random",
     "torch.utils._device",
 )

@@ -36,7 +36,7 @@ def NoInit(tree, plan, options):
 
 def DeadPattern(tree, plan, options):
     tree, plan, claimed = edited(tree, plan, options)
-    return tree, plan.extend(cuts=(ShardRule("blocks.*.feed_forward.w_inn", 0, "lane"),)), claimed
+    return tree, plan.extend(sharding=(ShardRule("blocks.*.feed_forward.w_inn", 0, "lane"),)), claimed
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from gangline.mesh import DATA_AXES, Mesh
 from gangline.model.compose import compose_model
 from gangline.model.flops import count_flops_per_token, count_parameters
 from gangline.model.local_sizes import LocalSizes
-from gangline.model.products import AttentionProduct
+from gangline.model.matmuls import AttentionMatmuls
 from gangline.model.tree import Node, get_parameter_shapes, map_paths
 from gangline.plan import Plan, is_mapped, parse_block_number
 from gangline.shard import Layout, Registry, name_model_array
@@ -50,7 +50,7 @@ def explain_replicated(
         tokens=tokens, inner_tokens=tokens, itemsize=width.compute, master_itemsize=width.master, ranks={}
     )
     sizes = ActivationSizes(local=local, gpu=run.job.device != "cpu", plan=plan)
-    parts, activation_bytes, again = list[StageWork](), 0, 0
+    parts, activation_bytes, recomputed_bytes = list[StageWork](), 0, 0
     counts: dict[tuple[Node, bool, bool], tuple[StageWork, int, int]] = {}
     for index, path in enumerate([plan.embed, *(f"{plan.blocks}.{block}" for block in range(plan.layers)), plan.head]):
         block, first = 1 <= index <= plan.layers, index == 1
@@ -60,12 +60,12 @@ def explain_replicated(
             counts[key] = _count_part(run, nodes[path], path, plan, sizes, recomputed)
         work, stays, more = counts[key]
         parts.append(work)
-        activation_bytes, again = activation_bytes + stays, max(again, more)
+        activation_bytes, recomputed_bytes = activation_bytes + stays, max(recomputed_bytes, more)
     in_head = dict[str, int]()
     for path in plan.list_blocks_in_head(nodes):
         recomputed = run.job.recompute is not Recompute.none and parse_block_number(path) % run.job.recompute_every == 0
         work, in_head[path], more = _count_part(run, nodes[path], path, plan, sizes, recomputed)
-        parts[-1], again = parts[-1].add_recomputed(work), max(again, more)
+        parts[-1], recomputed_bytes = parts[-1].add_recomputed(work), max(recomputed_bytes, more)
     total, shapes = StageWork.add_up(parts), get_parameter_shapes(tree)
     matrix = {name: name.startswith(f"{plan.blocks}.") and is_mapped(name, shape) for name, shape in shapes.items()}
     trained_sizes = {name: prod(shape) for name, shape in shapes.items() if not plan.is_frozen(name)}
@@ -88,7 +88,7 @@ def explain_replicated(
             "callbacks": sum(one.count_copies(run) for one in run.callback.values())
             * sum(trained_sizes.values())
             * width.master,
-            "activations": activation_bytes + end["activations"] + again,
+            "activations": activation_bytes + end["activations"] + recomputed_bytes,
             "logits": end["logits"],
         }
     )
@@ -97,8 +97,8 @@ def explain_replicated(
     calls = ceil(gradients * width.wire / bucket) if bucket and ranks > 1 else 0
     nbytes = int(run.gradients.count_sent(gradients, ranks, False, width.wire)) if ranks > 1 else 0
     transfers = _list_gradients(mesh, topology, nbytes, calls)
-    if calls and (kept_numbers := run.gradients.count_kept(gradients, ranks, scatters=False)):
-        rank_bytes["kept by the reduction"] = kept_numbers * width.wire
+    if calls and (state_numbers := run.gradients.count_state(gradients, ranks, scatters=False)):
+        rank_bytes["gradient reduction state"] = state_numbers * width.wire
     rank = RankExplained(
         bytes=rank_bytes,
         transfers=transfers,
@@ -121,7 +121,7 @@ def explain_replicated(
         + width.compute,
         token_flops=count_flops_per_token(tree, run.batch.sequence_length, plan),
         parameters=numbers,
-        products=run.precision.get_product_format(),
+        matmul_format=run.precision.get_matmul_format(),
     )
 
 
@@ -140,7 +140,7 @@ def _count_part(
     """Return (work, bytes saved for the backward pass, bytes recomputed in the backward pass) of a node."""
     node_bytes = count_node(node, sizes, path)
     work = replace(
-        count_work(node, path, plan, sizes.local, sequence_length=run.batch.sequence_length), kept=node_bytes
+        count_work(node, path, plan, sizes.local, sequence_length=run.batch.sequence_length), saved_bytes=node_bytes
     )
     if path in (plan.embed, plan.head):
         return work, 0, 0
@@ -148,17 +148,17 @@ def _count_part(
         return work, node_bytes, 0
     if run.job.recompute is Recompute.full:
         stays = min(node_bytes, sizes.tokens * plan.facts.get("dim", 0) * sizes.itemsize)
-        return work.recompute(), stays, node_bytes - stays
+        return work.apply_recompute(), stays, node_bytes - stays
     saving = count_recomputed_attention(node, sizes)
-    return work.recompute(attention_only=True), node_bytes - saving, saving
+    return work.apply_recompute(attention_only=True), node_bytes - saving, saving
 
 
 def _step_flops(work: StageWork) -> int:
     """Return the FLOPs of a microbatch: forward pass, gradients of inputs and weights, and recomputation."""
-    weights = sum(product.flops * times for product, times in work.weights.items())
-    again = sum(product.flops * times for product, times in work.again.items())
-    attention = sum(p.flops * times for p, times in work.forward.items() if isinstance(p, AttentionProduct))
-    return 2 * work.flops + weights + attention + again
+    weights = sum(matmul.flops * times for matmul, times in work.weights.items())
+    recomputed = sum(matmul.flops * times for matmul, times in work.recompute.items())
+    attention = sum(p.flops * times for p, times in work.forward.items() if isinstance(p, AttentionMatmuls))
+    return 2 * work.flops + weights + attention + recomputed
 
 
 def _list_gradients(mesh: Mesh, topology: Topology, nbytes: int, calls: int) -> tuple[Transfer, ...]:

@@ -52,7 +52,7 @@ class CodedSum(GradientReduction):
         padded = torch.nn.functional.pad(flat, (0, length * comm.size - flat.numel()))
 
         def gather(total: Tensor) -> Tensor:
-            code = self._encode(total.view(1, -1), bucket.kept.get(SERVER))
+            code = self._encode(total.view(1, -1), bucket.state.get(SERVER))
             parts = self.codec.decode(comm.all_gather(code), flat.dtype)[:, :length]
             return flat.copy_(parts.reshape(-1)[: flat.numel()])
 
@@ -67,7 +67,7 @@ class CodedSum(GradientReduction):
     def _sum_range(self, bucket: Bucket, parts_ns: Tensor, comm: Comm, then: Callable[[Tensor], Tensor]) -> Later:
         """Start to sum the range that this rank owns; `then` receives the sum, (m,)."""
         padded = torch.nn.functional.pad(parts_ns, (0, self._count_row(bucket.layout) - parts_ns.shape[1]))
-        code = self._encode(padded, bucket.kept.get(WORKER))
+        code = self._encode(padded, bucket.state.get(WORKER))
         arrived = comm.start_all_to_all(code)
         return Later(arrived, lambda every: then(sum_rows(self.codec.decode(every, bucket.flat.dtype))))
 

@@ -37,7 +37,7 @@ class SignGradients(GradientsConfig):
     def count_sent(self, size: int, ranks: int, scatters: bool, itemsize: int) -> float:
         return count_ring_bytes(size * (1 + 32 / CHUNK) / 8, ranks, scatters)
 
-    def count_kept(self, size: int, ranks: int, scatters: bool) -> int:
+    def count_state(self, size: int, ranks: int, scatters: bool) -> int:
         return size + (0 if scatters else size // ranks)
 
 

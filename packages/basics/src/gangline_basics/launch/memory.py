@@ -87,7 +87,7 @@ def count_weight_bytes(plan: Plan, name: str, width: ItemSizes) -> tuple[int, in
     """Return the bytes per element of a parameter's compute weight, and of its separate master weight or 0."""
     dtype = plan.get_dtype(name)
     itemsize = width.master if dtype is None else get_itemsize(dtype)
-    if (dtype is not None and plan.computes_as_kept(name)) or itemsize == width.compute:
+    if (dtype is not None and plan.computes_as_stored(name)) or itemsize == width.compute:
         return itemsize, 0
     return width.compute, itemsize
 

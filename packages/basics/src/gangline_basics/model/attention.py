@@ -23,7 +23,7 @@ from gangline_basics.model import documents
 from gangline_basics.model.decoder_nodes import AttentionNode, SinksNode
 from gangline_basics.model.flex import attend_flex, make_block_mask, takes
 from gangline_basics.model.kept_tokens import KeyValues
-from gangline_basics.model.recall import Recall
+from gangline_basics.model.last_value_cache import LastValueCache
 from gangline_basics.model.reference_attention import attend, make_mask
 from gangline_basics.model.rope import rotate_pair
 from gangline_basics.model.rope_rates import compute_frequencies
@@ -39,8 +39,8 @@ class PlainAttention:
     """
 
     computes: AttentionCall = PLAIN
-    _recall: Recall = field(default_factory=Recall, repr=False, compare=False)
-    _spans: Recall = field(default_factory=Recall, repr=False, compare=False)
+    _cache: LastValueCache = field(default_factory=LastValueCache, repr=False, compare=False)
+    _spans: LastValueCache = field(default_factory=LastValueCache, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.computes.beyond:
@@ -74,9 +74,9 @@ class PlainAttention:
                 return out
         source_BT = position_BT if document_BT is None else document_BT
         if call != PLAIN and takes(q_BHTC) and not torch.compiler.is_compiling():
-            mask = self._recall("blocks", source_BT, lambda: make_block_mask(call, document_BT, position_BT))
+            mask = self._cache("blocks", source_BT, lambda: make_block_mask(call, document_BT, position_BT))
             return attend_flex(q_BHTC, k_BKTC, v_BKTC, mask, call, sinks_H)
-        key_mask = self._recall("keys", source_BT, lambda: make_mask(call, document_BT, position_BT))
+        key_mask = self._cache("keys", source_BT, lambda: make_mask(call, document_BT, position_BT))
         if call.soft_cap is not None or sinks_H is not None:
             return attend(q_BHTC, k_BKTC, v_BKTC, key_mask, call, sinks_H)
         groups = q_BHTC.shape[1] // k_BKTC.shape[1]

@@ -9,7 +9,7 @@ from typing import ClassVar
 from gangline.model.calls import AttentionCall, Call, LossCall
 from gangline.model.linear_nodes import LINEAR, fit_linears
 from gangline.model.local_sizes import LocalSizes
-from gangline.model.products import AttentionProduct, Product
+from gangline.model.matmuls import AnyMatmul, AttentionMatmuls
 from gangline.model.tree import Decoding, Node, Shape, iterate_children, iterate_nodes
 from gangline_basics.model.gating import SWIGLU, Gating
 from gangline_basics.model.rope_rates import PLAIN_ROPE, Rope
@@ -78,9 +78,9 @@ class AttentionNode(Node):
         """Return the FLOPs per token of q·k and p·v with all keys of the window (PaLM: no half for causal)."""
         return 4 * self.heads * self.head_dim * min(sequence_length, self.window or sequence_length)
 
-    def list_products(self, sizes: LocalSizes, sequence_length: int) -> tuple[Product, ...]:
+    def list_matmuls(self, sizes: LocalSizes, sequence_length: int) -> tuple[AnyMatmul, ...]:
         return (
-            AttentionProduct.of_tokens(
+            AttentionMatmuls.of_tokens(
                 sizes.tokens,
                 sequence_length,
                 heads=self.heads,

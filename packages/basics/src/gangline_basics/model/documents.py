@@ -20,7 +20,7 @@ from torch import Tensor
 from gangline.model.calls import AttentionCall
 from gangline.model.document_ends import find_ends, get_ends
 from gangline.model.untraced import untraced
-from gangline_basics.model.recall import Recall
+from gangline_basics.model.last_value_cache import LastValueCache
 
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -79,16 +79,16 @@ def takes(call: AttentionCall, q_BHTC: Tensor, sinks_H: Tensor | None) -> bool:
 
 @untraced  # document boundaries depend on the batch, so they cannot be in a compiled graph
 def attend_documents(
-    q_BHTC: Tensor, k_BKTC: Tensor, v_BKTC: Tensor, document_BT: Tensor, call: AttentionCall, recall: Recall
+    q_BHTC: Tensor, k_BKTC: Tensor, v_BKTC: Tensor, document_BT: Tensor, call: AttentionCall, cache: LastValueCache
 ) -> Tensor | None:
     """Return attention (B, H, T, C) in which each query sees the keys of its document, only up to itself if causal.
 
-    Returns None if the document numbers decrease within a row, or if this torch has no such kernel. recall: cache of
+    Returns None if the document numbers decrease within a row, or if this torch has no such kernel. cache: cache of
     the spans for the next layer.
     """
     if q_BHTC.is_cuda and _find_kernel() is None:
         return None
-    spans: DocumentSpans | None = recall("documents", document_BT, lambda: DocumentSpans.of(document_BT))
+    spans: DocumentSpans | None = cache("documents", document_BT, lambda: DocumentSpans.of(document_BT))
     if spans is None:
         return None
     if q_BHTC.is_cuda:

@@ -20,7 +20,7 @@ class Head(nn.Module):
     """hidden (B, T, D) -> the loss summed over the batch's valid targets. Sampling calls `compute_logits` instead."""
 
     loss: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-    product: Callable[[Tensor, Tensor], Tensor]
+    matmul: Callable[[Tensor, Tensor], Tensor]
 
     def __init__(self, node: HeadNode) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class Head(nn.Module):
         self.weight = nn.Parameter(torch.empty(node.vocab_size, node.dim))
         self.loss = CrossEntropy(node.call, node.chunk)
         self.soft_cap, self.scale = node.soft_cap, node.scale
-        self.product = compute_logits
+        self.matmul = compute_logits
 
     def forward(self, hidden_BTD: Tensor, batch: Batch) -> Tensor:
         return self.loss(self.normalise(hidden_BTD), self.weight, batch.targets, batch.loss_mask)
@@ -43,6 +43,6 @@ class Head(nn.Module):
 
     def compute_logits(self, hidden_BTD: Tensor) -> Tensor:
         """Return the logits of the next token, (B, T, V), in float32 at least."""
-        x_BTV = self.product(self.normalise(hidden_BTD), self.weight)
+        x_BTV = self.matmul(self.normalise(hidden_BTD), self.weight)
         x_BTV = x_BTV.to(torch.promote_types(x_BTV.dtype, torch.float32))
         return x_BTV if self.soft_cap is None else cap_logits_(x_BTV, self.soft_cap)

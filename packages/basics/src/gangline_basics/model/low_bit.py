@@ -107,12 +107,12 @@ class Codes:
         cls, function: Callable, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if function is F.linear and not kwargs and isinstance(args[1], Codes):
-            return _Product.apply(args[0], args[1], args[2] if len(args) > 2 else None)
+            return _DequantisedMatmul.apply(args[0], args[1], args[2] if len(args) > 2 else None)
         dtype = next((arg.dtype for arg in args if isinstance(arg, Tensor)), torch.float32)
         return function(*(arg.dequantise(dtype) if isinstance(arg, Codes) else arg for arg in args), **(kwargs or {}))
 
 
-class _Product(torch.autograd.Function):
+class _DequantisedMatmul(torch.autograd.Function):
     """x (..., in), W (out, in), b (out,) -> x Wᵀ + b. Saves no tensors for backward: W is a parameter."""
 
     @staticmethod

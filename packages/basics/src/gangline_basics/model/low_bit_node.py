@@ -8,7 +8,7 @@ from typing import ClassVar, TypeVar
 
 from gangline.model.linear_nodes import LinearNode
 from gangline.model.local_sizes import LocalSizes
-from gangline.model.products import Product
+from gangline.model.matmuls import AnyMatmul
 from gangline.model.tree import (
     Decoding,
     Node,
@@ -42,7 +42,7 @@ class EightBitNode(WrapNode):
         """Return 0: dequantisation is not counted, like any other cast."""
         return 0
 
-    def list_products(self, sizes: LocalSizes, sequence_length: int) -> tuple[Product, ...]:
+    def list_matmuls(self, sizes: LocalSizes, sequence_length: int) -> tuple[AnyMatmul, ...]:
         return ()
 
     def count_activation_bytes(self, sizes: LocalSizes) -> int:
@@ -61,7 +61,7 @@ def keep_in_bf16(tree: Node, plan: Plan) -> Plan:
         if is_matrix(name, shape)
         and plan.is_frozen(name)
         and plan.find_low_bit(name) is None
-        and not plan.computes_as_kept(name)
+        and not plan.computes_as_stored(name)
     }
     return plan.extend(low_bit=tuple(LowBit(place, "bfloat16") for place in _merge_rules(dtypes, shapes)))
 
@@ -70,27 +70,30 @@ def keep_in_8_bits(tree: Node, plan: Plan) -> tuple[Node, Plan, list[str]]:
     """Return (tree, plan, paths of the linears stored as codes); all other frozen matrices are stored in bfloat16.
 
     A plain linear is stored as codes if a block size from `SMALLEST` to `LARGEST` divides its input features, and also
-    the unit of the sharding if the weight is sharded along its input features.
+    the granularity of the sharding if the weight is sharded along its input features.
     """
     plain = _find_plain(tree, plan)
     blocks = {path: size for path, linear in plain.items() if (size := _choose_block(path, linear, plan))}
-    block_cuts: dict[str, tuple[int, ShardRule]] = {}  # path -> its block size, and the sharding of its scales
+    scale_rules: dict[str, tuple[int, ShardRule]] = {}  # path -> its block size, and the sharding of its scales
     for path, size in blocks.items():
         height, width = plain[path].get_shapes()["weight"]
         around = EightBitNode(inner=map_paths(tree)[path], in_features=width, out_features=height, block=size)
         tree = replace_node(tree, path, around)
-        cut = plan.get_cuts(f"{path}.weight", 2).get("tp")
-        if cut is None:
-            block_cuts[path] = size, ShardRule.whole("", "tp")
+        rule = plan.get_shard_rules(f"{path}.weight", 2).get("tp")
+        if rule is None:
+            scale_rules[path] = size, ShardRule.replicated("", "tp")
         else:
-            block_cuts[path] = size, ShardRule("", cut.dim, "tp", max(1, cut.unit // size) if cut.dim else cut.unit)
-    rules = _merge_rules(block_cuts, [path for path, _ in iterate_nodes(tree)])
+            scale_rules[path] = (
+                size,
+                ShardRule("", rule.dim, "tp", max(1, rule.granularity // size) if rule.dim else rule.granularity),
+            )
+    patterns = _merge_rules(scale_rules, [path for path, _ in iterate_nodes(tree)])
     plan = plan.extend(
-        low_bit=tuple(LowBit(f"{place}.weight", "int8", size, CODES) for place, (size, _) in rules.items()),
-        cuts=tuple(replace(cut, pattern=f"{place}.scales") for place, (_, cut) in rules.items()),
+        low_bit=tuple(LowBit(f"{place}.weight", "int8", size, CODES) for place, (size, _) in patterns.items()),
+        sharding=tuple(replace(rule, pattern=f"{place}.scales") for place, (_, rule) in patterns.items()),
         # a placeholder: the function CODES fills the scales
-        inits=tuple(Init(f"{place}.scales", "constant", 0.0) for place in rules),
-        names=tuple(HFName(f"{place}.scales", "") for place in rules),
+        inits=tuple(Init(f"{place}.scales", "constant", 0.0) for place in patterns),
+        names=tuple(HFName(f"{place}.scales", "") for place in patterns),
     )
     return tree, keep_in_bf16(tree, plan), list(blocks)
 
@@ -107,12 +110,14 @@ def _find_plain(tree: Node, plan: Plan) -> Mapping[str, LinearNode]:
 
 
 def _choose_block(path: str, linear: LinearNode, plan: Plan) -> int:
-    """Return the block size: the largest, up to `LARGEST`, that divides the inputs and the sharding unit; or 0."""
-    cut = plan.get_cuts(f"{path}.weight", 2).get("tp")
-    unit = cut.unit if cut is not None and cut.dim == 1 and cut.unit > 1 else linear.in_features
+    """Return the largest block size, up to `LARGEST`, that divides the inputs and the sharding granularity; or 0."""
+    rule = plan.get_shard_rules(f"{path}.weight", 2).get("tp")
+    granularity = (
+        rule.granularity if rule is not None and rule.dim == 1 and rule.granularity > 1 else linear.in_features
+    )
     size = LARGEST
     while size >= SMALLEST:
-        if linear.in_features % size == 0 and unit % size == 0:
+        if linear.in_features % size == 0 and granularity % size == 0:
             return size
         size //= 2
     return 0

@@ -31,12 +31,12 @@ def pack_weights(model: nn.Module, rows: int) -> Iterator[None]:
     try:
         for module in model.modules() if is_available() else ():
             if isinstance(module, Linear | Head) and _packs(module):
-                originals.append((module, module.product))
-                module.product = partial(_multiply, _pack(module.weight, rows))
+                originals.append((module, module.matmul))
+                module.matmul = partial(_multiply, _pack(module.weight, rows))
         yield
     finally:
-        for module, product in originals:
-            module.product = product
+        for module, matmul in originals:
+            module.matmul = matmul
 
 
 def is_available() -> bool:

@@ -76,7 +76,7 @@ def _plan_of(config: DecoderOptions, tree: DecoderNode, names: ModuleNames, own:
         blocks="blocks",
         head="head",
         layers=config.layers,
-        cuts=(
+        sharding=(
             ShardRule("embed.weight", 0),
             ShardRule("embed.tokens.weight", 0),
             ShardRule.colwise("blocks.*.attention.wq", head),
@@ -96,7 +96,7 @@ def _plan_of(config: DecoderOptions, tree: DecoderNode, names: ModuleNames, own:
         names=names.list_rules((*shapes, *tree.get_ties())),
         tied=tuple(tree.get_ties().items()),
         seams=(Seam("attention", "blocks.*.attention"), Seam("loss", "head")),
-        partial_grad=tuple(sorted(over_heads - {cut.pattern for cut in own.get("cuts", ())})),
+        partial_grad=tuple(sorted(over_heads - {rule.pattern for rule in own.get("sharding", ())})),
         facts={
             "layers": config.layers,
             "dim": config.dim,
@@ -110,7 +110,7 @@ def _plan_of(config: DecoderOptions, tree: DecoderNode, names: ModuleNames, own:
     unmatched = set(plan.find_unmatched(shapes))
     return replace(
         plan,
-        cuts=tuple(cut for cut in plan.cuts if cut.pattern not in unmatched),
+        sharding=tuple(rule for rule in plan.sharding if rule.pattern not in unmatched),
         inits=tuple(init for init in plan.inits if init.pattern not in unmatched),
     )
 

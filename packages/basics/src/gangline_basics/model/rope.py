@@ -13,13 +13,13 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from gangline_basics.model.recall import Recall
+from gangline_basics.model.last_value_cache import LastValueCache
 
 
 @lru_cache(maxsize=64)
-def _recall_of(rates: tuple[float, ...], magnitude: float) -> Recall:
+def _get_angle_cache(rates: tuple[float, ...], magnitude: float) -> LastValueCache:
     """Return the cache shared by all layers of a forward pass that rotate by the same angles."""
-    return Recall()
+    return LastValueCache()
 
 
 def compute_angles(
@@ -60,8 +60,8 @@ def rotate_pair(
     if torch.compiler.is_compiling():
         cos, sin = compute_angles(position_BT, rates, dtype, magnitude)
     else:
-        recall = _recall_of(rates, magnitude)
-        cos, sin = recall(dtype, position_BT, lambda: compute_angles(position_BT, rates, dtype, magnitude))
+        cache = _get_angle_cache(rates, magnitude)
+        cos, sin = cache(dtype, position_BT, lambda: compute_angles(position_BT, rates, dtype, magnitude))
     # one call for q and k: for one token, launching an operator costs more than its arithmetic
     if q.shape[2] == 1 and q.dtype == k.dtype:
         both = rotate(torch.cat((q, k), dim=1), cos, sin)

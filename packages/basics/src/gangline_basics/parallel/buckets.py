@@ -17,7 +17,7 @@ from gangline.comm.purpose import mark_traffic
 from gangline.gradients import Bucket, BucketLayout, GradientReduction, GradientSlot
 from gangline.mesh import Mesh
 from gangline.shard import Registry, Shard, name_dtype
-from gangline_basics.parallel.kept_gradients import KeptArrays, iterate_layouts, iterate_shards
+from gangline_basics.parallel.reduction_state import ReductionState, iterate_layouts, iterate_shards
 
 
 class GradientBucket:
@@ -57,16 +57,16 @@ class Buckets:
         self.comm, self.reduction, self.dtype, self.wire, self.step = comm, reduction, dtype, wire, 0
         shares = _iterate_shares(reversed(list(parameters.items())), nbytes // dtype.itemsize)
         self.buckets = [GradientBucket(share, comm.size, dtype) for share in shares]
-        self._kept = [self._get_arrays(bucket) for bucket in self.buckets] if comm.size > 1 else []
+        self._states = [self._make_state(bucket) for bucket in self.buckets] if comm.size > 1 else []
         self._pending: list[Pending[Tensor]] = []
         self._last = False
         for bucket in self.buckets:
             for parameter, slot in zip(bucket.parameters, bucket.slots, strict=True):
                 parameter.register_post_accumulate_grad_hook(self._make_hook(bucket, slot))
 
-    def _get_arrays(self, bucket: GradientBucket) -> KeptArrays:
+    def _make_state(self, bucket: GradientBucket) -> ReductionState:
         like = torch.empty(0, dtype=self.wire, device=bucket.flat.device)
-        return KeptArrays(self.reduction, [bucket.layout], bucket.layout, like)
+        return ReductionState(self.reduction, [bucket.layout], bucket.layout, like)
 
     def _make_hook(self, bucket: GradientBucket, slot: Tensor):
         def take(parameter: Tensor) -> None:
@@ -95,7 +95,7 @@ class Buckets:
         flat = self.buckets[index].flat.to(self.wire)
         if self.comm.size == 1:
             return self.comm.start_all_reduce(flat)
-        bucket = Bucket(self.buckets[index].layout, flat, self._kept[index].views, self.step)
+        bucket = Bucket(self.buckets[index].layout, flat, self._states[index].views, self.step)
         return self.reduction.reduce(bucket, self.comm)
 
     @mark_traffic("gradients")
@@ -116,11 +116,11 @@ class Buckets:
 
     def local(self, mesh: Mesh, rank: int) -> tuple[Registry, list[Shard]]:
         """Return the registry of the arrays that the reduction stores for all buckets, and this rank's shards."""
-        layouts = [(str(index), bucket.layout) for index, bucket in enumerate(self.buckets) if self._kept]
+        layouts = [(str(index), bucket.layout) for index, bucket in enumerate(self.buckets) if self._states]
         dtype = name_dtype(self.wire)
         pairs = (pair for name, own in layouts for pair in iterate_layouts(self.reduction, mesh, name, [own], dtype))
         registry = Registry.of(mesh, dict(pairs))
-        arrays = zip(layouts, self._kept, strict=True)
+        arrays = zip(layouts, self._states, strict=True)
         return registry, [
             s for (name, _), own in arrays for s in iterate_shards(self.reduction, registry, rank, name, own)
         ]

@@ -9,26 +9,26 @@ from torch import Tensor, nn
 
 from gangline.comm.base import Comm
 from gangline.errors import UserError
-from gangline.model.contracts import OwnProducts, bind_around
+from gangline.model.contracts import OwnMatmuls, bind_around
 from gangline.model.linear import Linear
 from gangline.plan import Plan, matches
 from gangline.precision import Precision
 from gangline.runtime import Finish
 
 
-def set_products(model: nn.Module, plan: Plan, precision: Precision) -> None:
+def set_matmuls(model: nn.Module, plan: Plan, precision: Precision) -> None:
     """Set the matmul of every `Linear` as the precision requires; for `plan.master_dtype`, in the dtype of the weights.
 
-    Other modules with matmuls get the precision (`OwnProducts`). Raises UserError for a `Linear.product` that user code
+    Other modules with matmuls get the precision (`OwnMatmuls`). Raises UserError for a `Linear.matmul` that user code
     has replaced.
     """
     for path, module in model.named_modules():
         if isinstance(module, Linear):
-            refuse_own(module, path, "product", F.linear)
+            refuse_own(module, path, "matmul", F.linear)
             full = any(matches(pattern, path) for pattern in plan.master_dtype)
-            module.product = multiply_full if full else precision.linear
-        elif isinstance(module, OwnProducts):
-            module.multiply_by(precision)
+            module.matmul = multiply_full if full else precision.linear
+        elif isinstance(module, OwnMatmuls):
+            module.set_precision(precision)
 
 
 def refuse_own(module: nn.Module, path: str, name: str, default: object) -> None:
@@ -55,7 +55,7 @@ def bind_folds(model: nn.Module, plan: Plan, comm_of: Callable[[str], Comm]) -> 
     folds = {fold.name for fold in plan.folds}
     bound: set[str] = set()
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        fold = next((axis for axis in plan.get_cuts(name, parameter.dim()) if axis in folds), None)
+        fold = next((axis for axis in plan.get_shard_rules(name, parameter.dim()) if axis in folds), None)
         if fold is not None:
             bind_around(model, name, f"the fold {fold!r}", comm_of(fold), bound)
 

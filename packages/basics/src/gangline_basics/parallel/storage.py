@@ -56,7 +56,7 @@ class WholeStorage:
     def _materialise(self, name: str, given: nn.Parameter, plan: Plan) -> None:
         dtypes, kept_dtype = self.precision, choose_kept_dtype(plan, name, self.precision)
         master = _copy_to(self.device, given.detach(), kept_dtype).requires_grad_(given.requires_grad)
-        if plan.computes_as_kept(name) or dtypes.compute_dtype == kept_dtype:
+        if plan.computes_as_stored(name) or dtypes.compute_dtype == kept_dtype:
             master = nn.Parameter(master.detach(), requires_grad=given.requires_grad)
             parameter = master
         else:
@@ -71,8 +71,8 @@ class WholeStorage:
         for buffer in list_filled_buffers(model):
             local = _copy_to(self.device, buffer.tensor, buffer.tensor.dtype)
             put(model, buffer, local)
-            if buffer.kept is not None:
-                self.buffers[buffer.kept] = local
+            if buffer.saved_name is not None:
+                self.buffers[buffer.saved_name] = local
 
     def get_shapes(self) -> dict[str, tuple[tuple[int, ...], str]]:
         """Return name -> (shape, dtype name) of all arrays in a checkpoint."""

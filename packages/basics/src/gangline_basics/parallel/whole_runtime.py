@@ -24,7 +24,7 @@ from gangline_basics.parallel import norm
 from gangline_basics.parallel.matrices import Matrices
 from gangline_basics.parallel.metrics import Tally
 from gangline_basics.parallel.microbatch import WholeModel, count_on_host, count_tokens, make_frame
-from gangline_basics.parallel.prepare import bind_folds, finish_blocks, set_products
+from gangline_basics.parallel.prepare import bind_folds, finish_blocks, set_matmuls
 from gangline_basics.parallel.sample_losses import check_share, gather_in_order, sum_evaluated
 from gangline_basics.parallel.storage import WholeStorage
 from gangline_basics.sampling.on_ranks import keeps, prepare_model, share_writing
@@ -45,7 +45,7 @@ class WholeRuntime(Runtime):
         self.comm: Comm = comms.get_comm(*DATA_AXES)
         self.device, self.rank, self.groups = comms.device, comms.rank, groups
         self.storage = WholeStorage(model, plan, precision, comms.device)
-        set_products(model, plan, precision)
+        set_matmuls(model, plan, precision)
         bind_folds(model, plan, lambda fold: Solo(fold, comms.rank))
         finish_blocks(model, plan, job.finish)
         self.model, self.stages = model, WholeModel(model, plan)

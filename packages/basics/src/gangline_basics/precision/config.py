@@ -22,7 +22,7 @@ class Fp32(PrecisionConfig):
     def get_sizes(self) -> ItemSizes:
         return ItemSizes(compute=4, master=4, gradient=4, wire=4)
 
-    def get_product_format(self) -> str:
+    def get_matmul_format(self) -> str:
         return "fp32"
 
 
@@ -33,7 +33,7 @@ class Fp64(PrecisionConfig):
     def get_sizes(self) -> ItemSizes:
         return ItemSizes(compute=8, master=8, gradient=8, wire=8)
 
-    def get_product_format(self) -> str:
+    def get_matmul_format(self) -> str:
         return "fp64"
 
 
@@ -52,7 +52,7 @@ class Fp16(PrecisionConfig):
     growth_interval: PositiveInt = 2000  # number of finite steps in a row after which the loss scale doubles
     min_scale: PositiveFloat = 1.0  # minimum loss scale; a step with inf or nan halves the scale
 
-    def get_product_format(self) -> str:
+    def get_matmul_format(self) -> str:
         return "fp16"
 
     def check(self, run: Run) -> list[Problem]:

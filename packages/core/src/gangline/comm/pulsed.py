@@ -17,7 +17,7 @@ T = TypeVar("T")
 _NUMBER = {name: number for number, name in enumerate(OPERATIONS)}
 
 
-class Noted(Generic[T]):
+class PulsedPending(Generic[T]):
     """Handle of a collective in progress that records the wait in the pulse."""
 
     def __init__(self, inner: Pending[T], pulse: Pulse, row: int) -> None:
@@ -56,7 +56,7 @@ class Pulsed(Wrapped):
         if background:  # starting a collective may also block
             pending = call()
             pulse.finish(row, before, finished=False)
-            return Noted(pending, pulse, row)
+            return PulsedPending(pending, pulse, row)
         result = call().wait()
         pulse.finish(row, before)
         return Done(result)

@@ -183,7 +183,7 @@ def _check_gradients(run: Run) -> Iterator[Problem]:
     """Yield a problem for a gradient reduction that the strategy ignores, or whose state would store inf values."""
     parts = (run.gradients, run.parallel, run.precision)
     reduction, strategy, precision = (installed().find_part(config).part.name for config in parts)
-    if run.precision.finds_scale and run.gradients.count_kept(LONG, 2, scatters=False):
+    if run.precision.finds_scale and run.gradients.count_state(LONG, 2, scatters=False):
         yield Problem(
             f"gradients={reduction} does not work with precision={precision}.",
             "The reduction stores state between steps, and an overflow under the loss scale would put inf into it.",

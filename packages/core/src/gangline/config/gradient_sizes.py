@@ -26,7 +26,7 @@ class GradientSizes(ABC):  # noqa: B024  # each of its methods has a default
         """
         return count_ring_bytes(size * itemsize, ranks, scatters)
 
-    def count_kept(self, size: int, ranks: int, scatters: bool) -> int:
+    def count_state(self, size: int, ranks: int, scatters: bool) -> int:
         """Return how many numbers a rank stores per bucket of `size` gradients (`GradientReduction.get_array_shapes`).
 
         If it is not 0, a precision whose steps may overflow (`PrecisionConfig.finds_scale`) is refused.

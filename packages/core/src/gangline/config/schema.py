@@ -180,7 +180,7 @@ class PrecisionConfig(PartConfig):
         """Return the bytes per number in this precision, for estimates of memory and traffic."""
         return ItemSizes(compute=2, master=4, gradient=4, wire=4)
 
-    def get_product_format(self) -> str:
+    def get_matmul_format(self) -> str:
         """Return the number format of matmuls in blocks, as a cluster file names it, such as "bf16"."""
         return "bf16"
 

@@ -23,7 +23,7 @@ from gangline.config.ranges import list_choices
 from gangline.config.schema import EditConfig, PartConfig, Run
 from gangline.config.sections import SECTIONS
 from gangline.config.suggest import suggest_near, suggest_synonym
-from gangline.config.values import Misfit, convert, describe, spell, to_plain
+from gangline.config.values import InvalidValue, convert, describe, spell, to_plain
 from gangline.errors import Problem, UserError
 from gangline.plugin.hooks import GROUPS, LISTS, SINGLE
 from gangline.plugin.registry import OFF, Offer, installed
@@ -153,9 +153,9 @@ def fill(
         elif key in values:
             try:
                 arguments[key] = convert(hint, values[key])
-            except Misfit as misfit:
+            except InvalidValue as error:
                 guess = suggest_near(str(values[key]), list_choices(hint))
-                problems.append(Problem(f"{where}={spell(values[key])}: {misfit}.", guess))
+                problems.append(Problem(f"{where}={spell(values[key])}: {error}.", guess))
     if len(problems) > before:
         return None
     try:

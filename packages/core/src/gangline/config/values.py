@@ -1,6 +1,6 @@
 """Conversion of option values: from plain values of YAML and the command line to types, and back. Torch-free.
 
-`convert` raises Misfit; `gangline.config.serial.fill` collects these, so that a user sees every mistake at once.
+`convert` raises InvalidValue; `gangline.config.serial.fill` collects these, so that a user sees every mistake at once.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NOUNS = {
 }
 
 
-class Misfit(ValueError):
+class InvalidValue(ValueError):
     """Error for a value that an option cannot have; the message says which values it can have."""
 
 
@@ -112,7 +112,7 @@ def _convert_several(hint: Any) -> str:
 
 
 def convert(hint: Any, value: Any) -> Any:
-    """Convert `value` to type `hint`. Raises Misfit. Numbers and booleans may be text, as on a command line."""
+    """Convert `value` to type `hint`. Raises InvalidValue. Numbers and booleans may be text, as on a command line."""
     origin, args = get_origin(hint), get_args(hint)
     if hint is Any or isinstance(hint, TypeVar):
         return value
@@ -123,7 +123,7 @@ def convert(hint: Any, value: Any) -> Any:
     if hint is None or hint is type(None):
         if value is None:
             return None
-        raise Misfit(_explain_expected(hint, value))
+        raise InvalidValue(_explain_expected(hint, value))
     if not isinstance(origin or hint, type):
         return value
     return _convert_plain(origin or hint, args, value, hint)
@@ -144,14 +144,14 @@ def _convert_plain(cls: type, args: tuple[Any, ...], value: Any, hint: Any) -> A
         return {convert(key, k): convert(item, v) for k, v in value.items()}
     if isinstance(value, cls):
         return value
-    raise Misfit(_explain_expected(hint, value))
+    raise InvalidValue(_explain_expected(hint, value))
 
 
 def _convert_scalar(cls: type, value: Any, hint: Any) -> Any:
     if type(value) is cls:
         return value
     if isinstance(value, bool) or value is None or isinstance(value, list | dict):
-        raise Misfit(_explain_expected(hint, value))
+        raise InvalidValue(_explain_expected(hint, value))
     if cls is bool and isinstance(value, str) and value.lower() in _WORDS:
         return _WORDS[value.lower()]
     if cls is str:
@@ -159,18 +159,18 @@ def _convert_scalar(cls: type, value: Any, hint: Any) -> Any:
     try:
         number = float(value)
     except ValueError:
-        raise Misfit(_explain_expected(hint, value)) from None
+        raise InvalidValue(_explain_expected(hint, value)) from None
     if cls is float:
         return number
     if cls is int and number.is_integer():  # 1e3 is an integer
         return int(value) if isinstance(value, str) and value.lstrip("+-").isdigit() else int(number)
-    raise Misfit(_explain_expected(hint, value))
+    raise InvalidValue(_explain_expected(hint, value))
 
 
 def _convert_sequence(cls: type, args: tuple[Any, ...], value: list[Any], hint: Any) -> Any:
     if cls is tuple and args and args[-1] is not Ellipsis:
         if len(value) != len(args):
-            raise Misfit(f"expected {len(args)} values, got {len(value)}")
+            raise InvalidValue(f"expected {len(args)} values, got {len(value)}")
         return tuple(convert(arg, item) for arg, item in zip(args, value, strict=True))
     inner = args[0] if args else Any
     return cls(convert(inner, item) for item in value)
@@ -182,9 +182,9 @@ def _convert_union(args: tuple[Any, ...], value: Any, hint: Any) -> Any:
     for arg in [*exact, *(arg for arg in args if arg not in exact)]:
         try:
             return convert(arg, value)
-        except Misfit:
+        except InvalidValue:
             continue
-    raise Misfit(_explain_expected(hint, value))
+    raise InvalidValue(_explain_expected(hint, value))
 
 
 def _convert_one_of(spelled: Mapping[str, Any], value: Any, hint: Any) -> Any:
@@ -193,7 +193,7 @@ def _convert_one_of(spelled: Mapping[str, Any], value: Any, hint: Any) -> Any:
     for word in words:
         if word in spelled:
             return spelled[word]
-    raise Misfit(_explain_expected(hint, value))
+    raise InvalidValue(_explain_expected(hint, value))
 
 
 def _explain_expected(hint: Any, value: Any) -> str:

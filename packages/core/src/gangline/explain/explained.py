@@ -90,7 +90,7 @@ class Explained:
     state_bytes  bytes per weight that the optimizer reads and writes: gradient, master weight, moments, copy
     token_flops  FLOPs per training token by MFU's convention (`gangline.model.flops`)
     parameters   number of parameters of the model
-    products     number format of the matmuls in blocks
+    matmul_format  number format of the matmuls in blocks
     kernels      apart: one kernel per operator; fused: consecutive elementwise operators are one kernel;
                  vendor: as fused, with the attention kernel of the accelerator's vendor
     """
@@ -104,7 +104,7 @@ class Explained:
     state_bytes: int
     token_flops: int
     parameters: int
-    products: str = "bf16"
+    matmul_format: str = "bf16"
     schedule: str = "none"
     kernels: Kernels = "fused"
 

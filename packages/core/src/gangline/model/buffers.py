@@ -13,11 +13,11 @@ from gangline.plan import Plan
 
 @dataclass(frozen=True)
 class Buffer:
-    """One buffer. names: the buffer's names in all modules. kept: name in checkpoints; None: not persistent."""
+    """One buffer. names: the buffer's names in all modules. saved_name: name in checkpoints; None: not persistent."""
 
     tensor: Tensor
     names: tuple[str, ...]
-    kept: str | None
+    saved_name: str | None
 
 
 def iterate_buffers(model: nn.Module) -> Iterator[Buffer]:
@@ -36,7 +36,7 @@ def list_filled_buffers(model: nn.Module) -> list[Buffer]:
     """Return the buffers. Raises ValueError for a meta-device buffer that neither checkpoint nor init fills."""
     buffers = list(iterate_buffers(model))
     for buffer in buffers:
-        if buffer.tensor.is_meta and buffer.kept is None:
+        if buffer.tensor.is_meta and buffer.saved_name is None:
             raise ValueError(
                 f"the buffer {buffer.names[0]} is not persistent, so neither initialization nor checkpoints fill it: "
                 "compute the buffer in forward, or register it as persistent"

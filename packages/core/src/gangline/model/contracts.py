@@ -1,7 +1,7 @@
 """Optional methods and attributes of a model's modules, and their callers.
 
 bind(axis)             called once by the strategy if a parameter of the module is sharded along an axis or a fold
-multiply_by(precision) called once by the strategy, before the first matmul of a module that is not a `Linear`
+set_precision(precision) called once by the strategy, before the first matmul of a module that is not a `Linear`
 after_step(totals)     called by the runtime after each step of the optimizer
 attention, loss        functions at a seam of the plan, which a strategy may replace
 """
@@ -28,10 +28,10 @@ class Bindable(Protocol):
 
 
 @runtime_checkable
-class OwnProducts(Protocol):
+class OwnMatmuls(Protocol):
     """A module that computes its own matmuls, without a `Linear`."""
 
-    def multiply_by(self, precision: Precision) -> None:
+    def set_precision(self, precision: Precision) -> None:
         """Compute later matmuls with `precision.linear`."""
         ...
 

@@ -36,10 +36,10 @@ def initialise(shards: Iterable[Shard], plan: Plan, seed: int) -> None:
         )
 
     for shard in shards:
-        fill_as_kept(shard, plan, draw)
+        fill_as_stored(shard, plan, draw)
 
 
-def fill_as_kept(shard: Shard, plan: Plan, fill: Callable[[Shard], None]) -> None:
+def fill_as_stored(shard: Shard, plan: Plan, fill: Callable[[Shard], None]) -> None:
     """Fill a `model/...` shard with the stored form of its weight: low-bit if the plan has a `LowBit` rule.
 
     fill: function that fills a shard with the weight in full precision. Raises the errors of the rule's `LowBit.codes`.
@@ -64,9 +64,9 @@ def make_whole_model(
 
 def list_shards(model: nn.Module, plan: Plan) -> list[Shard]:
     """Return the parameters and persistent buffers of an unsharded model as complete `model/...` shards."""
-    again = {name for buffer in iterate_buffers(model) for name in buffer.names if name != buffer.kept}
+    duplicates = {name for buffer in iterate_buffers(model) for name in buffer.names if name != buffer.saved_name}
     return [
         Shard(name_model_array(name), tuple(tensor.shape), tensor.dtype, (0,) * tensor.dim(), tensor)
         for name, tensor in model.state_dict().items()
-        if plan.get_owner(name) == name and name not in again
+        if plan.get_owner(name) == name and name not in duplicates
     ]

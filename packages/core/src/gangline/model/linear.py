@@ -19,16 +19,16 @@ from gangline.model.linear_nodes import EmbeddingNode, LinearNode
 class Linear(nn.Module):
     """Linear layer: x (..., in) -> x Wᵀ + b (..., out), with W (out, in).
 
-    `product` computes the matmul: a strategy sets it to the precision's `linear`, or to a function that calls `linear`.
+    `matmul` computes x Wᵀ + b: a strategy sets it to the precision's `linear`, or to a function that calls `linear`.
     """
 
-    product: Callable[[Tensor, Tensor, Tensor | None], Tensor]
+    matmul: Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
     def __init__(self, node: LinearNode) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(node.out_features, node.in_features))
         self.bias = nn.Parameter(torch.empty(node.out_features)) if node.bias else None
-        self.product = F.linear
+        self.matmul = F.linear
 
     @property
     def matrix(self) -> Tensor:
@@ -36,7 +36,7 @@ class Linear(nn.Module):
         return self.weight
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.product(x, self.matrix, self.bias)
+        return self.matmul(x, self.matrix, self.bias)
 
 
 class Embedding(nn.Module):

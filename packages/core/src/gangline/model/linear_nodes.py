@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from gangline.model.local_sizes import LocalSizes
-from gangline.model.products import Product
+from gangline.model.matmuls import AnyMatmul
 from gangline.model.tree import Decoding, Node, Shape
 
 
@@ -30,7 +30,7 @@ class EmbeddingNode(Node):
         """Return 0: a row is looked up, without a matmul."""
         return 0
 
-    def list_products(self, sizes: LocalSizes, sequence_length: int) -> tuple[Product, ...]:
+    def list_matmuls(self, sizes: LocalSizes, sequence_length: int) -> tuple[AnyMatmul, ...]:
         return ()
 
 

@@ -14,7 +14,7 @@ from typing import ClassVar, Literal
 
 from gangline.model.calls import Call
 from gangline.model.local_sizes import CommVolume, LocalSizes
-from gangline.model.products import Product, list_products
+from gangline.model.matmuls import AnyMatmul, list_matmuls
 
 Shape = tuple[int, ...]
 Decoding = Literal["tokenwise", "cached"]
@@ -38,13 +38,13 @@ class Node(ABC):
         """
         return sum(2 * prod(shape) for shape in self.get_shapes().values() if len(shape) > 1)
 
-    def list_products(self, sizes: LocalSizes, sequence_length: int) -> tuple[Product, ...] | None:
+    def list_matmuls(self, sizes: LocalSizes, sequence_length: int) -> tuple[AnyMatmul, ...] | None:
         """Return the shapes of the matmuls in a forward pass of `sizes.tokens` tokens, unsharded, without child nodes.
 
         Their FLOPs per token must sum to `count_flops`, within 1 %; if they do not, or on None, planning counts the
         node as unknown.
         """
-        return list_products(self.get_shapes(), sizes.tokens)
+        return list_matmuls(self.get_shapes(), sizes.tokens)
 
     def count_activation_bytes(self, sizes: LocalSizes) -> int | None:
         """Return the bytes per microbatch and rank that the forward pass saves for the backward pass, without children.

@@ -60,14 +60,14 @@ class LoraConfig(EditConfig):
         )
 
     def _find_base_problems(self, run: Run) -> list[Problem]:
-        what, products = f"lora.base={self.base}", run.precision.get_product_format()
-        if self.base != "full" and products == "fp16":
+        what, matmul_format = f"lora.base={self.base}", run.precision.get_matmul_format()
+        if self.base != "full" and matmul_format == "fp16":
             why = "bfloat16 has a larger range than float16, so large weights would overflow to infinity."
             return [Problem(f"{what} is not supported with matmuls in float16.", why, "precision=bf16")]
-        if self.base == "8bit" and products not in ("bf16", "fp32", "fp64"):
+        if self.base == "8bit" and matmul_format not in ("bf16", "fp32", "fp64"):
             why = "The weights would be rounded a second time, to the format of the matmuls."
             fix = "precision=bf16, or lora.base=bf16"
-            return [Problem(f"{what} is not supported with matmuls in {products}.", why, fix)]
+            return [Problem(f"{what} is not supported with matmuls in {matmul_format}.", why, fix)]
         if self.base == "8bit" and run.job.compile:
             why = "torch.compile does not support weights that are stored as 8-bit codes."
             return [

@@ -26,26 +26,26 @@ def edit(tree: Node, plan: Plan, options: LoraConfig) -> tuple[Node, Plan, list[
     linears = {path: node for path, node in iterate_nodes(tree) if isinstance(node, LinearNode)}
     chosen_linears = choose_linears(linears, options.targets)
     _check_stacks(chosen_linears, options)
-    cuts: dict[str, tuple] = {}
+    shard_rules: dict[str, tuple] = {}
     inits: dict[str, tuple] = {}
-    theirs: dict[str, tuple] = {}
+    hf_names: dict[str, tuple] = {}
     trained_parts: dict[str, tuple] = {}
     for path, linear in chosen_linears.items():
         tree = replace_node(tree, path, _wrap(map_paths(tree)[path], linear, options, _get_site(path, plan)))
         place = ".".join("*" if part.isdigit() else part for part in path.split("."))  # one rule for all blocks
         a, b, lengths = (f"{place}.{name}" for name in ("lora_a", "lora_b", "lora_lengths"))
         parts = (a, b, lengths) if options.dora else (a, b)
-        cut = plan.get_cuts(f"{path}.weight", len(linear.get_shapes()["weight"])).get("tp")
-        cuts[place] = _make_cuts(cut, a, b) + (_make_length_cuts(cut, lengths) if options.dora else ())
+        rule = plan.get_shard_rules(f"{path}.weight", len(linear.get_shapes()["weight"])).get("tp")
+        shard_rules[place] = _make_rules(rule, a, b) + (_make_length_rules(rule, lengths) if options.dora else ())
         inits[place] = (
             Init(a, "uniform", linear.in_features**-0.5),
             *(Init(part, "constant", 0.0) for part in parts[1:]),
         )
-        theirs[place] = tuple(
+        hf_names[place] = tuple(
             HFName(f"{part}.weight", "") for part in parts
         )  # base directories have no adapter tensors
         trained_parts[place] = parts
-    every = {"cuts": cuts, "inits": inits, "names": theirs, "trained": trained_parts}
+    every = {"sharding": shard_rules, "inits": inits, "names": hf_names, "trained": trained_parts}
     rules: dict[str, tuple] = {kind: sum(of_places.values(), ()) for kind, of_places in every.items()}
     return tree, plan.extend(**rules), list(dict.fromkeys([*chosen_linears, *coded]))
 
@@ -112,20 +112,20 @@ def _wrap(inner: Node, linear: LinearNode, options: LoraConfig, site: str) -> Lo
     return LoraNode(inner=inner, lora_a=lora_a, lora_b=lora_b, scale=options.scale)
 
 
-def _make_cuts(cut: ShardRule | None, a: str, b: str) -> tuple[ShardRule, ...]:
-    if cut is None:
+def _make_rules(rule: ShardRule | None, a: str, b: str) -> tuple[ShardRule, ...]:
+    if rule is None:
         return ()
-    if cut.dim == 0:  # column parallel: A replicated, B sharded by rows
-        return (ShardRule.whole(a, "tp"), ShardRule.colwise(b, cut.unit))
+    if rule.dim == 0:  # column parallel: A replicated, B sharded by rows
+        return (ShardRule.replicated(a, "tp"), ShardRule.colwise(b, rule.granularity))
     return (
-        ShardRule.rowwise(a, cut.unit),
-        ShardRule.whole(b, "tp"),
+        ShardRule.rowwise(a, rule.granularity),
+        ShardRule.replicated(b, "tp"),
     )  # row parallel: A sharded by input features, its outputs summed
 
 
-def _make_length_cuts(cut: ShardRule | None, lengths: str) -> tuple[ShardRule, ...]:
+def _make_length_rules(rule: ShardRule | None, lengths: str) -> tuple[ShardRule, ...]:
     return (
-        (ShardRule.colwise(lengths, cut.unit),)
-        if cut is not None and cut.dim == 0
-        else (ShardRule.whole(lengths, "tp"),)
+        (ShardRule.colwise(lengths, rule.granularity),)
+        if rule is not None and rule.dim == 0
+        else (ShardRule.replicated(lengths, "tp"),)
     )

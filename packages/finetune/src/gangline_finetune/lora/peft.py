@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from gangline import UserError
 from gangline.model.tree import Shape
 from gangline.plan import Plan
-from gangline_models.hugging_face.names import find_theirs
+from gangline_models.hugging_face.names import find_hf_tensors
 from gangline_models.hugging_face.tensor_file import TensorFile
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def find_module(plan: Plan, path: str, shape: Shape) -> str:
 
     Raises UserError unless the parameter is exactly one Hugging Face matrix, since peft adapts Hugging Face matrices.
     """
-    matrices = find_theirs(plan, f"{path}.weight", shape)
+    matrices = find_hf_tensors(plan, f"{path}.weight", shape)
     if len(matrices) != 1 or matrices[0].index is not None or matrices[0].first is not None:
         cut = (
             "Hugging Face files split this weight, or join it with other weights: "
@@ -96,7 +96,7 @@ def split_unsupported_linears(shapes: Mapping[str, Shape], plan: Plan) -> tuple[
     other, same = dict[str, None](), dict[str, None]()
     for part in shapes:
         path = part.removesuffix(".lora_a.weight")
-        if path == part or not find_theirs(plan, f"{path}.weight", shapes[f"{path}.weight"]):
+        if path == part or not find_hf_tensors(plan, f"{path}.weight", shapes[f"{path}.weight"]):
             continue
         try:
             find_module(plan, path, shapes[f"{path}.weight"])
@@ -110,10 +110,10 @@ def map_names(shapes: Mapping[str, Shape], plan: Plan) -> dict[str, str]:
     """Return adapter parameter -> tensor name in peft's file."""
     names = {}
     for name in shapes:
-        for ours, theirs in PARTS.items():
-            if name.endswith(f".{ours}"):
-                path = name.removesuffix(f".{ours}")
-                names[name] = f"base_model.model.{find_module(plan, path, shapes[f'{path}.weight'])}.{theirs}"
+        for part, peft_part in PARTS.items():
+            if name.endswith(f".{part}"):
+                path = name.removesuffix(f".{part}")
+                names[name] = f"base_model.model.{find_module(plan, path, shapes[f'{path}.weight'])}.{peft_part}"
     return names
 
 
@@ -121,11 +121,11 @@ def make_adapter_config(options: LoraConfig, shapes: Mapping[str, Shape], plan: 
     """Return the content of adapter_config.json."""
     wrapped = [name.removesuffix(".lora_a.weight") for name in shapes if name.endswith(".lora_a.weight")]
     modules = [find_module(plan, path, shapes[f"{path}.weight"]) for path in wrapped]
-    transposed = any(find_theirs(plan, f"{path}.weight", shapes[f"{path}.weight"])[0].transpose for path in wrapped)
+    transposed = any(find_hf_tensors(plan, f"{path}.weight", shapes[f"{path}.weight"])[0].transpose for path in wrapped)
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        **{theirs: getattr(options, ours) for ours, theirs in SAME.items()},
+        **{key: getattr(options, option) for option, key in SAME.items()},
         "lora_dropout": options.dropout,
         "target_modules": _shorten_names(modules, _list_unwrapped(shapes, plan, wrapped)),
         "bias": "none",
@@ -141,8 +141,10 @@ def _list_unwrapped(shapes: Mapping[str, Shape], plan: Plan, wrapped: list[str])
         name.removesuffix(".weight") for name, shape in shapes.items() if name.endswith(".weight") and len(shape) > 1
     }
     paths -= {path for path in paths if ".lora_" in path} | set(wrapped)
-    theirs = [one for path in paths for one in find_theirs(plan, f"{path}.weight", shapes[f"{path}.weight"])]
-    return {one.name.removesuffix(".weight").rpartition(".")[2] for one in theirs}
+    hf_tensors = [
+        hf_tensor for path in paths for hf_tensor in find_hf_tensors(plan, f"{path}.weight", shapes[f"{path}.weight"])
+    ]
+    return {hf_tensor.name.removesuffix(".weight").rpartition(".")[2] for hf_tensor in hf_tensors}
 
 
 def _shorten_names(modules: list[str], others: set[str]) -> list[str]:
@@ -189,10 +191,12 @@ def check_files(directory: str, names: Mapping[str, str], shapes: Mapping[str, S
     """Raise UserError, naming the tensor and the shapes, unless the files hold exactly the tensors in `names`."""
     there = read_shapes(directory)
     what = f"lora.adapter={directory} does not fit: its base model or its targets differ from the run's."
-    for ours, theirs in names.items():
-        if theirs not in there:
-            raise UserError(what, f"The tensor {theirs} for {ours} is missing.")
-        if there[theirs] != shapes[ours]:
-            raise UserError(what, f"{theirs} has shape {there[theirs]}; for {ours} the shape must be {shapes[ours]}.")
+    for name, peft_name in names.items():
+        if peft_name not in there:
+            raise UserError(what, f"The tensor {peft_name} for {name} is missing.")
+        if there[peft_name] != shapes[name]:
+            raise UserError(
+                what, f"{peft_name} has shape {there[peft_name]}; for {name} the shape must be {shapes[name]}."
+            )
     if beyond := sorted(set(there) - set(names.values())):
         raise UserError(what, f"{beyond[0]} and {len(beyond) - 1} more tensors match no parameter of this model.")

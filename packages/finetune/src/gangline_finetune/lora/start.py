@@ -26,9 +26,9 @@ def find_adapter_problems(options: LoraConfig, run: Run) -> list[Problem]:
     """Return problems that prevent the run from starting with `options.adapter`."""
     directory = str(options.adapter)
     try:
-        theirs = read_config(directory)
-        adapter_options = {ours: theirs.get(name, DEFAULTS[name]) for ours, name in SAME.items()}
-        other = {ours: value for ours, value in adapter_options.items() if value != getattr(options, ours)}
+        adapter_config = read_config(directory)
+        adapter_options = {option: adapter_config.get(name, DEFAULTS[name]) for option, name in SAME.items()}
+        other = {option: value for option, value in adapter_options.items() if value != getattr(options, option)}
         if other:
             has = ", ".join(f"{SAME[name]}={value}" for name, value in other.items())
             fix = " ".join(f"lora.{name}={str(value).lower()}" for name, value in other.items())

@@ -63,7 +63,7 @@ class Recorder:
 RECORDER = Recorder()  # one per process, because communicators are built before the monitor that records
 
 
-class Heard(Generic[T]):
+class RecordedPending(Generic[T]):
     """Pending collective that records its result when `wait` returns it."""
 
     def __init__(self, inner: Pending[T], what: str) -> None:
@@ -84,7 +84,7 @@ class RecordedComm(Wrapped):
             return call()
         what = f"{name} along {self.axis}"
         RECORDER.note(what, True, *given)
-        return Heard(call(), what)
+        return RecordedPending(call(), what)
 
     def _all_reduce(self, x: Tensor, op: Reduction, background: bool) -> Pending[Tensor]:
         return self._note("all_reduce", lambda: self.inner._all_reduce(x, op, background), x)

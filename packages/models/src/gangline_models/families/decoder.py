@@ -57,39 +57,39 @@ class DecoderFormat(ModelFormat):
         return {name: value for name, value in values.items() if name not in silent}
 
 
-def read_decoder_config(directory: str | Path, theirs: dict[str, Any]) -> DecoderConfig:
+def read_decoder_config(directory: str | Path, hf_config: dict[str, Any]) -> DecoderConfig:
     """Return the options that describe a config.json with one of `ARCHITECTURES`.
 
     Reads the fields of transformers 4 (rope_theta, rope_scaling) and 5 (rope_parameters). Raises UserError for
     unsupported features.
     """
     architecture, holder, ranges = (
-        theirs["architectures"][0],
+        hf_config["architectures"][0],
         f"{directory} holds a model",
         resolve_hints_with_ranges(DecoderConfig),
     )
     for key, value in ABSENT.items():
-        if theirs.get(key, value) != value:
+        if hf_config.get(key, value) != value:
             raise UserError(
-                f"{directory} holds a model with unsupported {key}={theirs[key]}.",
+                f"{directory} holds a model with unsupported {key}={hf_config[key]}.",
                 f"gangline's decoder supports only {key}={value}.",
             )
-    ours = {
-        option: check_value(key, theirs[key], ranges[option], holder)
+    options = {
+        option: check_value(key, hf_config[key], ranges[option], holder)
         for option, key in SAME.items()
-        if theirs.get(key) is not None
+        if hf_config.get(key) is not None
     }
-    missing = [SAME[name] for name in NEEDED if name not in ours]
+    missing = [SAME[name] for name in NEEDED if name not in options]
     if missing:
         raise UserError(f"{directory}/config.json lacks {', '.join(missing)}.")
-    ours.setdefault("norm_eps", 1e-6)  # default of transformers
-    refuse_unknown(directory, theirs, KNOWN)
+    options.setdefault("norm_eps", 1e-6)  # default of transformers
+    refuse_unknown(directory, hf_config, KNOWN)
     if ARCHITECTURES[architecture]:
-        ours.setdefault("head_dim", 128)  # default of Qwen3; other architectures: hidden_size / heads
+        options.setdefault("head_dim", 128)  # default of Qwen3; other architectures: hidden_size / heads
     return DecoderConfig(
-        **ours,
-        **read_rope(directory, theirs, ranges),
-        **read_window(directory, theirs, ours["layers"]),
+        **options,
+        **read_rope(directory, hf_config, ranges),
+        **read_window(directory, hf_config, options["layers"]),
         qk_norm=ARCHITECTURES[architecture],
         weights=str(directory),
     )
@@ -115,10 +115,10 @@ def make_config_json(config: DecoderConfig, *, dtype: str = "float32", max_posit
     UserError for features that no architecture supports. The z-loss is left out, since it matters only in training.
     """
     architecture = choose_architecture(config)
-    values = {theirs: getattr(config, option) for option, theirs in SAME.items()}
+    values = {key: getattr(config, option) for option, key in SAME.items()}
     scaling = None
     if config.rope_scaling_factor is not None:
-        scaling = {"rope_type": "llama3", **{theirs: getattr(config, option) for option, theirs in SCALING.items()}}
+        scaling = {"rope_type": "llama3", **{key: getattr(config, option) for option, key in SCALING.items()}}
         max_position = round(config.rope_original_max_position * config.rope_scaling_factor)
     return {
         "architectures": [architecture],

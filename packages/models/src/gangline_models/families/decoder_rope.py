@@ -21,12 +21,12 @@ ROPE_FIELDS = ("rope_theta", "rope_scaling", "rope_parameters", SHARE, ORIGINAL)
 PLAIN = {"rope_type", "type", "rope_theta", SHARE, ORIGINAL}
 
 
-def read_rope(directory: str | Path, theirs: Mapping[str, Any], ranges: Mapping[str, Any]) -> dict[str, Any]:
+def read_rope(directory: str | Path, hf_config: Mapping[str, Any], ranges: Mapping[str, Any]) -> dict[str, Any]:
     """Return the RoPE options of a config.json. A missing field has the default of transformers.
 
     ranges: option -> its type and range. Raises UserError for unsupported features, and for an incomplete scaling.
     """
-    parameters, old = theirs.get("rope_parameters") or {}, theirs.get("rope_scaling") or {}
+    parameters, old = hf_config.get("rope_parameters") or {}, hf_config.get("rope_scaling") or {}
     if parameters and old and parameters != old:
         what = f"{directory} holds a model with rope_scaling={old} and different rope_parameters."
         raise UserError(what, f"rope_parameters={parameters}; remove one of the two fields from config.json.")
@@ -39,18 +39,18 @@ def read_rope(directory: str | Path, theirs: Mapping[str, Any], ranges: Mapping[
         )
     known_names = PLAIN | (set(SCALING.values()) if kind == "llama3" else set())
     unknown_fields = {name: value for name, value in rope.items() if name not in known_names and value is not None}
-    if (share := rope.get(SHARE, theirs.get(SHARE, 1.0))) != 1.0:
+    if (share := rope.get(SHARE, hf_config.get(SHARE, 1.0))) != 1.0:
         unknown_fields[SHARE] = share
     if unknown_fields:
         what = f"{directory} holds a model with unsupported rope_parameters={unknown_fields} of rope_type={kind}."
         raise UserError(what, "gangline's decoder does not implement these parameters.")
-    theta = rope.get("rope_theta", theirs.get("rope_theta", 10_000.0))
+    theta = rope.get("rope_theta", hf_config.get("rope_theta", 10_000.0))
     if kind == "default":
         scaled = {}
     else:
-        lengths = {ORIGINAL: theirs.get("max_position_embeddings")} | dict(rope)
-        if ORIGINAL in theirs:  # a field at the top level has precedence
-            lengths[ORIGINAL] = theirs[ORIGINAL]
+        lengths = {ORIGINAL: hf_config.get("max_position_embeddings")} | dict(rope)
+        if ORIGINAL in hf_config:  # a field at the top level has precedence
+            lengths[ORIGINAL] = hf_config[ORIGINAL]
         scaled = {option: lengths.get(name) for option, name in SCALING.items()}
     missing = [SCALING[name] for name, value in scaled.items() if value is None]
     missing += ["rope_theta"] if theta is None else []

@@ -23,22 +23,22 @@ WINDOW_FIELDS = ("sliding_window", "use_sliding_window", "max_window_layers", "l
 SLIDING, FULL = "sliding_attention", "full_attention"
 
 
-def read_window(directory: str | Path, theirs: Mapping[str, Any], layers: int) -> dict[str, Any]:
+def read_window(directory: str | Path, hf_config: Mapping[str, Any], layers: int) -> dict[str, Any]:
     """Return `window` and `full_every` from a config.json. Raises UserError for a pattern beyond these options."""
-    architecture = (theirs.get("architectures") or [None])[0]
+    architecture = (hf_config.get("architectures") or [None])[0]
     kinds = {"sliding_window": PositiveInt | None, "max_window_layers": NonNegativeInt | None}
     for name, hint in (kinds | {"use_sliding_window": bool | None}).items():
-        check_value(name, theirs.get(name), hint, f"{directory} holds a model")
+        check_value(name, hf_config.get(name), hint, f"{directory} holds a model")
     if architecture == "LlamaForCausalLM":
-        if theirs.get("use_sliding_window") or SLIDING in (theirs.get("layer_types") or ()):
+        if hf_config.get("use_sliding_window") or SLIDING in (hf_config.get("layer_types") or ()):
             raise UserError(
                 f"{directory} holds a Llama model with unsupported sliding windows.",
                 "transformers ignores the windows of a Llama model.",
             )
         return {}
     if architecture == "MistralForCausalLM":
-        window = theirs.get("sliding_window", WINDOW)
-        types = theirs.get("layer_types")
+        window = hf_config.get("sliding_window", WINDOW)
+        types = hf_config.get("layer_types")
         if types is not None and set(types) != {FULL if window is None else SLIDING}:
             raise UserError(
                 f"{directory} holds a Mistral model with unsupported layer_types={types}.",
@@ -46,14 +46,14 @@ def read_window(directory: str | Path, theirs: Mapping[str, Any], layers: int) -
                 "The architecture MinistralForCausalLM supports layer_types.",
             )
         return {"window": window}
-    window = theirs.get("sliding_window", WINDOW) if theirs.get("use_sliding_window") else None
+    window = hf_config.get("sliding_window", WINDOW) if hf_config.get("use_sliding_window") else None
     if window is None:
         first = layers
     else:
-        first = theirs.get("max_window_layers", FIRST)
+        first = hf_config.get("max_window_layers", FIRST)
     if first is None:
         raise UserError(f"{directory}/config.json has sliding windows, but lacks max_window_layers.")
-    types = theirs.get("layer_types") or [SLIDING if i >= first else FULL for i in range(layers)]
+    types = hf_config.get("layer_types") or [SLIDING if i >= first else FULL for i in range(layers)]
     if len(types) != layers:
         raise UserError(
             f"{directory} holds a model with invalid layer_types={types}.", f"The list must have {layers} entries."

@@ -113,7 +113,7 @@ class DeepSeekFormat(FamilyFormat[DeepSeek]):
     options = DeepSeek
     architectures = ("DeepseekV3ForCausalLM",)
     model_type = "deepseek_v3"
-    same = {name: theirs for name, theirs in SIZES.items() if name != "kv_heads"} | {
+    same = {name: key for name, key in SIZES.items() if name != "kv_heads"} | {
         "q_rank": "q_lora_rank",
         "kv_rank": "kv_lora_rank",
         "nope_dim": "qk_nope_head_dim",
@@ -158,7 +158,7 @@ class DeepSeekFormat(FamilyFormat[DeepSeek]):
 def build(config: DeepSeek, run: Run | None = None) -> tuple[DecoderNode, Plan]:
     """Build the tree and its plan."""
     q, kv = config.head_width, config.nope_dim + config.v_dim
-    cuts = (
+    sharding = (
         ShardRule.colwise("blocks.*.attention.wq", q),
         ShardRule.colwise("blocks.*.attention.q.up", q),
         ShardRule.colwise("blocks.*.attention.kv.up", kv),
@@ -166,7 +166,10 @@ def build(config: DeepSeek, run: Run | None = None) -> tuple[DecoderNode, Plan]:
     )
     names = ModuleNames(NAMES, unread=FURTHER)
     return plan_family(
-        config, lambda index: build_block(config, _build_latent_attention(config, index, run)), names=names, cuts=cuts
+        config,
+        lambda index: build_block(config, _build_latent_attention(config, index, run)),
+        names=names,
+        sharding=sharding,
     )
 
 

@@ -54,12 +54,12 @@ class FamilyFormat(ModelFormat, ABC, Generic[Family]):
         reader = ConfigReader(directory, config)
         options: dict[str, Any] = {}
         ranges = resolve_hints_with_ranges(self.options)
-        for ours, theirs in self.same.items():
-            if ours not in self.silent:
-                options[ours] = reader.require(theirs, ranges[ours])
+        for option, key in self.same.items():
+            if option not in self.silent:
+                options[option] = reader.require(key, ranges[option])
             else:
-                read = reader.take if ours in self.nullable else reader.read_given
-                options[ours] = read(theirs, self.silent[ours], ranges[ours])
+                read = reader.take if option in self.nullable else reader.read_given
+                options[option] = read(key, self.silent[option], ranges[option])
         for name, value in self.absent.items():
             reader.expect(name, value)
         options |= self.read_more(reader, options)
@@ -75,7 +75,7 @@ class FamilyFormat(ModelFormat, ABC, Generic[Family]):
         return {
             "architectures": list(self.architectures[:1]),
             "model_type": self.model_type,
-            **{theirs: description[ours] for ours, theirs in self.same.items()},
+            **{key: description[option] for option, key in self.same.items()},
             **self.absent,
             "max_position_embeddings": max_position,
             **self.write_more(options, max_position),

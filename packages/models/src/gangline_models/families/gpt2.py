@@ -114,7 +114,7 @@ def build(config: Gpt2, run: Run | None = None) -> tuple[DecoderNode, Plan]:
     top = {"embed.tokens": "wte", "embed.positions": "wpe", "head.norm": "ln_f"}
     names = ModuleNames(
         LAYER,
-        {ours: f"{prefix}{name}" for ours, name in top.items()} | {"head": "lm_head"},
+        {module: f"{prefix}{name}" for module, name in top.items()} | {"head": "lm_head"},
         layers=prefix + "h.{0}.",
         transposed=TRANSPOSED,
         rows={f"attention.{name}": (index * dim, 3 * dim) for index, name in enumerate(("wq", "wk", "wv"))},

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from gangline.config import Run
     from gangline_models.hugging_face.config_reader import ConfigReader
 
-NAMES = {name: theirs for name, theirs in LAYER.items() if not name.startswith("feed_forward.")}
+NAMES = {name: hf_name for name, hf_name in LAYER.items() if not name.startswith("feed_forward.")}
 LINEARS = ("w_gate", "w_up", "w_down")
 
 

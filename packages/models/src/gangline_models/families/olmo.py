@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gangline.config import Run
     from gangline_models.hugging_face.config_reader import ConfigReader
 
-NAMES = {name: theirs for name, theirs in LAYER.items() if name not in ("attention_norm", "feed_forward_norm")} | {
+NAMES = {name: hf_name for name, hf_name in LAYER.items() if name not in ("attention_norm", "feed_forward_norm")} | {
     "attention_out_norm": "post_attention_layernorm",
     "feed_forward_out_norm": "post_feedforward_layernorm",
 }
@@ -100,5 +100,5 @@ def build(config: Olmo2 | Olmo3, run: Run | None = None) -> tuple[DecoderNode, P
             feed_forward_out_norm=norm,
         )
 
-    cuts = tuple(ShardRule.colwise(f"blocks.*.attention.{name}", head) for name in norms)
-    return plan_family(config, make_block, names=ModuleNames(NAMES), cuts=cuts)
+    sharding = tuple(ShardRule.colwise(f"blocks.*.attention.{name}", head) for name in norms)
+    return plan_family(config, make_block, names=ModuleNames(NAMES), sharding=sharding)

@@ -173,7 +173,7 @@ def build(config: Qwen3Next, run: Run | None = None) -> tuple[DecoderNode, Plan]
         make_block,
         norm=norm,
         names=_make_names(config),
-        cuts=(
+        sharding=(
             ShardRule.colwise(f"{here}.wq", 2 * config.head_width),
             ShardRule.colwise(f"{here}.wqkvz", 2 * config.delta_key_dim + 2 * wide),
             ShardRule.colwise(f"{here}.wba", 2 * values),

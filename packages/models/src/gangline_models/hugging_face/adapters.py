@@ -86,12 +86,14 @@ def find_frozen_bits(shapes: Shapes, plan: Plan, base: str | None) -> int | None
     shapes: shapes of all parameters. base: Hugging Face directory of the base weights; None: no directory. Weights that
     are bfloat16 in `base` are not rounded by bfloat16 storage. If `base` cannot be read, all are assumed to be rounded.
     """
-    from gangline_models.hugging_face.names import find_theirs
+    from gangline_models.hugging_face.names import find_hf_tensors
     from gangline_models.hugging_face.tensors import Tensors
 
     def is_in_base(name: str) -> bool:
         """Return whether the base directory stores the parameter in bfloat16."""
-        return all(tensors.get_dtype(theirs.name) == "bfloat16" for theirs in find_theirs(plan, name, shapes[name]))
+        return all(
+            tensors.get_dtype(hf_tensor.name) == "bfloat16" for hf_tensor in find_hf_tensors(plan, name, shapes[name])
+        )
 
     dtypes = {name: rule.dtype for name in shapes if (rule := plan.find_low_bit(name)) is not None}
     if "int8" in dtypes.values():

@@ -19,7 +19,7 @@ from gangline.errors import UserError
 from gangline.shard import is_of_model, parse_parameter
 from gangline_basics.checkpoint.weights import add_weights, find_weights_under
 from gangline_models.hugging_face.config import make_run_config_json, read_edited_config
-from gangline_models.hugging_face.names import find_theirs
+from gangline_models.hugging_face.names import find_hf_tensors
 from gangline_models.hugging_face.write import DTYPES, MAX_SHARD_BYTES, export
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def write_model(
         )
     read = merge_edits(read, model_shapes, wrapping)
     config = make_run_config_json(run, where, options.dtype)
-    shapes = {name: shape for name, shape in model_shapes.items() if find_theirs(plan, name, shape)}
+    shapes = {name: shape for name, shape in model_shapes.items() if find_hf_tensors(plan, name, shape)}
     most = int(options.shard_gb * 1e9)
     export(
         options.out,

@@ -91,17 +91,17 @@ def read_edited_config(
 
     edits: option classes of edits to look for; None: classes of all installed edits.
     """
-    theirs, edit_options = read_config(directory), []
+    hf_config, edit_options = read_config(directory), []
     for cls in list_edit_classes() if edits is None else edits:
-        if (format := get_edit_format(cls)) is not None and (read := format.read(cls, theirs)) is not None:
-            options, theirs = read
+        if (format := get_edit_format(cls)) is not None and (read := format.read(cls, hf_config)) is not None:
+            options, hf_config = read
             edit_options += [options] * format.has_weights(options, directory)
-    return _read_model(directory, theirs), edit_options
+    return _read_model(directory, hf_config), edit_options
 
 
-def _read_model(directory: str | Path, theirs: dict[str, Any]) -> ModelConfig:
-    architecture = (theirs.get("architectures") or [None])[0]
-    return find_model_format(str(architecture), directory).read(directory, theirs)
+def _read_model(directory: str | Path, hf_config: dict[str, Any]) -> ModelConfig:
+    architecture = (hf_config.get("architectures") or [None])[0]
+    return find_model_format(str(architecture), directory).read(directory, hf_config)
 
 
 def make_run_config_json(run: Run, where: str, dtype: str) -> dict[str, Any]:

@@ -18,14 +18,14 @@ class ConfigReader:
     holder: beginning of error messages; "": "DIRECTORY holds a model".
     """
 
-    def __init__(self, directory: str | Path, theirs: Mapping[str, Any], holder: str = "") -> None:
-        self.directory, self._theirs = directory, theirs
+    def __init__(self, directory: str | Path, hf_config: Mapping[str, Any], holder: str = "") -> None:
+        self.directory, self._hf_config = directory, hf_config
         self.holder = holder or f"{directory} holds a model"
         self._asked: set[str] = set()
 
     def holds(self, name: str) -> bool:
         """Return whether the file has the field, even with value null."""
-        return name in self._theirs
+        return name in self._hf_config
 
     def take(self, name: str, absent: Any = None, hint: Any = Any) -> Any:
         """Return the field, which may be null, or `absent` if the file lacks it."""
@@ -45,7 +45,7 @@ class ConfigReader:
 
     def _get(self, name: str, absent: Any = None) -> Any:
         self._asked.add(name)
-        return self._theirs.get(name, absent)
+        return self._hf_config.get(name, absent)
 
     def check(self, name: str, value: Any, hint: Any) -> Any:
         """Return `value`, the value of field `name`. Raises UserError if the value does not fit `hint`."""
@@ -68,4 +68,4 @@ class ConfigReader:
 
     def finish(self) -> None:
         """Raise UserError if a field that was not read may change the model."""
-        refuse_unknown(self.directory, self._theirs, self._asked)
+        refuse_unknown(self.directory, self._hf_config, self._asked)

@@ -27,11 +27,11 @@ HARMLESS = frozenset(
 OFF = dict.fromkeys(("is_encoder_decoder", "add_cross_attention", "tie_encoder_decoder", "rope_interleaved"), False)
 
 
-def refuse_unknown(directory: str | Path, theirs: Mapping[str, Any], read_names: Collection[str]) -> None:
+def refuse_unknown(directory: str | Path, hf_config: Mapping[str, Any], read_names: Collection[str]) -> None:
     """Raise UserError if a field that was not read may change the model: it is not null and not harmless."""
     unknown_fields = {
         name: value
-        for name, value in theirs.items()
+        for name, value in hf_config.items()
         if value is not None
         and name not in read_names
         and name not in HARMLESS

@@ -16,7 +16,7 @@ COMPUTED = re.compile(r".*\.rotary_emb\.inv_freq")
 
 
 @dataclass(frozen=True)
-class Theirs:
+class HFTensor:
     """Hugging Face tensor that holds a parameter, or a part of the parameter.
 
     shape      shape of the tensor
@@ -37,17 +37,17 @@ class Theirs:
     optional: bool = False
 
 
-def find_theirs(plan: Plan, name: str, shape: tuple[int, ...]) -> list[Theirs]:
+def find_hf_tensors(plan: Plan, name: str, shape: tuple[int, ...]) -> list[HFTensor]:
     """Return the Hugging Face tensors that make up a parameter. Raises UserError if the plan has no name for it."""
     for rule in plan.names:
-        theirs = rule.translate(name)
-        if theirs is None:
+        hf_name = rule.translate(name)
+        if hf_name is None:
             continue
-        if not theirs:
+        if not hf_name:
             return []
         if rule.how == "stack":
-            each = (theirs.replace("{n}", str(i)) for i in range(shape[0]))
-            return [Theirs(one, shape[1:], index=i, optional=rule.optional) for i, one in enumerate(each)]
+            hf_names = (hf_name.replace("{n}", str(i)) for i in range(shape[0]))
+            return [HFTensor(one, shape[1:], index=i, optional=rule.optional) for i, one in enumerate(hf_names)]
         first, dim = None, rule.dim
         if rule.rows is not None:
             first, shape = rule.rows[0], (*shape[:dim], rule.rows[1], *shape[dim + 1 :])
@@ -56,7 +56,7 @@ def find_theirs(plan: Plan, name: str, shape: tuple[int, ...]) -> list[Theirs]:
             last = len(shape) - 1
             shape = (*shape[:-2], shape[-1], shape[-2])
             dim = {last: last - 1, last - 1: last}.get(dim, dim)
-        return [Theirs(theirs, shape, None, turned, first, rule.every, dim, rule.optional)]
+        return [HFTensor(hf_name, shape, None, turned, first, rule.every, dim, rule.optional)]
     raise UserError(
         f"the model's plan has no Hugging Face name for parameter {name!r}.",
         "Add the name to `Plan.names` in the code of the model: loading and exporting weights require the name.",
@@ -71,7 +71,7 @@ def find_unknown_names(plan: Plan, names: Iterable[str], shapes: Shapes | None =
     """
     names = list(names)
     here = None if shapes is None else _list_exact_names(plan, shapes)
-    rules = [(rule, _compile_pattern(plan, rule)) for rule in plan.names if rule.theirs]
+    rules = [(rule, _compile_pattern(plan, rule)) for rule in plan.names if rule.hf_name]
     unread_layers = {
         layer for rule, pattern in rules if rule.unread == "layer" for layer in _match_layers(pattern, names)
     }
@@ -95,13 +95,15 @@ def find_unknown_names(plan: Plan, names: Iterable[str], shapes: Shapes | None =
 
 def find_layers(plan: Plan, names: Iterable[str]) -> set[int]:
     """Return the layer numbers that appear in the Hugging Face `names`."""
-    return {layer for rule in plan.names if rule.theirs for layer in _match_layers(_compile_pattern(plan, rule), names)}
+    return {
+        layer for rule in plan.names if rule.hf_name for layer in _match_layers(_compile_pattern(plan, rule), names)
+    }
 
 
 def _list_exact_names(plan: Plan, shapes: Shapes) -> set[str]:
     """Return the Hugging Face names of the parameters, and of aliases tied to a parameter."""
     aliases = (rule.translate(alias) for alias, _ in plan.tied for rule in plan.names)
-    names = {theirs.name for name, shape in shapes.items() for theirs in find_theirs(plan, name, shape)}
+    names = {hf_tensor.name for name, shape in shapes.items() for hf_tensor in find_hf_tensors(plan, name, shape)}
     return names | {name for name in aliases if name}
 
 
@@ -113,7 +115,7 @@ def _match_layers(pattern: re.Pattern[str], names: Iterable[str]) -> set[int]:
 
 def _compile_pattern(plan: Plan, rule: HFName) -> re.Pattern[str]:
     """Compile a rule to a pattern of Hugging Face names; group `layer` is the block number in a rule for all blocks."""
-    theirs = re.escape(rule.theirs)
+    hf_name = re.escape(rule.hf_name)
     if rule.pattern.startswith(f"{plan.blocks}.*."):
-        theirs = theirs.replace(r"\{0\}", r"(?P<layer>\d+)", 1)
-    return re.compile(re.sub(r"\\\{(\d+|n)\\\}", r"[^.]+", theirs))
+        hf_name = hf_name.replace(r"\{0\}", r"(?P<layer>\d+)", 1)
+    return re.compile(re.sub(r"\\\{(\d+|n)\\\}", r"[^.]+", hf_name))

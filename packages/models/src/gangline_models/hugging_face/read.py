@@ -12,7 +12,7 @@ from gangline.errors import UserError
 from gangline.model.tree import get_parameter_shapes
 from gangline.plan import Plan
 from gangline.shard import parse_parameter
-from gangline_models.hugging_face.names import Shapes, Theirs, find_layers, find_theirs, find_unknown_names
+from gangline_models.hugging_face.names import HFTensor, Shapes, find_hf_tensors, find_layers, find_unknown_names
 from gangline_models.hugging_face.tensors import Tensors
 
 if TYPE_CHECKING:
@@ -32,20 +32,20 @@ def load_pretrained(directory: str | Path, shards: Iterable[Shard], plan: Plan, 
     previous shard is full.
     Raises UserError if a tensor is missing, has another shape, or does not belong to this model.
     """
-    from gangline.model.init import fill_as_kept, initialise
+    from gangline.model.init import fill_as_stored, initialise
 
     with Tensors(directory) as tensors:
-        _refuse_strangers(tensors, plan)
+        _refuse_unknown_tensors(tensors, plan)
         _refuse_untied(tensors, plan)
 
         def read(shard: Shard) -> None:
-            sources = _find_brought(tensors, plan, shard)
-            if not sources:
+            hf_tensors = _find_stored_tensors(tensors, plan, shard)
+            if not hf_tensors:
                 initialise([shard], plan, seed)
-            for theirs in sources:
-                _fill(tensors, theirs, shard, plan)
+            for hf_tensor in hf_tensors:
+                _fill(tensors, hf_tensor, shard, plan)
 
-        fill_each(lambda shard: fill_as_kept(shard, plan, read), shards)
+        fill_each(lambda shard: fill_as_stored(shard, plan, read), shards)
 
 
 def check_pretrained(directory: str | Path, shards: Iterable[Shard], plan: Plan) -> None:
@@ -57,11 +57,11 @@ def check_pretrained(directory: str | Path, shards: Iterable[Shard], plan: Plan)
     """
     shards = list(shards)
     with Tensors(directory) as tensors:
-        _refuse_strangers(tensors, plan, {parse_parameter(shard.name): shard.global_shape for shard in shards})
+        _refuse_unknown_tensors(tensors, plan, {parse_parameter(shard.name): shard.global_shape for shard in shards})
         _refuse_untied(tensors, plan)
         for shard in shards:
-            for theirs in _find_brought(tensors, plan, shard):
-                _check(tensors, theirs, shard, plan)
+            for hf_tensor in _find_stored_tensors(tensors, plan, shard):
+                _check(tensors, hf_tensor, shard, plan)
 
 
 def refuse_larger(directory: str | Path, tree: Node) -> None:
@@ -86,10 +86,10 @@ def check_names(directory: str | Path, plan: Plan, shapes: Shapes) -> None:
     shapes: shapes of the model's parameters and persistent buffers. Raises UserError for any other tensor.
     """
     with Tensors(directory) as tensors:
-        _refuse_strangers(tensors, plan, shapes)
+        _refuse_unknown_tensors(tensors, plan, shapes)
 
 
-def _refuse_strangers(tensors: Tensors, plan: Plan, shapes: Shapes | None = None) -> None:
+def _refuse_unknown_tensors(tensors: Tensors, plan: Plan, shapes: Shapes | None = None) -> None:
     left_over = find_unknown_names(plan, tensors.files, shapes)
     if not left_over:
         return
@@ -131,27 +131,31 @@ def _is_same_tensor(tensors: Tensors, one: str, other: str) -> bool:
     return all(torch.equal(rows.view(torch.uint8), rest.view(torch.uint8)) for (_, rows), (_, rest) in pairs)
 
 
-def _find_brought(tensors: Tensors, plan: Plan, shard: Shard) -> list[Theirs]:
+def _find_stored_tensors(tensors: Tensors, plan: Plan, shard: Shard) -> list[HFTensor]:
     """Return the Hugging Face tensors of a shard's parameter; [] if the parameter is to be initialised by seed."""
-    sources = find_theirs(plan, _get_owner(plan, shard), shard.global_shape)
-    return [] if all(theirs.optional and theirs.name not in tensors.files for theirs in sources) else sources
+    hf_tensors = find_hf_tensors(plan, _get_owner(plan, shard), shard.global_shape)
+    return (
+        []
+        if all(hf_tensor.optional and hf_tensor.name not in tensors.files for hf_tensor in hf_tensors)
+        else hf_tensors
+    )
 
 
 def _get_owner(plan: Plan, shard: Shard) -> str:
     return plan.get_owner(parse_parameter(shard.name))
 
 
-def _check(tensors: Tensors, theirs: Theirs, shard: Shard, plan: Plan) -> None:
-    shape = tensors.get_shape(theirs.name)
-    if shape != theirs.shape:
+def _check(tensors: Tensors, hf_tensor: HFTensor, shard: Shard, plan: Plan) -> None:
+    shape = tensors.get_shape(hf_tensor.name)
+    if shape != hf_tensor.shape:
         raise UserError(
-            f"{tensors.directory}: {theirs.name} has shape {shape}.",
-            f"For {_get_owner(plan, shard)} the shape must be {theirs.shape}.",
+            f"{tensors.directory}: {hf_tensor.name} has shape {shape}.",
+            f"For {_get_owner(plan, shard)} the shape must be {hf_tensor.shape}.",
         )
-    dtype = tensors.get_dtype(theirs.name)
+    dtype = tensors.get_dtype(hf_tensor.name)
     if "float" not in dtype and shard.dtype.is_floating_point:
         raise UserError(
-            f"{tensors.directory}: {theirs.name} holds values of dtype {dtype}.",
+            f"{tensors.directory}: {hf_tensor.name} holds values of dtype {dtype}.",
             f"{_get_owner(plan, shard)} is a floating-point weight; integers are codes of a quantised model.",
             "Download or export the model in float32, float16 or bfloat16.",
         )
@@ -188,23 +192,23 @@ def fill_each(fill: Callable[[Shard], None], shards: Iterable[Shard]) -> None:
         one.result()
 
 
-def _fill(tensors: Tensors, theirs: Theirs, shard: Shard, plan: Plan) -> None:
+def _fill(tensors: Tensors, hf_tensor: HFTensor, shard: Shard, plan: Plan) -> None:
     import torch
 
     box, local = shard.box.slices, shard.local
-    if theirs.index is not None:
-        if not box[0].start <= theirs.index < box[0].stop:
+    if hf_tensor.index is not None:
+        if not box[0].start <= hf_tensor.index < box[0].stop:
             return
-        local, box = local[theirs.index - box[0].start], box[1:]
-    if theirs.transpose:
+        local, box = local[hf_tensor.index - box[0].start], box[1:]
+    if hf_tensor.transpose:
         local, box = local.mT, (*box[:-2], box[-1], box[-2])
-    if theirs.first is not None:
-        dim, every = theirs.dim, theirs.every
-        start, stop = box[dim].start * every + theirs.first, box[dim].stop * every + theirs.first
+    if hf_tensor.first is not None:
+        dim, every = hf_tensor.dim, hf_tensor.every
+        start, stop = box[dim].start * every + hf_tensor.first, box[dim].stop * every + hf_tensor.first
         box = (*box[:dim], slice(start, max(start, stop - every + 1), every), *box[dim + 1 :])
-    _check(tensors, theirs, shard, plan)
-    if tensors.fill(theirs.name, box, local):
+    _check(tensors, hf_tensor, shard, plan)
+    if tensors.fill(hf_tensor.name, box, local):
         return
     with torch.no_grad():
-        for first, rows in tensors.iterate_blocks(theirs.name, box):
+        for first, rows in tensors.iterate_blocks(hf_tensor.name, box):
             (local[first : first + len(rows)] if local.dim() else local).copy_(rows)

@@ -117,7 +117,7 @@ def read_choice(
             raise reader.explain_missing(f"{name} in rope_parameters with rope_type={kind}")
         if name in fields and fields[name] is None and name not in config.nullable:
             raise reader.explain(f"rope_parameters.{name}", "null", "The field must not be null.")
-    ranges = {name: resolve_hints_with_ranges(config)[ours] for ours, name in config.words.items()}
+    ranges = {name: resolve_hints_with_ranges(config)[option] for option, name in config.words.items()}
     checked_fields = {
         name: reader.check(name, fields[name], ranges[name]) for name in words if fields.get(name) is not None
     }

@@ -34,7 +34,7 @@ DTYPES = {
     "U8": "uint8",
     "BOOL": "bool",
 }
-_THEIRS = {ours: theirs for theirs, ours in DTYPES.items()}
+_STORED_DTYPES = {dtype: stored_dtype for stored_dtype, dtype in DTYPES.items()}
 
 
 def encode_header(dtype: str, shapes: Mapping[str, tuple[int, ...]]) -> tuple[bytes, dict[str, int]]:
@@ -46,7 +46,7 @@ def encode_header(dtype: str, shapes: Mapping[str, tuple[int, ...]]) -> tuple[by
     ends = [0]
     for name, shape in shapes.items():
         ends.append(ends[-1] + prod(shape) * get_itemsize(dtype))
-        header[name] = {"dtype": _THEIRS[dtype], "shape": list(shape), "data_offsets": ends[-2:]}
+        header[name] = {"dtype": _STORED_DTYPES[dtype], "shape": list(shape), "data_offsets": ends[-2:]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # aligns the tensors' bytes
     begin = 8 + len(text)
@@ -90,10 +90,10 @@ class TensorFile:
 
     def get_dtype(self, name: str) -> str:
         """Return the torch name of a tensor's dtype. Raises UserError for an unsupported dtype."""
-        theirs = self._entries[name]["dtype"]
-        if theirs not in DTYPES:
-            raise UserError(f"{self.path}: {name} has dtype {theirs}, which is not supported.")
-        return DTYPES[theirs]
+        stored_dtype = self._entries[name]["dtype"]
+        if stored_dtype not in DTYPES:
+            raise UserError(f"{self.path}: {name} has dtype {stored_dtype}, which is not supported.")
+        return DTYPES[stored_dtype]
 
     def fill(self, name: str, box: tuple[slice, ...], local: torch.Tensor) -> bool:
         """Read the slice `box` of a tensor directly into `local`; return whether that was possible.

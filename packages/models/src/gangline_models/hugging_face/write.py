@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from gangline.errors import UserError
 from gangline.plan import Plan
 from gangline.shard import get_itemsize
-from gangline_models.hugging_face.names import Theirs, find_theirs
+from gangline_models.hugging_face.names import HFTensor, find_hf_tensors
 from gangline_models.hugging_face.tensor_file import encode_header
 from gangline_models.hugging_face.tensors import INDEX, ONE_FILE
 
@@ -34,7 +34,7 @@ BLOCK_BYTES = 8 << 20  # maximum bytes to convert at a time
 
 @dataclass
 class _Slot:
-    theirs: Theirs
+    hf_tensor: HFTensor
     nbytes: int
     file: str = ""
     offset: int = 0  # offset in the file, in bytes
@@ -64,7 +64,10 @@ def export(
     if target.exists():
         raise UserError(f"{target} already exists.", "gangline export does not overwrite.", "Name another directory.")
     slots = {
-        name: [_Slot(theirs, prod(theirs.shape) * get_itemsize(dtype)) for theirs in find_theirs(plan, name, shape)]
+        name: [
+            _Slot(hf_tensor, prod(hf_tensor.shape) * get_itemsize(dtype))
+            for hf_tensor in find_hf_tensors(plan, name, shape)
+        ]
         for name, shape in shapes.items()
     }
     partial = target.with_name(f".{target.name}.partial")
@@ -92,7 +95,7 @@ def _write(
     import torch
 
     every = [slot for group in slots.values() for slot in group]
-    place = {slot.theirs.name: slot for slot in every}
+    place = {slot.hf_tensor.name: slot for slot in every}
     files, joined = _lay_out(list(place.values()), max_shard_bytes), _Joined(every)
     with ExitStack() as stack:
         handles = {
@@ -103,16 +106,16 @@ def _write(
             if name not in slots:
                 raise ValueError(f"array {name!r} is not a parameter of the model, or was passed twice")
             for slot in slots.pop(name):
-                part = tensor if slot.theirs.index is None else tensor[slot.theirs.index]
-                part = part.mT if slot.theirs.transpose else part
-                whole = joined.take(slot.theirs, part.detach())
+                part = tensor if slot.hf_tensor.index is None else tensor[slot.hf_tensor.index]
+                part = part.mT if slot.hf_tensor.transpose else part
+                whole = joined.take(slot.hf_tensor, part.detach())
                 if whole is None:
                     continue
-                if tuple(whole.shape) != slot.theirs.shape:
+                if tuple(whole.shape) != slot.hf_tensor.shape:
                     raise ValueError(
-                        f"array {name!r} results in shape {tuple(whole.shape)}, expected {slot.theirs.shape}"
+                        f"array {name!r} results in shape {tuple(whole.shape)}, expected {slot.hf_tensor.shape}"
                     )
-                slot = place[slot.theirs.name]
+                slot = place[slot.hf_tensor.name]
                 file = handles[slot.file]
                 file.seek(slot.offset)
                 for rows in _split_blocks(whole):
@@ -124,7 +127,7 @@ def _write(
             file.flush()
             os.fsync(file.fileno())
     if len(files) > 1:
-        where = {slot.theirs.name: name for name, content in files.items() for slot in content}
+        where = {slot.hf_tensor.name: name for name, content in files.items() for slot in content}
         size = sum(slot.nbytes for content in files.values() for slot in content)
         index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(where.items()))}
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
@@ -134,26 +137,26 @@ class _Joined:
     """Buffer of parameters that a Hugging Face tensor joins, kept until all parameters of the tensor have arrived."""
 
     def __init__(self, slots: Iterable[_Slot]) -> None:
-        self._missing = Counter(slot.theirs.name for slot in slots if slot.theirs.first is not None)
-        self._come: dict[str, dict[int, torch.Tensor]] = {}
+        self._missing = Counter(slot.hf_tensor.name for slot in slots if slot.hf_tensor.first is not None)
+        self._received: dict[str, dict[int, torch.Tensor]] = {}
 
-    def take(self, theirs: Theirs, part: torch.Tensor) -> torch.Tensor | None:
+    def take(self, hf_tensor: HFTensor, part: torch.Tensor) -> torch.Tensor | None:
         """Return the joined tensor when its last part arrives; None before."""
         import torch
 
-        if theirs.first is None:
+        if hf_tensor.first is None:
             return part
-        come = self._come.setdefault(theirs.name, {})
-        self._missing[theirs.name] -= 1
-        if self._missing[theirs.name]:
-            come[theirs.first] = part.clone()  # the next array may reuse the memory
+        received = self._received.setdefault(hf_tensor.name, {})
+        self._missing[hf_tensor.name] -= 1
+        if self._missing[hf_tensor.name]:
+            received[hf_tensor.first] = part.clone()  # the next array may reuse the memory
             return None
-        come[theirs.first] = part
-        del self._come[theirs.name]
-        parts = [come[first] for first in sorted(come)]
-        if theirs.every > 1:
-            return torch.stack(parts, dim=theirs.dim + 1).flatten(theirs.dim, theirs.dim + 1)
-        return torch.cat(parts, dim=theirs.dim)
+        received[hf_tensor.first] = part
+        del self._received[hf_tensor.name]
+        parts = [received[first] for first in sorted(received)]
+        if hf_tensor.every > 1:
+            return torch.stack(parts, dim=hf_tensor.dim + 1).flatten(hf_tensor.dim, hf_tensor.dim + 1)
+        return torch.cat(parts, dim=hf_tensor.dim)
 
 
 def _split_blocks(tensor: torch.Tensor) -> Iterable[torch.Tensor]:
@@ -183,8 +186,8 @@ def _lay_out(slots: list[_Slot], max_shard_bytes: int) -> dict[str, list[_Slot]]
 
 def _begin(file: BinaryIO, slots: list[_Slot], dtype: str) -> BinaryIO:
     """Write the header of a file and set the offset of each slot."""
-    header, offsets = encode_header(dtype, {slot.theirs.name: slot.theirs.shape for slot in slots})
+    header, offsets = encode_header(dtype, {slot.hf_tensor.name: slot.hf_tensor.shape for slot in slots})
     file.write(header)
     for slot in slots:
-        slot.offset = offsets[slot.theirs.name]
+        slot.offset = offsets[slot.hf_tensor.name]
     return file

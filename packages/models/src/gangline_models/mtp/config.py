@@ -69,9 +69,9 @@ class Mtp(EditConfig):
         return [Problem(what, why, f"mtp=off, or {off}; or model.weights=DIR of a DeepSeek-V3 with MTP weights.")]
 
     def list_notices(self, run: Run) -> list[str]:
-        from gangline_models.mtp.edit import list_their_names
+        from gangline_models.mtp.edit import list_hf_names
 
-        if not list_their_names(run):
+        if not list_hf_names(run):
             return [
                 "mtp: an export omits the MTP weights, because Hugging Face files of this model have no such tensors."
             ]
@@ -90,9 +90,9 @@ class Mtp(EditConfig):
         if directory is None or holds_checkpoint(run):
             return [], []
         from gangline_models.hugging_face.tensors import list_tensor_names
-        from gangline_models.mtp.edit import list_their_names
+        from gangline_models.mtp.edit import list_hf_names
 
-        stored_names, module_names = list_tensor_names(directory), list_their_names(run)
+        stored_names, module_names = list_tensor_names(directory), list_hf_names(run)
         return [name for name in module_names if name in stored_names], [
             name for name in module_names if name not in stored_names
         ]

@@ -12,7 +12,7 @@ from gangline.model.linear_nodes import LinearNode
 from gangline.model.tree import Node, get_parameter_shapes, iterate_nodes, map_paths, replace_node
 from gangline.plan import HFName, Init, Plan, matches
 from gangline_basics.model.decoder_nodes import DecoderNode, HeadNode
-from gangline_models.hugging_face.names import find_theirs
+from gangline_models.hugging_face.names import find_hf_tensors
 from gangline_models.mtp.nodes import MtpHeadNode, MtpNode
 
 if TYPE_CHECKING:
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from gangline_models.mtp.config import Mtp
 
 # Submodule -> name in DeepSeek-V3's files, after the layer's prefix.
-THEIRS = {"embed_norm": "enorm", "hidden_norm": "hnorm", "merge": "eh_proj", "head.norm": "shared_head.norm"}
+HF_MODULES = {"embed_norm": "enorm", "hidden_norm": "hnorm", "merge": "eh_proj", "head.norm": "shared_head.norm"}
 COPIES = {"embed": "embed_tokens", "head": "shared_head.head"}  # copies of tensors that the model owns: not loaded
 # Fields of `Plan` that list rules with a pattern; fields of `Plan` that list patterns.
-RULES, PATTERNS = ("cuts", "inits", "seams", "low_bit"), ("master_dtype", "partial_grad", "frozen", "trained")
+RULES, PATTERNS = ("sharding", "inits", "seams", "low_bit"), ("master_dtype", "partial_grad", "frozen", "trained")
 
 
 def edit(tree: Node, plan: Plan, options: Mtp) -> tuple[Node, Plan, list[str]]:
@@ -91,10 +91,10 @@ def _plan_blocks(tree: Node, plan: Plan, last: str) -> dict[str, list[Any]]:
     rules: dict[str, list[Any]] = {}
     for kind in RULES:
         rules[kind] = [
-            replace(rule, pattern=ours) for rule in getattr(plan, kind) for ours in inside.rename(rule.pattern)
+            replace(rule, pattern=pattern) for rule in getattr(plan, kind) for pattern in inside.rename(rule.pattern)
         ]
     for kind in PATTERNS:
-        rules[kind] = [ours for pattern in getattr(plan, kind) for ours in inside.rename(pattern)]
+        rules[kind] = [renamed for pattern in getattr(plan, kind) for renamed in inside.rename(pattern)]
     return rules
 
 
@@ -129,33 +129,35 @@ def _plan_names(plan: Plan, edited: Node, depth: int) -> Iterator[HFName]:
     blocks = f"{plan.blocks}.*."
     begin = _find_layer_prefix(plan)
     for index in range(depth):
-        layer, ours = plan.layers + index, f"{_get_modules_path(plan)}.{index}"
-        for module, theirs in (*THEIRS.items(), *COPIES.items()):
+        layer, path = plan.layers + index, f"{_get_modules_path(plan)}.{index}"
+        for module, hf_module in (*HF_MODULES.items(), *COPIES.items()):
             for leaf in ("weight", "bias"):
-                name = "" if begin is None else f"{begin.format(layer)}{theirs}.{leaf}"
-                yield HFName(f"{ours}.{module}.{leaf}", name, optional=True)
+                name = "" if begin is None else f"{begin.format(layer)}{hf_module}.{leaf}"
+                yield HFName(f"{path}.{module}.{leaf}", name, optional=True)
         for rule in plan.names:
             if rule.pattern.startswith(blocks):
-                theirs = "" if begin is None else _number_layer(rule.theirs, layer)
-                yield replace(rule, pattern=f"{ours}.block.{rule.pattern[len(blocks) :]}", theirs=theirs, optional=True)
+                hf_name = "" if begin is None else _number_layer(rule.hf_name, layer)
+                yield replace(
+                    rule, pattern=f"{path}.block.{rule.pattern[len(blocks) :]}", hf_name=hf_name, optional=True
+                )
 
 
 def _find_layer_prefix(plan: Plan) -> str | None:
     """Return a layer's name prefix, with a placeholder for its number; None if the files have no MTP modules."""
-    merge = f"{plan.blocks}.*.{THEIRS['merge']}.weight"
-    names = (rule.theirs for rule in plan.names if rule.pattern == merge)
-    return next((theirs.removesuffix(f"{THEIRS['merge']}.weight") for theirs in names), None)
+    merge = f"{plan.blocks}.*.{HF_MODULES['merge']}.weight"
+    names = (rule.hf_name for rule in plan.names if rule.pattern == merge)
+    return next((hf_name.removesuffix(f"{HF_MODULES['merge']}.weight") for hf_name in names), None)
 
 
-def _number_layer(theirs: str, layer: int) -> str:
+def _number_layer(hf_name: str, layer: int) -> str:
     """Return the Hugging Face name with `layer` for {0}; the remaining placeholders are renumbered from 0."""
-    theirs = theirs.replace("{0}", str(layer))
-    for star in range(1, theirs.count("{") + 1):
-        theirs = theirs.replace(f"{{{star}}}", f"{{{star - 1}}}")
-    return theirs
+    hf_name = hf_name.replace("{0}", str(layer))
+    for star in range(1, hf_name.count("{") + 1):
+        hf_name = hf_name.replace(f"{{{star}}}", f"{{{star - 1}}}")
+    return hf_name
 
 
-def list_their_names(run: Run) -> list[str]:
+def list_hf_names(run: Run) -> list[str]:
     """Return the Hugging Face names of the MTP modules' tensors."""
     tree, plan = compose_model(run)
     module_shapes = (
@@ -163,7 +165,7 @@ def list_their_names(run: Run) -> list[str]:
         for name, shape in get_parameter_shapes(tree).items()
         if name.startswith(f"{_get_modules_path(plan)}.")
     )
-    return [theirs.name for name, shape in module_shapes for theirs in find_theirs(plan, name, shape)]
+    return [hf_tensor.name for name, shape in module_shapes for hf_tensor in find_hf_tensors(plan, name, shape)]
 
 
 def list_frozen(run: Run) -> list[str]:

@@ -34,15 +34,15 @@ class RopeChoice(PartConfig):
         return None
 
     @classmethod
-    def read(cls, theirs: Mapping[str, Any]) -> RopeChoice:
-        """Return the options that `theirs`, the `rope_parameters` of a config.json, describe."""
-        options = {ours: theirs[name] for ours, name in cls.words.items() if theirs.get(name) is not None}
+    def read(cls, parameters: Mapping[str, Any]) -> RopeChoice:
+        """Return the options that `parameters`, the `rope_parameters` of a config.json, describe."""
+        options = {option: parameters[name] for option, name in cls.words.items() if parameters.get(name) is not None}
         return cls(**options)
 
     def to_json(self) -> dict[str, Any]:
         """Return the options as `rope_parameters`."""
         values = {item.name: getattr(self, item.name) for item in fields(self)}
-        parameters = {name: values[ours] for ours, name in self.words.items() if values[ours] is not None}
+        parameters = {name: values[option] for option, name in self.words.items() if values[option] is not None}
         return {"rope_type": self.kind, **parameters}
 
     def compute_max_position(self, trained: int) -> int:

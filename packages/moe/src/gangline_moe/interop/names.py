@@ -20,21 +20,22 @@ def list_expert_names(place: str, options: MoeOptions, qk_norm: bool, biased: Se
     """
     if biased:
         return _list_gpt_oss_names(place, options)
-    theirs = "model.layers.{0}.mlp"
+    hf_prefix = "model.layers.{0}.mlp"
     words = {"w_gate": "gate_proj", "w_up": "up_proj", "w_down": "down_proj"}
     if not qk_norm and not list_missing_overrides(MIXTRAL, options, {}):
-        theirs, words = "model.layers.{0}.block_sparse_moe", {"w_gate": "w1", "w_up": "w3", "w_down": "w2"}
-    names = [HFName(f"{place}.router.gate.weight", f"{theirs}.gate.weight")]
+        hf_prefix, words = "model.layers.{0}.block_sparse_moe", {"w_gate": "w1", "w_up": "w3", "w_down": "w2"}
+    names = [HFName(f"{place}.router.gate.weight", f"{hf_prefix}.gate.weight")]
     names += [
-        HFName(f"{place}.experts.{o}.weight", f"{theirs}.experts.{{n}}.{t}.weight", "stack") for o, t in words.items()
+        HFName(f"{place}.experts.{o}.weight", f"{hf_prefix}.experts.{{n}}.{t}.weight", "stack")
+        for o, t in words.items()
     ]
     if options.shared:
-        prefix = f"{theirs}.shared_expert" + ("" if options.shared_gate else "s")
-        names += [HFName(f"{place}.shared.{o}.weight", f"{prefix}.{t}.weight") for o, t in words.items()]
+        shared_prefix = f"{hf_prefix}.shared_expert" + ("" if options.shared_gate else "s")
+        names += [HFName(f"{place}.shared.{o}.weight", f"{shared_prefix}.{t}.weight") for o, t in words.items()]
     if options.shared_gate:
-        names.append(HFName(f"{place}.shared_gate.weight", f"{theirs}.shared_expert_gate.weight"))
+        names.append(HFName(f"{place}.shared_gate.weight", f"{hf_prefix}.shared_expert_gate.weight"))
     if options.router.bias_rate:
-        names.append(HFName(f"{place}.router.bias", f"{theirs}.gate.e_score_correction_bias"))
+        names.append(HFName(f"{place}.router.bias", f"{hf_prefix}.gate.e_score_correction_bias"))
     if options.router.global_aux_loss:
         names.append(HFName(f"{place}.router.share", ""))
     return tuple(names)
@@ -42,12 +43,12 @@ def list_expert_names(place: str, options: MoeOptions, qk_norm: bool, biased: Se
 
 def _list_gpt_oss_names(place: str, options: MoeOptions) -> tuple[HFName, ...]:
     """Return the names of gpt-oss: weights stacked and transposed, columns of gate and up-projection interleaved."""
-    hidden, theirs = 2 * (options.ffn_dim or 0), "model.layers.{0}.mlp"
-    names = [HFName(f"{place}.router.gate.{leaf}", f"{theirs}.router.{leaf}") for leaf in ("weight", "bias")]
+    hidden, hf_prefix = 2 * (options.ffn_dim or 0), "model.layers.{0}.mlp"
+    names = [HFName(f"{place}.router.gate.{leaf}", f"{hf_prefix}.router.{leaf}") for leaf in ("weight", "bias")]
     for first, name in enumerate(("w_gate", "w_up")):
-        ours, both, rows = f"{place}.experts.{name}", f"{theirs}.experts.gate_up_proj", (first, hidden)
-        names.append(HFName(f"{ours}.weight", both, "transpose", rows, every=2, dim=1))
-        names.append(HFName(f"{ours}.bias", f"{both}_bias", "same", rows, every=2, dim=1))
-    names.append(HFName(f"{place}.experts.w_down.weight", f"{theirs}.experts.down_proj", "transpose"))
-    names.append(HFName(f"{place}.experts.w_down.bias", f"{theirs}.experts.down_proj_bias"))
+        module, both, rows = f"{place}.experts.{name}", f"{hf_prefix}.experts.gate_up_proj", (first, hidden)
+        names.append(HFName(f"{module}.weight", both, "transpose", rows, every=2, dim=1))
+        names.append(HFName(f"{module}.bias", f"{both}_bias", "same", rows, every=2, dim=1))
+    names.append(HFName(f"{place}.experts.w_down.weight", f"{hf_prefix}.experts.down_proj", "transpose"))
+    names.append(HFName(f"{place}.experts.w_down.bias", f"{hf_prefix}.experts.down_proj_bias"))
     return (*names, *([HFName(f"{place}.router.share", "")] if options.router.global_aux_loss else []))

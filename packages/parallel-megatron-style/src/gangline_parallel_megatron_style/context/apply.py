@@ -12,7 +12,7 @@ from gangline.comm.base import Comm
 from gangline.model.calls import AttentionCall, Call, call_of
 from gangline.model.contracts import get_seam_function
 from gangline.plan import Plan, matches, names
-from gangline_basics.model.recall import Recall
+from gangline_basics.model.last_value_cache import LastValueCache
 from gangline_basics.model.seams import call_at
 from gangline_parallel_megatron_style.context.cut import TokenOrder
 from gangline_parallel_megatron_style.context.ring import RingAttention
@@ -38,7 +38,7 @@ def set_attention(
     patterns = [seam.pattern for seam in plan.seams if seam.name == "attention"]
     rings: dict[AttentionCall, RingAttention] = {}
     attentions: list[tuple[nn.Module, Callable[..., Tensor]]] = []
-    recall, attention_paths = Recall(), list[str]()
+    cache, attention_paths = LastValueCache(), list[str]()
     modules = {path: m for path, m in model.named_modules() if any(matches(pattern, path) for pattern in patterns)}
     for path, module in modules.items():
         inner = get_seam_function(module, "attention")
@@ -49,7 +49,7 @@ def set_attention(
         if method == "ring":
             module.attention = rings.setdefault(call, RingAttention(comm, call))
         else:
-            module.attention = UlyssesAttention(comm, inner, recall)
+            module.attention = UlyssesAttention(comm, inner, cache)
         attention_paths.append(path)
     for path in modules:
         named = any(names(pattern, path) for pattern in patterns)

@@ -22,7 +22,7 @@ from torch import Tensor
 from gangline.comm.base import Comm, Pending
 from gangline.model.calls import AttentionCall
 from gangline_basics.model.attention import PLAIN
-from gangline_basics.model.recall import Recall
+from gangline_basics.model.last_value_cache import LastValueCache
 from gangline_parallel_megatron_style.context.blocks import Kernel, choose_kernel
 from gangline_parallel_megatron_style.context.supported import explain_unsupported
 from gangline_parallel_megatron_style.context.visibility import AttentionBlock, Visibility, make_attention_block
@@ -37,7 +37,7 @@ class RingAttention:
 
     comm: Comm
     computes: AttentionCall = PLAIN
-    _recall: Recall = field(default_factory=Recall, repr=False)
+    _cache: LastValueCache = field(default_factory=LastValueCache, repr=False)
 
     def __post_init__(self) -> None:
         if extras := explain_unsupported(self.computes):
@@ -51,7 +51,7 @@ class RingAttention:
         visibility, call = None, self.computes
         if document is not None or call.window is not None:
             source = position if document is None else document
-            visibility = self._recall(None, source, lambda: Visibility(document, position, call, self.comm))
+            visibility = self._cache(None, source, lambda: Visibility(document, position, call, self.comm))
         return _Ring.apply(q, k, v, visibility, self.comm, call)
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from gangline.comm.base import Comm
-from gangline_basics.model.recall import Recall
+from gangline_basics.model.last_value_cache import LastValueCache
 from gangline_basics.parallel.autograd import all_to_all
 
 Attention = Callable[..., Tensor]
@@ -27,12 +27,12 @@ Attention = Callable[..., Tensor]
 class UlyssesAttention:
     """Ulysses for the `attention` seam over the ranks of `comm`, around the attention function `inner`.
 
-    recall: cache of gathered positions and documents, shared by all layers
+    cache: cache of gathered positions and documents, shared by all layers
     """
 
     comm: Comm
     inner: Attention
-    recall: Recall = field(default_factory=Recall, repr=False)
+    cache: LastValueCache = field(default_factory=LastValueCache, repr=False)
 
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor, document: Tensor | None, position: Tensor, *per_head: Tensor
@@ -48,7 +48,7 @@ class UlyssesAttention:
         copies = self.comm.size // gcd(self.comm.size, k.shape[1])
         if copies > 1:
             k, v = (x.repeat_interleave(copies, dim=1) for x in (k, v))
-        sequences = self.recall(document is None, position, lambda: _gather_positions(position, document, self.comm))
+        sequences = self.cache(document is None, position, lambda: _gather_positions(position, document, self.comm))
         own_parts = [x.chunk(self.comm.size)[self.comm.index] for x in per_head]
         q, k, v = _gather_tokens((q, k, v), self.comm)
         return _gather_heads(self.inner(q, k, v, sequences.document, sequences.position, *own_parts), self.comm)

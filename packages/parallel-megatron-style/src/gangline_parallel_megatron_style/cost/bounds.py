@@ -36,19 +36,19 @@ ROUGH = 0.9  # safety factor of the memory bound: rows and the arrays of a block
 class Whole:
     """Numbers of one microbatch on one rank, without a pipeline.
 
-    work       operations of the model
-    transfers  transfers that the rank waits for in the forward and backward passes
-    numbers    minimum number of parameters of a block on the rank, before its rows are sharded
-    kept       minimum bytes that a block saves for its backward pass
-    head       number of parameters of the head
-    largest    number of parameters of the largest matrix of the head
-    logits     bytes of the logits
+    work         operations of the model
+    transfers    transfers that the rank waits for in the forward and backward passes
+    numbers      minimum number of parameters of a block on the rank, before its rows are sharded
+    saved_bytes  minimum bytes that a block saves for its backward pass
+    head         number of parameters of the head
+    largest      number of parameters of the largest matrix of the head
+    logits       bytes of the logits
     """
 
     work: StageWork
     transfers: tuple[Transfer, ...]
     numbers: int
-    kept: int
+    saved_bytes: int
     head: int
     largest: int
     logits: int
@@ -112,7 +112,7 @@ def _list_data_transfers(
         return ()
     each = microbatches if config.zero >= 2 and not run.deterministic else 0
     width = run.precision.get_sizes()
-    again = microbatches if config.zero == 3 else 0
+    weight_gathers = microbatches if config.zero == 3 else 0
     return _list_transfers(
         mesh,
         axes,
@@ -120,7 +120,7 @@ def _list_data_transfers(
         network.find_tier(mesh, *axes),
         config.zero,
         each,
-        again,
+        weight_gathers,
         blocks,
         whole.numbers,
         width.wire,
@@ -136,7 +136,7 @@ def _list_transfers(
     tier: Tier,
     zero: int,
     each: int,
-    again: int,
+    weight_gathers: int,
     blocks: int,
     numbers: int,
     wire: int,
@@ -146,7 +146,7 @@ def _list_transfers(
 
     sizes  number of ranks in a node, in a rack and in a datacentre
     each   number of gradient reductions per step (one per microbatch); 0: one at the end of the step
-    again  number of weight gathers per step (one per microbatch); 0: one after the optimizer step
+    weight_gathers  number of weight gathers per step (one per microbatch); 0: one after the optimizer step
     """
     ranks, near = mesh.size(*axes), [count_together(mesh, axes, size)[1] for size in sizes]
 
@@ -169,7 +169,7 @@ def _list_transfers(
     if zero == 0:
         return (make_transfer("all_reduce", "end", 1, wire),)
     scatter = make_transfer("reduce_scatter", "B" if each else "end", each or 1, wire)
-    return scatter, make_transfer("all_gather", "F" if again else "update", again or 1, compute)
+    return scatter, make_transfer("all_gather", "F" if weight_gathers else "update", weight_gathers or 1, compute)
 
 
 def _count_most_bytes(
@@ -191,7 +191,7 @@ def _count_most_bytes(
     most = 0.0
     for rank, total, fewest in blocks:
         peak_activations = schedule_type.activations(pp, microbatches, chunks, rank) if pp > 1 else 1
-        rank_bytes = total * whole.numbers * (weights + gradients + own) + peak_activations * fewest * whole.kept
+        rank_bytes = total * whole.numbers * (weights + gradients + own) + peak_activations * fewest * whole.saved_bytes
         head = pp - 1 if schedule_type.placement == "loop" or pp == 1 else 0
         if rank == head:
             cut = gradients < width.gradient
@@ -254,7 +254,7 @@ def _count(config: AxesConfig, run: Run, mesh: Mesh, model: tuple[Node, Plan], n
         work=timing.count_stage_work(case, gpu)[0],
         transfers=tuple(transfers),
         numbers=min(numbers),
-        kept=min(
+        saved_bytes=min(
             activations.count_block(case, index, local) for index, _ in traffic.group_kinds(case, range(plan.layers))
         ),
         head=sum(array.size for array in case.list_arrays("head")),

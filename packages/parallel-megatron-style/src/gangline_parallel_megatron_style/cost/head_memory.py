@@ -27,7 +27,7 @@ def reads_the_embedding(case: Case) -> bool:
     return case.pp == 1 and (tied or bool(case.head_blocks))
 
 
-def count_kept_logits(case: Case) -> int:
+def count_logits_bytes(case: Case) -> int:
     """Return the bytes of logits and their gradient while the weight's gradient is computed; 0 without tp.
 
     Under tp the loss and its matmul are one operator, which frees its saved tensors at its end; with a chunked loss it
@@ -53,7 +53,7 @@ def iterate_head_moments(
     in_backward = activations.count_head_bytes(case, sizes)["logits"] - (len(blocks) + 1) * each
     shared_grads, freed = Shared(case), 0
     cut = [array for array in arrays if memory.cuts_gradients(case, array.group)]
-    whole, kept_logits = sum(array.size for array in cut) * case.bytes.gradient, count_kept_logits(case)
+    whole, logits_bytes = sum(array.size for array in cut) * case.bytes.gradient, count_logits_bytes(case)
     for number in range(len(blocks), -1, -1):
         # the gradient memory of a parameter group is allocated at the group's first gradient
         there = 0 if number == len(blocks) else whole
@@ -63,14 +63,14 @@ def iterate_head_moments(
 
         yield make_moment(there, in_backward + (number + 1) * each, activations=-freed)
         use_bytes = shared_grads.count_use(f"{case.plan.head}.weight")
-        yield make_moment(whole, number * each + kept_logits, use_bytes, activations=-freed)
+        yield make_moment(whole, number * each + logits_bytes, use_bytes, activations=-freed)
         shared_grads.wait(f"{case.plan.head}.weight", more=number > 0)
         if not number:
             return
         path = blocks[number - 1]
-        again = activations.count_whole_block(case, path, sizes) - activations.count_block(case, path, sizes)
+        recomputed_bytes = activations.count_whole_block(case, path, sizes) - activations.count_block(case, path, sizes)
         largest = max((a.size for a in arrays if a.name.startswith(f"{path}.") and len(a.shape) > 1), default=0)
-        yield make_moment(whole, number * each, largest * case.bytes.gradient, activations=again - freed)
+        yield make_moment(whole, number * each, largest * case.bytes.gradient, activations=recomputed_bytes - freed)
         freed += activations.count_block(case, path, sizes)
         use_bytes = shared_grads.count_use(f"{case.plan.embed}.weight")
         yield make_moment(whole, number * each, use_bytes, activations=-freed)

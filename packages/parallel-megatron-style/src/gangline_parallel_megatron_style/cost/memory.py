@@ -13,7 +13,7 @@ from gangline_basics.parallel.owners import count_most_matrix_bytes
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.cost.parameters import Array, ParamGroup
 
-KEPT = "kept by the reduction"  # arrays that a gradient reduction keeps, such as error feedback
+REDUCTION_STATE = "gradient reduction state"  # arrays that a gradient reduction keeps, such as error feedback
 
 
 def count_state_bytes(case: Case, rank: int) -> Counter[str]:
@@ -35,20 +35,20 @@ def count_state_bytes(case: Case, rank: int) -> Counter[str]:
         if not own_stages.isdisjoint(array.stages)
     ]
     for array in ends:
-        state_bytes.update(_count_kept(case, [array], updated=array.stages[0] in own_stages))
+        state_bytes.update(_count_state(case, [array], updated=array.stages[0] in own_stages))
     for block in case.list_blocks(rank):
         key = ("state", case.get_kind(block)[0])
         if key not in case.known:
-            case.known[key] = _count_kept(case, case.list_arrays(block))
+            case.known[key] = _count_state(case, case.list_arrays(block))
         state_bytes.update(case.known[key])
     if not case.config.offload:
         state_bytes["optimizer state"] += _count_matrices(case, rank)
-    if kept_numbers := sum(
-        count_kept_numbers(case, group, size)
+    if reduction_numbers := sum(
+        count_reduction_state(case, group, size)
         for group, size in count_group_numbers(case, rank).items()
         if group.kind.trained
     ):
-        state_bytes[KEPT] = kept_numbers * case.bytes.wire
+        state_bytes[REDUCTION_STATE] = reduction_numbers * case.bytes.wire
     return state_bytes
 
 
@@ -65,7 +65,7 @@ def _count_matrices(case: Case, rank: int) -> int:
     return matrix_bytes
 
 
-def _count_kept(case: Case, arrays: Iterable[Array], updated: bool = True) -> Counter[str]:
+def _count_state(case: Case, arrays: Iterable[Array], updated: bool = True) -> Counter[str]:
     """Return the state of arrays, kind -> bytes. `updated`: whether the optimizer updates the arrays on this rank."""
     width, host = case.bytes, case.config.offload
     state_bytes: Counter[str] = Counter()
@@ -73,7 +73,7 @@ def _count_kept(case: Case, arrays: Iterable[Array], updated: bool = True) -> Co
         part, weights, masters = (
             count_state_numbers(case, array),
             count_weight_bytes(case, array.group),
-            count_kept_bytes(case, array.group),
+            count_stored_bytes(case, array.group),
         )
         if not releases(case, array.group):
             state_bytes["weights"] += array.size * weights
@@ -92,13 +92,13 @@ def _count_kept(case: Case, arrays: Iterable[Array], updated: bool = True) -> Co
     return state_bytes
 
 
-def count_kept_numbers(case: Case, group: ParamGroup, numbers: int) -> int:
+def count_reduction_state(case: Case, group: ParamGroup, numbers: int) -> int:
     """Return the number of elements that the gradient reduction keeps on a rank for a group of `numbers` parameters."""
     if group.copies > 1:
-        return case.gradients.count_kept(numbers // group.shards, group.copies, scatters=False)
+        return case.gradients.count_state(numbers // group.shards, group.copies, scatters=False)
     if group.shards == 1:
         return 0
-    return case.gradients.count_kept(numbers, group.shards, scatters=case.config.zero > 0)
+    return case.gradients.count_state(numbers, group.shards, scatters=case.config.zero > 0)
 
 
 def count_state_numbers(case: Case, array: Array) -> int:
@@ -108,10 +108,10 @@ def count_state_numbers(case: Case, array: Array) -> int:
 
 def count_weight_bytes(case: Case, group: ParamGroup) -> int:
     """Return the bytes per element of the weights of a group in the forward pass."""
-    return count_kept_bytes(case, group) if group.kind.master_dtype else case.bytes.compute
+    return count_stored_bytes(case, group) if group.kind.master_dtype else case.bytes.compute
 
 
-def count_kept_bytes(case: Case, group: ParamGroup) -> int:
+def count_stored_bytes(case: Case, group: ParamGroup) -> int:
     """Return the stored bytes per element of a group: in the dtype of master weights, or in a frozen low-bit dtype."""
     return case.bytes.master if group.kind.low_bit is None else get_itemsize(group.kind.low_bit)
 

@@ -57,7 +57,7 @@ def iterate_rank_moments(case: Case, rank: int, sizes: ActivationSizes) -> Itera
     for stage in case.get_stages(rank):
         module_arrays = _group_by_place(case, rank, stage)
         places = list(module_arrays)
-        activation_bytes = {place: _count_kept(case, place, sizes) for place in places}
+        activation_bytes = {place: _count_saved_bytes(case, place, sizes) for place in places}
         whole = {
             place: _count_once(case, "whole", place, arrays, _count_whole) for place, arrays in module_arrays.items()
         }
@@ -160,7 +160,7 @@ def _list_moments(case: Case, place: Place, arrays: list[Array], sizes: Activati
     return list(case.known[key])
 
 
-def _count_kept(case: Case, place: Place, sizes: ActivationSizes) -> int:
+def _count_saved_bytes(case: Case, place: Place, sizes: ActivationSizes) -> int:
     """Return the bytes of activations that the backward pass of a module frees."""
     if isinstance(place, int):
         return activations.count_block(case, place, sizes)
@@ -200,11 +200,11 @@ def _iterate_moments(case: Case, place: Place, arrays: list[Array], sizes: Activ
     gradient is first in the matmul's dtype, then in the gradient dtype. If gradients are sharded, the memory of the
     full gradient is allocated at the first new gradient, and the copy in the matmul's dtype is freed, except under tp,
     which adds gradients itself. Logits are freed earlier, except with a vocabulary sharded over tp
-    (`head_memory.count_kept_logits`).
+    (`head_memory.count_logits_bytes`).
     """
     width = case.bytes
     narrow = width.compute if width.compute != width.gradient else 0
-    kept_logits = head_memory.count_kept_logits(case) if place == "head" else 0
+    logits_bytes = head_memory.count_logits_bytes(case) if place == "head" else 0
     gradient_bytes: Counter[str] = Counter()
     first: Counter[str] = Counter()
     for array in arrays:
@@ -214,16 +214,18 @@ def _iterate_moments(case: Case, place: Place, arrays: list[Array], sizes: Activ
             by_autograd = case.tp == 1 or len(array.shape) > 2
             if not (by_autograd and memory.cuts_gradients(case, array.group)):
                 first[of] = max(first[of], array.size * narrow)
-    travels, again = _count_hidden_bytes(case, 1 if place == "embed" else 3), 0
+    travels, recomputed_bytes = _count_hidden_bytes(case, 1 if place == "embed" else 3), 0
     if place == "head":
         yield Counter({"logits": activations.count_head_bytes(case, sizes)["logits"], "buffers": travels})
     elif isinstance(place, int) and case.is_recomputed(place):
-        again = activations.count_whole_block(case, place, sizes) - activations.count_block(case, place, sizes)
+        recomputed_bytes = activations.count_whole_block(case, place, sizes) - activations.count_block(
+            case, place, sizes
+        )
     gradients = max((gradient_bytes[of] + first[of] for of in gradient_bytes), default=0)
     moment = {
         "gradients": _count_whole(case, arrays),
-        "logits": kept_logits,
-        "activations": again,
+        "logits": logits_bytes,
+        "activations": recomputed_bytes,
         "buffers": gradients + travels,
     }
     yield Counter(moment)

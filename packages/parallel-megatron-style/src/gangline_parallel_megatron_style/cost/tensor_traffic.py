@@ -67,12 +67,12 @@ def _find_regions(case: Case, block: Node, at: str, needs_grad: bool = True) -> 
     for path, node in iterate_nodes(block, at):
         for name, shape in node.get_shapes().items():
             full = f"{path}.{name}"
-            cut, trained = case.plan.get_cuts(full, len(shape)).get("tp"), not case.plan.is_frozen(full)
-            if cut is None or len(shape) < 2:
+            rule, trained = case.plan.get_shard_rules(full, len(shape)).get("tp"), not case.plan.is_frozen(full)
+            if rule is None or len(shape) < 2:
                 needs_grad |= trained and not regions
                 continue
             region = regions.setdefault(full.rsplit(".", 2)[0], RegionTraffic(needs_grad=needs_grad or bool(regions)))
-            if cut.dim == 0:
+            if rule.dim == 0:
                 region.enters = shape[1]
                 region.needs_input |= trained
             else:
@@ -107,23 +107,23 @@ def list_tensor_traffic(case: Case, rank: int) -> list[Sent]:
 
 def _list_block_traffic(case: Case, own: dict[str, RegionTraffic], alike: int, recomputed: bool) -> list[Sent]:
     """Return the traffic along tp of `alike` equal blocks with the regions `own`."""
-    axes, n, cut, m, traffic = ("tp",), case.tp, case.sequence_parallel, case.microbatches * alike, list[Sent]()
+    axes, n, sharded, m, traffic = ("tp",), case.tp, case.sequence_parallel, case.microbatches * alike, list[Sent]()
     of_one = case.tokens * case.bytes.compute  # bytes of one feature of all tokens
-    send, there, back = gather if cut else reduce, "hidden states in blocks", "gradients in blocks"
+    send, there, back = gather if sharded else reduce, "hidden states in blocks", "gradients in blocks"
     passes = 2 if recomputed and case.recompute is Recompute.full else 1
     for path, region in own.items():
         last = path == next(reversed(own)) and not isinstance(case.by_path[path], WrapNode)
         if region.leaves:
-            again = passes - 1 - (1 if last and passes > 1 else 0)
+            recomputations = passes - 1 - (1 if last and passes > 1 else 0)
             traffic.append(send(axes, there, n, m, of_one * region.leaves))
-            traffic.append(send(axes, there, n, m * again, of_one * region.leaves, "B"))
-            if cut:
+            traffic.append(send(axes, there, n, m * recomputations, of_one * region.leaves, "B"))
+            if sharded:
                 traffic.append(send(axes, back, n, m, of_one * region.leaves, "B"))
-        if region.enters and cut:
+        if region.enters and sharded:
             traffic.append(send(axes, there, n, m, of_one * region.enters))
             traffic.append(send(axes, there, n, m * (passes - 1), of_one * region.enters, "B"))
         if region.enters and region.needs_grad:  # overlaps with dW: `tensor.crossing.Enter`
-            calls = m * (1 + (cut and region.needs_input))
+            calls = m * (1 + (sharded and region.needs_input))
             traffic.append(send(axes, back, n, calls, of_one * region.enters, "B", not region.needs_input))
     return traffic
 
@@ -173,10 +173,10 @@ def _list_end_traffic(case: Case, stage: int, hidden: int) -> list[Sent]:
     lookups = [case.plan.embed] * (stage == 0) + [at for at, node in beside if isinstance(node, EmbeddingNode)]
     losses = [case.plan.head] * last + [at for at, node in beside if isinstance(node, HeadNode)]
     for path in lookups:
-        if "tp" in case.plan.get_cuts(f"{path}.weight", 2):
+        if "tp" in case.plan.get_shard_rules(f"{path}.weight", 2):
             traffic += _list_lookup_traffic(case, hidden, not case.plan.is_frozen(f"{path}.weight"))
     for path in losses:
-        if "tp" in case.plan.get_cuts(f"{path}.weight", 2):
+        if "tp" in case.plan.get_shard_rules(f"{path}.weight", 2):
             traffic.append(
                 gather(("tp",), "loss", n, case.microbatches, 2 * n * case.tokens * max(4, case.bytes.compute))
             )

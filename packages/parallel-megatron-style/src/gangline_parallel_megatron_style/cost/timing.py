@@ -25,22 +25,22 @@ from gangline_parallel_megatron_style.pipeline.simulate import simulate
 class Flops:
     """Operations of one token over all tp ranks; replicated work counts once for each rank that computes it.
 
-    forward  operations of the forward pass
-    again    operations of the second forward pass of recomputed blocks
-    weights  operations of weight gradients, except of frozen weights
+    forward    operations of the forward pass
+    recompute  operations of the second forward pass of recomputed blocks
+    weights    operations of weight gradients, except of frozen weights
     """
 
     forward: int = 0
-    again: int = 0
+    recompute: int = 0
     weights: int = 0
 
     @property
     def all(self) -> int:
         """Return all operations, including the input gradients, which cost as much as the forward pass."""
-        return 2 * self.forward + self.again + self.weights
+        return 2 * self.forward + self.recompute + self.weights
 
     def __add__(self, other: Flops) -> Flops:
-        return Flops(self.forward + other.forward, self.again + other.again, self.weights + other.weights)
+        return Flops(self.forward + other.forward, self.recompute + other.recompute, self.weights + other.weights)
 
 
 def count_stage_flops(case: Case) -> list[Flops]:
@@ -56,16 +56,18 @@ def _count_stage_flops(case: Case) -> Iterator[Flops]:
     for stage, blocks in enumerate(case.stages):
         ends = [case.plan.embed] * (stage == 0) + [case.plan.head] * (stage == case.last_stage)
         total = sum((count_part_flops(case, part) for part in ends), Flops())
-        again = [path for path in case.head_blocks if case.is_recomputed(path) and case.recompute is Recompute.full]
+        recomputed_paths = [
+            path for path in case.head_blocks if case.is_recomputed(path) and case.recompute is Recompute.full
+        ]
         if stage == case.last_stage:
-            total += Flops(again=sum(count_part_flops(case, path).forward for path in again))
+            total += Flops(recompute=sum(count_part_flops(case, path).forward for path in recomputed_paths))
         for index in blocks:
             kind, _ = case.get_kind(index)
             if kind not in kind_flops:
                 kind_flops[kind] = count_part_flops(case, f"{case.plan.blocks}.{index}")
             block = kind_flops[kind]
             recomputed = case.is_recomputed(index) and case.recompute is Recompute.full
-            total += replace(block, again=block.forward if recomputed else 0)
+            total += replace(block, recompute=block.forward if recomputed else 0)
         yield total
 
 
@@ -73,19 +75,19 @@ def count_part_flops(case: Case, part: str) -> Flops:
     """Return the operations of one token in the node at path `part` and its children."""
     forward = weights = 0
     for path, node in iterate_nodes(case.by_path[part], part):
-        whole = case.tp > 1 and not case.sequence_parallel and not _cut(case, path, node)
+        whole = case.tp > 1 and not case.sequence_parallel and not _is_sharded(case, path, node)
         flops = node.count_flops(case.sequence_length) * (case.tp if whole else 1)
         forward += flops
         weights += 0 if computes_frozen(path, node, case.plan) else flops
     return Flops(forward, 0, weights)
 
 
-def _cut(case: Case, path: str, node: Node) -> bool:
+def _is_sharded(case: Case, path: str, node: Node) -> bool:
     """Return whether tp shards the work of a node: whether it shards the node's matrices, or else its children's."""
     own = any(len(shape) > 1 for shape in node.get_shapes().values())
     inside = [(path, node)] if own else iterate_nodes(node, path)
     return any(
-        "tp" in case.plan.get_cuts(f"{at}.{name}", len(shape))
+        "tp" in case.plan.get_shard_rules(f"{at}.{name}", len(shape))
         for at, inner in inside
         for name, shape in inner.get_shapes().items()
     )
@@ -108,8 +110,8 @@ def count_stage_work(case: Case, gpu: bool = True) -> list[StageWork]:
             node = case.by_path[path]
             ulysses = case.config.context == "ulysses"
             work = count_work(node, path, case.plan, case.sizes, sequence_length=case.sequence_length, ulysses=ulysses)
-            work = replace(work, kept=count_node(node, sizes, path))
-            part_work[key] = work.recompute(case.recompute is not Recompute.full) if recomputed else work
+            work = replace(work, saved_bytes=count_node(node, sizes, path))
+            part_work[key] = work.apply_recompute(case.recompute is not Recompute.full) if recomputed else work
             for inside in case.head_blocks if path == case.plan.head else ():
                 if case.is_recomputed(inside):
                     part_work[key] = part_work[key].add_recomputed(count_part_work(inside, True, inside))
@@ -153,7 +155,7 @@ def estimate_action_times(case: Case) -> list[ActionTimes]:
     F is the forward pass, I the input gradient (as much as F) and the recomputation, W the weight gradients.
     """
     return [
-        ActionTimes(float(one.forward), float(one.forward + one.again), float(max(1, one.weights)))
+        ActionTimes(float(one.forward), float(one.forward + one.recompute), float(max(1, one.weights)))
         for one in count_stage_flops(case)
     ]
 

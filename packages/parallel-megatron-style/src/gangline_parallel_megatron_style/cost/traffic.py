@@ -71,13 +71,13 @@ def list_context_traffic(case: Case, rank: int) -> list[Sent]:
     if case.last_stage in case.get_stages(rank):
         blocks += [(block, case.is_recomputed(path), 1) for path, block in case.head_blocks.items()]
     for block, recomputed, alike in blocks:
-        again = 1 if recomputed else 0
+        recomputations = 1 if recomputed else 0
         for _, node in iterate_nodes(block):
             if isinstance(node, AttentionNode):
                 count_traffic = _count_ulysses_traffic if case.config.context == "ulysses" else _count_ring_traffic
                 ring, m = count_traffic is _count_ring_traffic, case.microbatches * alike
                 operation: Operation = "send" if ring else "all_to_all"
-                (calls, nbytes), (first, firsts) = count_traffic(case, node, again), _forward(case, node)
+                (calls, nbytes), (first, firsts) = count_traffic(case, node, recomputations), _forward(case, node)
                 ways: tuple[tuple[int, int, When], ...] = ((first, firsts, "F"), (calls - first, nbytes - firsts, "B"))
                 for count, size, when in ways:
                     traffic.append(Sent(("cp",), "attention", m * count, m * size, None, operation, when, not ring))
@@ -107,29 +107,29 @@ def _forward(case: Case, node: AttentionNode) -> tuple[int, int]:
     return calls - fewer, nbytes - less
 
 
-def _count_ring_traffic(case: Case, node: AttentionNode, again: int) -> tuple[int, int]:
+def _count_ring_traffic(case: Case, node: AttentionNode, recomputations: int) -> tuple[int, int]:
     """Return (messages, bytes) of ring attention for a microbatch, forward and backward.
 
     Gradients of keys and values move in float32 at least, and take one step more than keys and values.
-    again: number of additional forward passes (recomputation)
+    recomputations: number of additional forward passes (recomputation)
     """
     numbers = 2 * case.tokens * max(1, node.kv_heads // case.tp) * node.head_dim
-    rounds = (2 + again) * (case.cp - 1)
+    rounds = (2 + recomputations) * (case.cp - 1)
     return rounds + case.cp, numbers * (rounds * case.bytes.compute + case.cp * max(4, case.bytes.compute))
 
 
-def _count_ulysses_traffic(case: Case, node: AttentionNode, again: int) -> tuple[int, int]:
+def _count_ulysses_traffic(case: Case, node: AttentionNode, recomputations: int) -> tuple[int, int]:
     """Return (all-to-alls, bytes) of Ulysses for a microbatch, forward and backward.
 
     Key heads that do not divide over cp are repeated. Selective recomputation of attention ends before the all-to-all
     of the output, whose result the backward pass does not need.
-    again: number of additional forward passes (recomputation)
+    recomputations: number of additional forward passes (recomputation)
     """
     heads, key_heads = node.heads // case.tp, max(1, node.kv_heads // case.tp)
     key_heads *= case.cp // gcd(case.cp, key_heads)
     numbers = case.tokens * node.head_dim * (2 * heads + 2 * key_heads)
-    passes = 2 + again
-    ends_early = again if case.recompute is Recompute.selective else 0
+    passes = 2 + recomputations
+    ends_early = recomputations if case.recompute is Recompute.selective else 0
     total = passes * numbers - ends_early * case.tokens * node.head_dim * heads
     return 2 * passes - ends_early, total * case.bytes.compute * (case.cp - 1) // case.cp
 
@@ -188,7 +188,7 @@ def list_pipeline_traffic(case: Case, rank: int) -> list[Sent]:
         owns = rank == get_owner_rank(case, array)
         if not all(stage in own_stages for stage in array.stages) and (owns or array.trained):
             numbers = memory.count_state_numbers(case, array)  # tied: owner sends weights, copy sends gradients
-            nbytes = memory.count_kept_bytes(case, array.group) if owns else case.bytes.gradient
+            nbytes = memory.count_stored_bytes(case, array.group) if owns else case.bytes.gradient
             traffic.append(Sent(("pp",), "tied embedding", 1, numbers * nbytes, None, "send", "end"))
     return traffic
 

@@ -23,8 +23,8 @@ def describe(model: nn.Module, plan: Plan) -> ModelShapes:
         aliases[name] = (*aliases.get(name, ()), alias)
     buffers = {}
     for buffer in list_filled_buffers(model):
-        if buffer.kept is not None:
-            buffers[buffer.kept] = tuple(buffer.tensor.shape), name_dtype(buffer.tensor.dtype)
-            aliases[buffer.kept] = buffer.names
+        if buffer.saved_name is not None:
+            buffers[buffer.saved_name] = tuple(buffer.tensor.shape), name_dtype(buffer.tensor.dtype)
+            aliases[buffer.saved_name] = buffer.names
     frozen_names = {name for name in shapes if not parameters[aliases[name][0]].requires_grad}
     return ModelShapes(shapes, buffers, aliases, frozen_names)

@@ -20,7 +20,7 @@ from gangline.gradients import Bucket, BucketLayout, GradientReduction, Gradient
 from gangline.mesh import Mesh
 from gangline.plan import Plan
 from gangline.shard import Layout, Registry, Shard
-from gangline_basics.parallel.kept_gradients import KeptArrays, iterate_layouts, iterate_shards
+from gangline_basics.parallel.reduction_state import ReductionState, iterate_layouts, iterate_shards
 from gangline_parallel_megatron_style.data_parallel.grad_reducer import GradReducer
 from gangline_parallel_megatron_style.data_parallel.param_buffer import ParamBuffer
 from gangline_parallel_megatron_style.sharding.arrays import ModelLayout
@@ -39,10 +39,10 @@ class ReducedComm(Wrapped):
     """A communicator that sums one bucket by the run's gradient reduction and forwards all other calls."""
 
     def __init__(
-        self, inner: Comm, reduction: GradientReduction, own: BucketLayout, kept: KeptArrays, clock: StepClock
+        self, inner: Comm, reduction: GradientReduction, own: BucketLayout, state: ReductionState, clock: StepClock
     ):
         super().__init__(inner)
-        self.reduction, self.layout, self.kept, self.clock = reduction, own, kept, clock
+        self.reduction, self.layout, self.state, self.clock = reduction, own, state, clock
         self._last = (-1, 0)  # (step of the latest sum of the bucket, number of earlier sums in that step)
 
     def _reduce_scatter(self, x: Tensor, background: bool) -> Pending[Tensor]:
@@ -54,9 +54,9 @@ class ReducedComm(Wrapped):
         return self.reduction.reduce(self._make_bucket(x), self.inner)
 
     def _make_bucket(self, x: Tensor) -> Bucket:
-        step, again = self._last
-        self._last = (self.clock.step, again + 1 if step == self.clock.step else 0)
-        return Bucket(self.layout, x, self.kept.views, *self._last)
+        step, earlier_sums = self._last
+        self._last = (self.clock.step, earlier_sums + 1 if step == self.clock.step else 0)
+        return Bucket(self.layout, x, self.state.views, *self._last)
 
 
 def add_reduction(
@@ -68,10 +68,10 @@ def add_reduction(
         return reducer
     buckets = make_bucket_layouts(packing, n, R, reducer.cut)
     own = buckets[reducer.shard.index if len(buckets) > 1 else 0]
-    kept_arrays = KeptArrays(reduction, buckets, own, like)
+    state = ReductionState(reduction, buckets, own, like)
     if R > 1:
-        return replace(reducer, replicas=ReducedComm(reducer.replicas, reduction, own, kept_arrays, clock), joint=None)
-    return replace(reducer, shard=ReducedComm(reducer.shard, reduction, own, kept_arrays, clock), joint=None)
+        return replace(reducer, replicas=ReducedComm(reducer.replicas, reduction, own, state, clock), joint=None)
+    return replace(reducer, shard=ReducedComm(reducer.shard, reduction, own, state, clock), joint=None)
 
 
 def make_bucket_layouts(packing: Packing, n: int, R: int, cut: bool) -> list[BucketLayout]:
@@ -131,7 +131,7 @@ def iterate_kept_shards(
         for index, buffer in enumerate(buffers):
             for comm in (buffer.reducer.replicas, buffer.reducer.shard):
                 if isinstance(comm, ReducedComm):
-                    yield from iterate_shards(reduction, registry, rank, _format_name(pp, group, index), comm.kept)
+                    yield from iterate_shards(reduction, registry, rank, _format_name(pp, group, index), comm.state)
 
 
 def _format_name(pp: int, group: str, index: int) -> str:

@@ -111,13 +111,15 @@ class Storage:
     def _take_buffers(self, model: nn.Module) -> dict[str, Tensor]:
         buffers = {}
         for buffer in list(iterate_buffers(model)):
-            if buffer.kept is not None and not self.registry.list_rank_boxes(name_model_array(buffer.kept), self.rank):
+            if buffer.saved_name is not None and not self.registry.list_rank_boxes(
+                name_model_array(buffer.saved_name), self.rank
+            ):
                 continue  # the buffer is on another pipeline rank
             device, tensor = self.options.device, buffer.tensor
             local = torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.to(device)
             put(model, buffer, local)
-            if buffer.kept is not None:
-                buffers[buffer.kept] = local
+            if buffer.saved_name is not None:
+                buffers[buffer.saved_name] = local
         return buffers
 
     # --- weights ----------------------------------------------------------------------------------------------------

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from gangline_parallel_megatron_style.pipeline.actions import Schedule, StepTurns
 
 
-def explain_case(case: Case, gpu: bool = True, products: str = "bf16") -> Explained:
+def explain_case(case: Case, gpu: bool = True, matmul_format: str = "bf16") -> Explained:
     """Return the traffic, memory and work of a case.
 
     gpu       whether modules run the kernels of a GPU, as in `ActivationSizes`
-    products  number format of the matmuls of blocks
+    matmul_format  number format of the matmuls of blocks
     """
     schedule = timing.find_schedule(case)
     return Explained(
@@ -36,7 +36,7 @@ def explain_case(case: Case, gpu: bool = True, products: str = "bf16") -> Explai
         + case.bytes.compute,
         token_flops=case.model.count_token_flops(case.sequence_length),
         parameters=case.model.parameters,
-        products=products,
+        matmul_format=matmul_format,
         schedule=case.config.schedule if case.pp > 1 else "none",
     )
 

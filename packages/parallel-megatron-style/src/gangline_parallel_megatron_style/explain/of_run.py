@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def explain_run(run: Run) -> Explained:
     """Return traffic, memory and work of a run. Raises UserError if the layout does not fit; needs no GPUs."""
-    return explain_case(make_case(run), run.job.device != "cpu", run.precision.get_product_format())
+    return explain_case(make_case(run), run.job.device != "cpu", run.precision.get_matmul_format())
 
 
 def make_case(run: Run) -> Case:

@@ -23,7 +23,7 @@ KINDS = (
     "master weights",
     "optimizer state",
     "callbacks",
-    memory.KEPT,
+    memory.REDUCTION_STATE,
     "activations",
     "logits",
     "buffers",
@@ -51,7 +51,8 @@ def format_traced(found: Explained, real: Traced) -> str:
     expected = found.ranks[found.fullest].memory
     return (
         f"traced  {real.operators} operators of pipeline rank {found.fullest} in {real.seconds:.1f} s: peak "
-        f"{real.peak / GB:.4g} GB, {real.peak / expected:.3f} x the total above; {real.kept / GB:.4g} GB between steps"
+        f"{real.peak / GB:.4g} GB, {real.peak / expected:.3f} x the total above; "
+        f"{real.resident_bytes / GB:.4g} GB between steps"
     )
 
 

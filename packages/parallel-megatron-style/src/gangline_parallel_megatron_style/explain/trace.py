@@ -43,14 +43,14 @@ if TYPE_CHECKING:
 class Traced:
     """Result of a trace.
 
-    kept         bytes of memory in use between steps
-    peak         peak bytes of memory in a step
-    operators    number of operators in a step
-    seconds      time of the trace
-    calls, sent  number of calls and bytes sent in a step, by (axis, operation)
+    resident_bytes  bytes of memory in use between steps
+    peak            peak bytes of memory in a step
+    operators       number of operators in a step
+    seconds         time of the trace
+    calls, sent     number of calls and bytes sent in a step, by (axis, operation)
     """
 
-    kept: int
+    resident_bytes: int
     peak: int
     operators: int
     seconds: float
@@ -143,14 +143,16 @@ def trace(run: Run, case: Case, pipeline_rank: int) -> Traced:
         for buffer in runtime.storage.param_buffers:
             watch(buffer, allocations)
         step(runtime, case, case.microbatches)
-        kept_bytes, allocations.peak = allocations.live, allocations.live
+        resident_bytes, allocations.peak = allocations.live, allocations.live
         fake.traffic.calls.clear()
         fake.traffic.bytes.clear()
         allocations.operators = 0
         step(runtime, case, case.microbatches)
     del optimizer, callbacks, described
     seconds = time.perf_counter() - began
-    return Traced(kept_bytes, allocations.peak, allocations.operators, seconds, fake.traffic.calls, fake.traffic.bytes)
+    return Traced(
+        resident_bytes, allocations.peak, allocations.operators, seconds, fake.traffic.calls, fake.traffic.bytes
+    )
 
 
 def step(runtime: ComposedRuntime, case: Case, microbatches: int) -> None:

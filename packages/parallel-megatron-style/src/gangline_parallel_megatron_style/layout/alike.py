@@ -94,7 +94,13 @@ def count_forward_flops(node: Node, sequence_length: int) -> int:
 
 def names_single_blocks(plan: Plan) -> bool:
     """Return whether any rule of a plan applies to a single block instead of all blocks."""
-    rules = [*(cut.pattern for cut in plan.cuts), *plan.master_dtype, *plan.partial_grad, *plan.frozen, *plan.trained]
+    rules = [
+        *(rule.pattern for rule in plan.sharding),
+        *plan.master_dtype,
+        *plan.partial_grad,
+        *plan.frozen,
+        *plan.trained,
+    ]
     rules += [name for names in plan.tied for name in names] + [rule.pattern for rule in plan.low_bit]
     inside = (rule.removeprefix(f"{plan.blocks}.") for rule in rules if rule.startswith(f"{plan.blocks}."))
     return any(rule.split(".")[0] != "*" for rule in inside)

@@ -9,7 +9,7 @@ from gangline import Problem, UserError
 from gangline.mesh import AXES, Mesh
 from gangline_basics.advice import suggest_nearest
 from gangline_parallel_megatron_style.layout import fits
-from gangline_parallel_megatron_style.layout.factor import Unfit
+from gangline_parallel_megatron_style.layout.factor import LayoutError
 from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def check(config: AxesConfig, run: Run) -> list[Problem]:
     problems = list(_find_value_problems(config, run))
     try:
         mesh = Mesh.of(config.size_axes(count_ranks(run)))
-    except Unfit as error:
+    except LayoutError as error:
         axis_sizes = [{f"parallel.{axis}": size} for axis, size in error.sizes]
         worlds = [{"launch.processes": size} for size in error.worlds]
         return [

@@ -30,7 +30,7 @@ def derive_axis_sizes(
     open_ranks, remainder = divmod(world, prod(sizes.values()))
     taker = next((axis for axis in takers if axis not in sizes), None)
     if remainder or (taker is None and open_ranks != 1):
-        raise _make_unfit_error(world, sizes, taker is not None)
+        raise _make_layout_error(world, sizes, taker is not None)
     for axis, size in wishes.items():
         if axis not in sizes and axis != taker and open_ranks % size == 0:
             sizes[axis], open_ranks = size, open_ranks // size
@@ -39,7 +39,7 @@ def derive_axis_sizes(
     return {axis: sizes.get(axis, 1) for axis in AXES}
 
 
-class Unfit(UserError):
+class LayoutError(UserError):
     """Error for axis sizes that do not fit the number of ranks, with the nearest fitting values.
 
     sizes   (axis, size) changes that make the layout fit, nearest first
@@ -56,7 +56,7 @@ class Unfit(UserError):
         return UserError, (self.what, *self.details)
 
 
-def _make_unfit_error(world: int, sizes: Mapping[str, int], some_open: bool) -> UserError:
+def _make_layout_error(world: int, sizes: Mapping[str, int], some_open: bool) -> UserError:
     used_sizes = {axis: size for axis, size in sizes.items() if size > 1} or {"every axis": 1}
     product = prod(sizes.values())
     layout = " x ".join(f"{axis} {size}" for axis, size in used_sizes.items())
@@ -70,7 +70,7 @@ def _make_unfit_error(world: int, sizes: Mapping[str, int], some_open: bool) -> 
         why = f"{world} is not a multiple of {product}. " + why
     worlds = {product} if not some_open else {max(1, world // product) * product, -(-world // product) * product}
     changes = list(_suggest_changes(world, sizes, some_open))
-    return Unfit(f"{layout}{total} does not fit {world} processes.", why, changes, sorted(worlds))
+    return LayoutError(f"{layout}{total} does not fit {world} processes.", why, changes, sorted(worlds))
 
 
 def _suggest_changes(world: int, sizes: Mapping[str, int], some_open: bool) -> Iterator[tuple[str, int]]:

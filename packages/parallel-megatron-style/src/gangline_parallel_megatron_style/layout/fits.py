@@ -48,10 +48,10 @@ def find_problems(config: AxesConfig, run: Run, mesh: Mesh, tree: Node, plan: Pl
 
 def _find_unmatched(plan: Plan, shapes: Mapping[str, object]) -> Iterator[Problem]:
     names = [*shapes, *(alias for alias, _ in plan.tied)]
-    for cut in plan.cuts:
-        if not any(matches(cut.pattern, name) for name in names):
+    for rule in plan.sharding:
+        if not any(matches(rule.pattern, name) for name in names):
             yield Problem(
-                f"the plan of this model shards {cut.pattern}, which matches no parameter of the model.",
+                f"the plan of this model shards {rule.pattern}, which matches no parameter of the model.",
                 "The parameter that the shard rule was meant for would not be sharded.",
                 "Correct the pattern in the model's plan, or in the edit that added the rule.",
             )
@@ -79,7 +79,7 @@ def find_tensor_problems(
                 most=5,
             ),
         )
-    if not any(cut.axis == "tp" for cut in plan.cuts):
+    if not any(rule.axis == "tp" for rule in plan.sharding):
         yield Problem(
             f"parallel.tp={tp}: the plan of this model has no shard rule for tensor parallelism.",
             'Tensor parallelism needs rules such as ShardRule.colwise("blocks.*.feed_forward.w_up").',
@@ -113,7 +113,7 @@ def find_tensor_problems(
                 ],
             ),
         )
-    if not any(seam.name == "loss" for seam in plan.seams) and "tp" in plan.get_cuts(f"{plan.head}.weight", 2):
+    if not any(seam.name == "loss" for seam in plan.seams) and "tp" in plan.get_shard_rules(f"{plan.head}.weight", 2):
         yield Problem(
             f"parallel.tp={tp}: the plan shards {plan.head}.weight over tp, and has no loss seam.",
             "Each rank would compute the loss over its part of the vocabulary instead of the full vocabulary.",
@@ -127,11 +127,11 @@ def find_loss_problems(mesh: Mesh, tree: Node, plan: Plan) -> Iterator[Problem]:
     tp replaces the loss of such a head, so the loss must be known.
     """
     for path, call in get_calls(tree, plan, "loss").items():
-        if call is None and "tp" in plan.get_cuts(f"{path}.weight", 2):
+        if call is None and "tp" in plan.get_shard_rules(f"{path}.weight", 2):
             yield Problem(
                 f"parallel.tp={mesh.size('tp')}: the model-tree node of {path} does not declare its loss.",
                 "Tensor parallelism shards the vocabulary of this head, so it must replace the head's loss function.",
-                f"Return a LossCall from the node's `get_seams`, or replicate: ShardRule.whole({f'{path}.weight'!r}).",
+                f"Return a LossCall from the node's `get_seams`, or add ShardRule.replicated({f'{path}.weight'!r}).",
             )
 
 
@@ -153,16 +153,16 @@ def _count_units(plan: Plan, shapes: Mapping[str, tuple[int, ...]]) -> dict[str,
     facts = {name: size for name in ("heads", "kv_heads", "ffn_dim") if (size := plan.facts.get(name))}
     units: dict[str, int] = {}
     for name, shape in shapes.items():
-        cut = plan.get_cuts(name, len(shape)).get("tp")
-        if cut is None:
+        rule = plan.get_shard_rules(name, len(shape)).get("tp")
+        if rule is None:
             continue
-        count = shape[cut.dim] // cut.unit
-        if cut.dim == 0 and shape[0] == plan.facts.get("vocab_size", shape[0]) and _is_vocabulary(plan, name):
+        count = shape[rule.dim] // rule.granularity
+        if rule.dim == 0 and shape[0] == plan.facts.get("vocab_size", shape[0]) and _is_vocabulary(plan, name):
             units["vocab_size"] = count
             continue
-        blocks = cut.dim == 1 and plan.is_scales(name)  # each scale's block must be on one rank
+        blocks = rule.dim == 1 and plan.is_scales(name)  # each scale's block must be on one rank
         fact = None if blocks else next((fact for fact, size in facts.items() if size == count), None)
-        units[fact or cut.pattern] = count
+        units[fact or rule.pattern] = count
     return units
 
 

@@ -13,7 +13,7 @@ from gangline.model.weight_grads import accumulate_grad, defer
 from gangline.precision import Precision
 
 
-class SplitProduct(torch.autograd.Function):
+class SplitMatmul(torch.autograd.Function):
     """Autograd function y = x Wᵀ + b in a precision: x (..., in); leaves W (out, in) and b (out,).
 
         I:  dx = dy W                          returned to autograd
@@ -51,9 +51,9 @@ class SplitProduct(torch.autograd.Function):
 
 
 def split_linear(precision: Precision) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
-    """Return a function (x, W, b) -> y with a split backward pass, for `Linear.product`."""
+    """Return a function (x, W, b) -> y with a split backward pass, for `Linear.matmul`."""
 
     def multiply(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
-        return SplitProduct.apply(x, w, b, precision)
+        return SplitMatmul.apply(x, w, b, precision)
 
     return multiply

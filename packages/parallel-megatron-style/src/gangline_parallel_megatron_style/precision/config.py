@@ -15,7 +15,7 @@ class Fp8(PrecisionConfig):
 
     scaling: Literal["tensor", "row", "block"] = "tensor"  # FP8 scaling granularity: per tensor, row or block of 128
 
-    def get_product_format(self) -> str:
+    def get_matmul_format(self) -> str:
         return "fp8"
 
 

@@ -63,7 +63,7 @@ class Fp8Precision(Precision):
     def linear(self, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
         return _Linear.apply(x, w, b, self)
 
-    def compute_product(self, x: Tensor, w: Tensor) -> Tensor:
+    def compute_matmul(self, x: Tensor, w: Tensor) -> Tensor:
         """Compute x Wᵀ (.., out) in float8, without a bias and without a backward pass."""
         y_NF = self._multiply(_flatten_rows(x), Format.E4M3, w, self.recipe.weights)
         return _restore_shape(y_NF, x)
@@ -87,7 +87,7 @@ class Fp8Precision(Precision):
             return a_MI.new_zeros(m, n, dtype=self.compute_dtype)
         arguments = (a_MI.to(self.compute_dtype), form.name, self.recipe.activations.name, b_OI.to(self.compute_dtype))
         whole = torch.compiler.is_compiling() and a_MI.is_cuda  # Triton kernels are faster than compiled operators
-        return (torch.ops.gangline.float8_product if whole else multiply_rounded)(*arguments, grain.name)
+        return (torch.ops.gangline.float8_matmul if whole else multiply_rounded)(*arguments, grain.name)
 
 
 def multiply_rounded(a_MI: Tensor, form: str, a_grain: str, b_OI: Tensor, b_grain: str) -> Tensor:
@@ -98,7 +98,7 @@ def multiply_rounded(a_MI: Tensor, form: str, a_grain: str, b_OI: Tensor, b_grai
 
 
 # One operator for torch.compile, which can trace neither the choice of kernels nor, before torch 2.13, the matmul.
-torch.library.custom_op("gangline::float8_product", multiply_rounded, mutates_args=()).register_fake(
+torch.library.custom_op("gangline::float8_matmul", multiply_rounded, mutates_args=()).register_fake(
     lambda a_MI, form, a_grain, b_OI, b_grain: a_MI.new_empty(a_MI.shape[0], b_OI.shape[0])
 )
 
@@ -113,7 +113,7 @@ class _Linear(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, precision: Fp8Precision) -> Tensor:
         ctx.save_for_backward(w, *([x] if ctx.needs_input_grad[1] else []))
         ctx.precision, ctx.dtype = precision, x.dtype
-        y = precision.compute_product(x, w)
+        y = precision.compute_matmul(x, w)
         return y if b is None else y + b.to(y.dtype)
 
     @staticmethod

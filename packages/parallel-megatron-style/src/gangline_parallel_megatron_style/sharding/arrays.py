@@ -99,7 +99,7 @@ def lay_out(
     grouped: dict[tuple[str, ParamKind], list[str]] = {}
     for name, group in group_names.items():
         trained = name not in model_shapes.frozen
-        kind = ParamKind(cut[name].fold, plan.computes_as_kept(name), trained, plan.get_dtype(name))
+        kind = ParamKind(cut[name].fold, plan.computes_as_stored(name), trained, plan.get_dtype(name))
         grouped.setdefault((group, kind), []).append(name)
     layouts: dict[str, Layout] = {}
     buffers: dict[str, list[BufferLayout]] = {group: [] for group in stage}

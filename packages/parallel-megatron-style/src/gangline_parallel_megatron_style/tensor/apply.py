@@ -12,7 +12,7 @@ from torch import nn
 from gangline import UserError
 from gangline.comm.base import Comm
 from gangline.model.calls import Call, LossCall, call_of
-from gangline.model.contracts import OwnProducts, bind_around, bind_linear, get_seam_function
+from gangline.model.contracts import OwnMatmuls, bind_around, bind_linear, get_seam_function
 from gangline.model.linear import Embedding, Linear
 from gangline.plan import Plan, matches
 from gangline.precision import Precision
@@ -40,7 +40,7 @@ def cut_modules(
 ) -> Setting:
     """Make the modules of `model` compute with their parameters' shards on this rank of `comm`; return their setting.
 
-    Sets the `product` of every `Linear`, the `lookup` of every `Embedding` and the `loss` seam. For every other sharded
+    Sets the `matmul` of every `Linear`, the `lookup` of every `Embedding` and the `loss` seam. For every other sharded
     parameter, calls `bind(comm)` on the nearest enclosing module that has `bind`, once per module. Does not change the
     parameters: the caller replaces them by their shards, before or after the call. A pipeline stage may lack modules
     that the plan names.
@@ -67,47 +67,47 @@ class _Cutter:
     ) -> None:
         self.model, self.plan, self.setting, self.first_rows = model, plan, setting, first_rows
         self.losses = losses
-        self.cuts: dict[str, dict[str, int]] = {}  # module path -> name of a parameter in the module -> dim
+        self.sharded_dims: dict[str, dict[str, int]] = {}  # module path -> name of a parameter in the module -> dim
         for name, parameter in model.named_parameters(remove_duplicate=False):
-            cut = plan.get_cuts(name, parameter.dim()).get(AXIS)
-            if cut is not None:
+            rule = plan.get_shard_rules(name, parameter.dim()).get(AXIS)
+            if rule is not None:
                 path, _, own = name.rpartition(".")
-                self.cuts.setdefault(path, {})[own] = cut.dim
+                self.sharded_dims.setdefault(path, {})[own] = rule.dim
         self.regions: dict[str, Region] = {}  # path of a module that contains linears -> region
         self.bound: set[str] = set()
 
     def run(self) -> None:
         modules = dict(self.model.named_modules())
         linears = [path for path, module in modules.items() if isinstance(module, Linear)]
-        columns = Counter(_get_parent(path) for path in linears if self.cuts.get(path, {}).get("weight") == 0)
+        columns = Counter(_get_parent(path) for path in linears if self.sharded_dims.get(path, {}).get("weight") == 0)
         self.regions = {parent: Region(self.setting, columns[parent]) for parent in map(_get_parent, linears)}
         losses = [seam.pattern for seam in self.plan.seams if seam.name == "loss"]
         for path, module in modules.items():
             if isinstance(module, Linear):
-                self._set_product(path, module)
-            elif isinstance(module, OwnProducts):
-                module.multiply_by(self.setting.precision)
+                self._set_matmul(path, module)
+            elif isinstance(module, OwnMatmuls):
+                module.set_precision(self.setting.precision)
             elif isinstance(module, Embedding):
                 self._set_lookup(path, module)
             elif any(matches(pattern, path) and get_seam_function(module, "loss") for pattern in losses):
                 self._set_loss(path, module)
-            elif path in self.cuts:
-                name = f"{path}.{next(iter(self.cuts[path]))}"
+            elif path in self.sharded_dims:
+                name = f"{path}.{next(iter(self.sharded_dims[path]))}"
                 bind_around(self.model, name, AXIS, self.setting.comm, self.bound)
 
-    def _set_product(self, path: str, linear: Linear) -> None:
-        refuse_own(linear, path, "product", F.linear)
-        dim = self.cuts.get(path, {}).get("weight")
+    def _set_matmul(self, path: str, linear: Linear) -> None:
+        refuse_own(linear, path, "matmul", F.linear)
+        dim = self.sharded_dims.get(path, {}).get("weight")
         full = any(matches(pattern, path) for pattern in self.plan.master_dtype)
         if dim is None:
-            linear.product = multiply_full if full else self.setting.precision.linear
+            linear.matmul = multiply_full if full else self.setting.precision.linear
         elif full:
             raise TypeError(
                 f"{path} is both sharded along {AXIS} and in master_dtype of the plan, which is not supported"
             )
         else:
             region = self.regions[_get_parent(path)]
-            linear.product = region.multiply_rowwise if dim else region.multiply_colwise
+            linear.matmul = region.multiply_rowwise if dim else region.multiply_colwise
             bind_linear(linear, path, self.setting.comm, self.bound)
 
     def _set_lookup(self, path: str, embedding: Embedding) -> None:
@@ -129,12 +129,12 @@ class _Cutter:
             head.loss = partial(compute_shard_loss, loss=head.loss, comm=self.setting.comm)  # type: ignore[assignment,arg-type]
 
     def _find_first_row(self, path: str) -> int | None:
-        cuts = self.cuts.get(path)
-        if not cuts:
+        dims = self.sharded_dims.get(path)
+        if not dims:
             return None
-        if cuts != {"weight": 0}:
+        if dims != {"weight": 0}:
             raise TypeError(
-                f"{AXIS} can shard only dim 0 of the weight of {path}; the plan shards (parameter: dim) {cuts}"
+                f"{AXIS} can shard only dim 0 of the weight of {path}; the plan shards (parameter: dim) {dims}"
             )
         return self.first_rows[self.plan.get_owner(f"{path}.weight")]
 

@@ -8,45 +8,45 @@ from torch import Tensor
 from gangline.comm.base import Pending
 from gangline.model.weight_grads import accumulate_grad, defer
 from gangline_parallel_megatron_style.tensor.setting import Setting, is_trained
-from gangline_parallel_megatron_style.tensor.visit import Visit, compute_input_gradient
+from gangline_parallel_megatron_style.tensor.shared_input import SharedInput, compute_input_gradient
 
 
 class Enter(torch.autograd.Function):
     """Autograd function x (B·t, D) -> X (N, D): from this rank's rows to the input rows of the region's matmuls."""
 
     @staticmethod
-    def forward(ctx, x_ND: Tensor, visit: Visit) -> Tensor:
-        ctx.visit = visit
+    def forward(ctx, x_ND: Tensor, shared_input: SharedInput) -> Tensor:
+        ctx.shared_input = shared_input
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(x_ND)
-        if visit.setting.sequence_parallel:
-            return visit.setting.comm.all_gather(x_ND)
+        if shared_input.setting.sequence_parallel:
+            return shared_input.setting.comm.all_gather(x_ND)
         return x_ND.view_as(x_ND)
 
     @staticmethod
     def backward(ctx, _: None):
-        """Reduce dx over tp, and meanwhile compute each dW, from the dY that the matmuls stored in the visit.
+        """Reduce dx over tp, and meanwhile compute each dW, from the dY that the matmuls stored in the shared input.
 
         X is gathered while Σ dY_i W_i is computed, so that deferred weight gradients do not wait for other ranks.
         """
-        setting: Setting = ctx.visit.setting
+        setting: Setting = ctx.shared_input.setting
         comm, sequence_parallel = setting.comm, setting.sequence_parallel
-        waiting = ctx.visit.take()
-        if not waiting:
+        pending = ctx.shared_input.take()
+        if not pending:
             return None, None
         (own_ND,) = ctx.saved_tensors
         gathering: Pending[Tensor] | None = None
-        if sequence_parallel and any(is_trained(matmul.w) for matmul in waiting):
+        if sequence_parallel and any(is_trained(matmul.w) for matmul in pending):
             gathering = comm.start_all_gather(own_ND)
         start = comm.start_reduce_scatter if sequence_parallel else comm.start_all_reduce
-        travelling = start(compute_input_gradient(setting, waiting))
+        travelling = start(compute_input_gradient(setting, pending))
 
         def accumulate_weight_grads() -> None:
             x_ND = own_ND if gathering is None else gathering.wait()
-            for matmul in waiting:
+            for matmul in pending:
                 matmul.accumulate(setting, x_ND)
 
-        if any(matmul.wanted for matmul in waiting):
+        if any(matmul.wanted for matmul in pending):
             defer(accumulate_weight_grads)
         return travelling.wait(), None
 

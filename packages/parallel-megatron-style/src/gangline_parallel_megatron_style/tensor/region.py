@@ -13,7 +13,7 @@ W_i, A_i are the shards of the weights on tp rank i of n; x, y, dx, dy: this ran
     leave           y = all-reduce(P_i)               y = reduce-scatter(P_i)
       backward      dY = dy                           dY = all-gather(dy)
 
-Communication is in `crossing`, matmuls in `products`. Weights are hidden from autograd in tuples: their gradients are
+Communication is in `crossing`, matmuls in `matmuls`. Weights are hidden from autograd in tuples: their gradients are
 computed while dx is in flight, or deferred in a zero-bubble schedule (`weight_grads`).
 """
 
@@ -25,10 +25,10 @@ import torch
 from torch import Tensor
 
 from gangline_parallel_megatron_style.tensor.crossing import Enter, Leave
-from gangline_parallel_megatron_style.tensor.products import Column, Row
+from gangline_parallel_megatron_style.tensor.matmuls import Column, Row
 from gangline_parallel_megatron_style.tensor.rows import from_rows, to_rows
 from gangline_parallel_megatron_style.tensor.setting import Setting, make_anchor
-from gangline_parallel_megatron_style.tensor.visit import Visit
+from gangline_parallel_megatron_style.tensor.shared_input import SharedInput
 
 
 @dataclass
@@ -42,12 +42,12 @@ class Region:
 
     setting: Setting
     columns: int = 1
-    _open: tuple[Tensor, tuple[int, bool], Visit, Tensor] | None = field(default=None, repr=False)
+    _open: tuple[Tensor, tuple[int, bool], SharedInput, Tensor] | None = field(default=None, repr=False)
 
     def multiply_colwise(self, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
         """Map x (B, t, in), w (out / n, in), b (out / n,) to (B, T, out / n); with sequence parallelism T = n·t."""
-        visit, x_ND = self._enter(x)
-        y_NF = Column.apply(x_ND, None if x_ND.requires_grad else make_anchor(w, b), (w, b), visit)
+        shared_input, x_ND = self._enter(x)
+        y_NF = Column.apply(x_ND, None if x_ND.requires_grad else make_anchor(w, b), (w, b), shared_input)
         return from_rows(y_NF, x.shape, self.setting.sequence_parallel)
 
     def multiply_rowwise(self, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
@@ -57,14 +57,14 @@ class Region:
         y_ND = Leave.apply(partial_ND, None if partial_ND.requires_grad else make_anchor(b), (b,), self.setting)
         return from_rows(y_ND, x.shape, self.setting.sequence_parallel)
 
-    def _enter(self, x: Tensor) -> tuple[Visit, Tensor]:
+    def _enter(self, x: Tensor) -> tuple[SharedInput, Tensor]:
         key = (0 if x.is_inference() else x._version, torch.is_grad_enabled())
         if self._open is not None and self._open[0] is x and self._open[1] == key:
-            _, _, visit, x_ND = self._open
+            _, _, shared_input, x_ND = self._open
         else:
-            visit = Visit(self.setting)
+            shared_input = SharedInput(self.setting)
             narrow = x.to(self.setting.precision.compute_dtype)
-            x_ND = Enter.apply(to_rows(narrow, self.setting.sequence_parallel), visit)
-        visit.products += 1
-        self._open = None if visit.products == self.columns else (x, key, visit, x_ND)
-        return visit, x_ND
+            x_ND = Enter.apply(to_rows(narrow, self.setting.sequence_parallel), shared_input)
+        shared_input.matmul_count += 1
+        self._open = None if shared_input.matmul_count == self.columns else (x, key, shared_input, x_ND)
+        return shared_input, x_ND

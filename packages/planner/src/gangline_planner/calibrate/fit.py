@@ -17,12 +17,12 @@ from gangline.explain.topology import Topology
 from gangline.explain.work import StageWork
 from gangline.mesh import Mesh
 from gangline.model.compose import compose_model
-from gangline.model.products import AttentionProduct, MatrixProduct
+from gangline.model.matmuls import AttentionMatmuls, Matmul
 from gangline_basics.cluster.file import Cluster, Quantity
 from gangline_planner.calibrate.lines import fit_two_costs
 from gangline_planner.calibrate.links import CollectiveCall
 from gangline_planner.calibrate.small_steps import MICROBATCHES, STARTS, SmallModel, build_run
-from gangline_planner.price.products import BACKWARD, Rates
+from gangline_planner.price.matmuls import BACKWARD, Rates
 from gangline_planner.price.step import StageTime
 
 START = 1e-6  # minimum start time of a matmul, in seconds
@@ -39,7 +39,7 @@ class Measured:
     """Measurements of one round, or medians over rounds. Times are seconds of one call, mean over ranks.
 
     copied    bandwidth of a memory copy, in bytes per second
-    products  time of a matmul, by dtype and shape
+    matmuls  time of a matmul, by dtype and shape
     forward, backward  time of the forward and the backward pass of attention, by shape
     steps     time of forward and backward of all microbatches, by model; starts: the same for the smallest model
     update    time of gradient clipping and the optimizer
@@ -50,9 +50,9 @@ class Measured:
     """
 
     copied: float = 0.0
-    products: dict[str, Mapping[MatrixProduct, float]] = field(default_factory=dict)
-    forward: Mapping[AttentionProduct, float] = field(default_factory=dict)
-    backward: Mapping[AttentionProduct, float] = field(default_factory=dict)
+    matmuls: dict[str, Mapping[Matmul, float]] = field(default_factory=dict)
+    forward: Mapping[AttentionMatmuls, float] = field(default_factory=dict)
+    backward: Mapping[AttentionMatmuls, float] = field(default_factory=dict)
     steps: Mapping[SmallModel, float] = field(default_factory=dict)
     starts: float = 0.0
     update: float = 0.0
@@ -67,7 +67,7 @@ def merge_rounds(rounds: Sequence[Measured]) -> Measured:
     one = rounds[0]
     return Measured(
         copied=median(each.copied for each in rounds),
-        products={name: _compute_medians([each.products[name] for each in rounds]) for name in one.products},
+        matmuls={name: _compute_medians([each.matmuls[name] for each in rounds]) for name in one.matmuls},
         forward=_compute_medians([each.forward for each in rounds]),
         backward=_compute_medians([each.backward for each in rounds]),
         steps=_compute_medians([each.steps for each in rounds]),
@@ -87,7 +87,7 @@ def _compute_medians(rounds: Sequence[Mapping[K, float]]) -> dict[K, float]:
 def fit_numbers(measured: Measured, ranks: int, device: str) -> Numbers:
     """Return the fitted numbers of a cluster file, by name."""
     numbers: Numbers = {"memory.bandwidth": measured.copied}
-    for name, seconds in measured.products.items():
+    for name, seconds in measured.matmuls.items():
         each, start = fit_rate(seconds, measured.copied, 4 if name == "fp32" else 2)
         numbers[f"peak.{name}"] = 1 / each
         if name == ("fp32" if device == "cpu" else "bf16"):
@@ -105,7 +105,7 @@ def fit_numbers(measured: Measured, ranks: int, device: str) -> Numbers:
     return numbers
 
 
-def fit_rate(seconds: Mapping[MatrixProduct, float], memory: float, itemsize: int) -> tuple[float, float]:
+def fit_rate(seconds: Mapping[Matmul, float], memory: float, itemsize: int) -> tuple[float, float]:
     """Return (seconds per operation, fixed seconds per matmul), without memory traffic, which a plan adds."""
     points = []
     for shape, duration in seconds.items():

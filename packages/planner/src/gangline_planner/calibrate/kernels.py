@@ -9,11 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gangline.comm.base import Comm
-from gangline.model.products import AttentionProduct, MatrixProduct
+from gangline.model.matmuls import AttentionMatmuls, Matmul
 from gangline_planner.calibrate.clock import measure_seconds
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-PRODUCTS = {  # shapes of matmuls: rows, inner, columns
+MATMULS = {  # shapes of matmuls: rows, inner, columns
     "cpu": ((128, 64, 256), (256, 128, 128), (256, 256, 1024), (512, 256, 256), (1024, 512, 1024)),
     "cuda": ((1024, 1024, 1024), (4096, 4096, 4096), (8192, 4096, 14336), (8192, 8192, 8192)),
 }
@@ -23,29 +23,27 @@ ATTENTION = {  # shapes of attention: sequences, tokens, heads, head dimension
 }
 
 
-def measure_products(dtype: str, comm: Comm, device: torch.device) -> Mapping[MatrixProduct, float]:
+def measure_matmuls(dtype: str, comm: Comm, device: torch.device) -> Mapping[Matmul, float]:
     """Return seconds per matmul by shape: the mean over forward, input gradient and weight gradient of a linear."""
     seconds = {}
-    for rows, inner, columns in PRODUCTS[device.type]:
+    for rows, inner, columns in MATMULS[device.type]:
         x, weight, gradient = (
             torch.randn(shape, device=device).to(DTYPES[dtype])
             for shape in ((rows, inner), (columns, inner), (rows, columns))
         )
 
-        def run_three_products(x: Tensor = x, weight: Tensor = weight, gradient: Tensor = gradient) -> None:
+        def run_three_matmuls(x: Tensor = x, weight: Tensor = weight, gradient: Tensor = gradient) -> None:
             F.linear(x, weight)
             gradient @ weight
             gradient.t() @ x
 
-        seconds[MatrixProduct(rows=rows, inner=inner, columns=columns)] = (
-            measure_seconds(run_three_products, comm, device) / 3
-        )
+        seconds[Matmul(rows=rows, inner=inner, columns=columns)] = measure_seconds(run_three_matmuls, comm, device) / 3
     return seconds
 
 
 def measure_attention(
     comm: Comm, device: torch.device
-) -> tuple[dict[AttentionProduct, float], dict[AttentionProduct, float]]:
+) -> tuple[dict[AttentionMatmuls, float], dict[AttentionMatmuls, float]]:
     """Return (forward, backward) seconds of causal fused attention by shape, in float32 on a CPU, bfloat16 on a GPU."""
     ahead, behind, dtype = {}, {}, torch.bfloat16 if device.type == "cuda" else torch.float32
     for sequences, tokens, heads, width in ATTENTION[device.type]:
@@ -63,7 +61,7 @@ def measure_attention(
             return torch.autograd.grad(out, (q, k, v), gradient)
 
         once, whole = measure_seconds(forward, comm, device), measure_seconds(run_both, comm, device)
-        shape = AttentionProduct(
+        shape = AttentionMatmuls(
             sequences=sequences, queries=tokens, keys=tokens, heads=heads, kv_heads=heads, head_dim=width
         )
         ahead[shape] = once

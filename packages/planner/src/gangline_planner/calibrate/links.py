@@ -18,7 +18,7 @@ from gangline_planner.price.transfers import count_messages
 
 SIZES = {"cpu": (1 << 12, 1 << 18, 1 << 21), "cuda": (1 << 14, 1 << 22, 1 << 26)}  # bytes of each rank's array
 COMPUTED = {"cpu": 256, "cuda": 2048}  # rows of the square matmuls before a collective
-PRODUCTS = 3  # number of matmuls before a collective
+MATMULS = 3  # number of matmuls before a collective
 LEAST = 0.02  # minimum time of a collective, as a share of the computation: the resolution of the measurement
 
 
@@ -57,7 +57,7 @@ def make_computation(device: torch.device) -> Callable[[], None]:
     x = torch.randn(COMPUTED[device.type], COMPUTED[device.type], device=device)
 
     def work() -> None:
-        for _ in range(PRODUCTS):
+        for _ in range(MATMULS):
             x @ x
 
     return work

@@ -57,9 +57,8 @@ def _measure_round(
     forward, backward = done("attention", kernels.measure_attention(comm, device))
     measurement = Measured(
         copied=done("memory copies", kernels.measure_copy_bandwidth(comm, device)),
-        products={
-            dtype: done(f"matmuls in {dtype}", kernels.measure_products(dtype, comm, device))
-            for dtype in kernels.DTYPES
+        matmuls={
+            dtype: done(f"matmuls in {dtype}", kernels.measure_matmuls(dtype, comm, device)) for dtype in kernels.DTYPES
         },
         forward=forward,
         backward=backward,

@@ -12,7 +12,7 @@ from gangline.explain.work import StageWork
 from gangline.mesh import DATA_AXES
 from gangline_basics.cluster.file import Cluster
 from gangline_basics.explain.timeline import ActionTimes, StepTimeline, step_timeline
-from gangline_planner.price.products import (
+from gangline_planner.price.matmuls import (
     Rates,
     compute_forward_seconds,
     compute_input_seconds,
@@ -53,21 +53,21 @@ class StepTime:
 
 @dataclass(frozen=True)
 class StageTime:
-    """Seconds of one microbatch on one stage, without transfers. again: recomputation."""
+    """Seconds of one microbatch on one stage, without transfers. recompute: recomputed forward passes."""
 
     forward: float
     inputs: float
     weights: float
-    again: float
+    recompute: float
 
     @classmethod
     def of(cls, work: StageWork, cluster: Cluster, rates: Rates, kernels: Kernels = "fused") -> StageTime:
         name = "elementwise.passes_apart" if kernels == "apart" else "elementwise.passes"
         passes, module = cluster[name] / rates.memory, cluster["module.seconds"]
-        pass_seconds, pass_seconds_again = work.kept * passes, work.kept_again * passes
-        forward, again = (
+        pass_seconds, resave_seconds = work.saved_bytes * passes, work.resaved_bytes * passes
+        forward, recompute = (
             compute_forward_seconds(work.forward, rates) + pass_seconds,
-            compute_forward_seconds(work.again, rates) + pass_seconds_again,
+            compute_forward_seconds(work.recompute, rates) + resave_seconds,
         )
         inputs, weights = (
             compute_input_seconds(work.forward, rates) + 2 * pass_seconds,
@@ -78,12 +78,12 @@ class StageTime:
             forward=max(forward, work.modules * module),
             inputs=inputs + late,
             weights=weights,
-            again=max(again, work.modules_again * module),
+            recompute=max(recompute, work.recomputed_modules * module),
         )
 
     @property
     def all(self) -> float:
-        return self.forward + self.inputs + self.weights + self.again
+        return self.forward + self.inputs + self.weights + self.recompute
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Pieces:
 
     @classmethod
     def of(cls, explained: Explained, cluster: Cluster) -> Pieces:
-        rates = Rates.of(cluster, explained.products, explained.kernels)
+        rates = Rates.of(cluster, explained.matmul_format, explained.kernels)
         unique_work = {id(work): work for work in explained.work}
         each = {key: StageTime.of(work, cluster, rates, explained.kernels) for key, work in unique_work.items()}
         stages = [each[id(work)] for work in explained.work]
@@ -121,7 +121,7 @@ class Pieces:
                 part, time = stages[stage].all / own if own else 1 / len(rank.stages), stages[stage]
                 forward, backward = (part * sum(seconds.values()) for seconds in (wait.forward, wait.backward))
                 times[stage] = ActionTimes(
-                    F=time.forward + forward, I=time.inputs + time.again + backward, W=max(time.weights, 1e-12)
+                    F=time.forward + forward, I=time.inputs + time.recompute + backward, W=max(time.weights, 1e-12)
                 )
         updates = [rank.updated * explained.state_bytes / rates.memory for rank in explained.ranks]
         return cls(rates, stages, waits, times, updates)
@@ -154,7 +154,7 @@ class Pieces:
         elif action.kind == "W":
             own = time.weights
         else:
-            own = time.inputs + time.again + (time.weights if action.kind == "B" else 0.0)
+            own = time.inputs + time.recompute + (time.weights if action.kind == "B" else 0.0)
         return min(1.0, own / whole) if whole else 0.0
 
     def compute_busiest_seconds(self, explained: Explained) -> float:
@@ -216,7 +216,7 @@ def compute_step_time(explained: Explained, cluster: Cluster, pieces: Pieces | N
     share = min(1.0, (timeline.compute_busy_time(last) - waited) / alike) if cores.most > 1.0 and alike else 1.0
     kinds = {
         "compute": share * m * sum(stages[s].forward + stages[s].inputs + stages[s].weights for s in rank.stages),
-        "recompute": share * m * sum(stages[s].again for s in rank.stages),
+        "recompute": share * m * sum(stages[s].recompute for s in rank.stages),
         **{kind: m * (wait.forward.get(kind, 0.0) + wait.backward.get(kind, 0.0)) for kind in ("tp", "cp", "fold")},
         "dp": m * (wait.forward.get("dp", 0.0) + wait.backward.get("dp", 0.0)) + wait.end + wait.update,
         "optimizer": updates[last],
@@ -253,7 +253,7 @@ def measure_exposed(rank: RankExplained, explained: Explained, stages: list[Stag
     """
     m, share = explained.microbatches, cluster["overlap.share"]
     forward = sum(stages[stage].forward for stage in rank.stages)
-    backward = sum(stages[stage].inputs + stages[stage].weights + stages[stage].again for stage in rank.stages)
+    backward = sum(stages[stage].inputs + stages[stage].weights + stages[stage].recompute for stage in rank.stages)
     turn = (
         min(m, len(explained.ranks)) if len(rank.stages) > 1 else 1
     )  # microbatches on a stage before the rank's next stage

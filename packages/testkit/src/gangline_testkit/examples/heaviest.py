@@ -14,7 +14,7 @@ class Heaviest(GradientsConfig):
     def count_sent(self, size, ranks, scatters, itemsize):
         return self.share * size * (itemsize + 8) * (ranks - 1)  # bytes: values and int64 indices, to each other rank
 
-    def count_kept(self, size, ranks, scatters):
+    def count_state(self, size, ranks, scatters):
         return size
 
 
@@ -27,7 +27,7 @@ def build(config, run):
             return {"error": (layout.size,)}
 
         def reduce(self, bucket, comm):
-            flat, error = bucket.flat, bucket.kept["error"]
+            flat, error = bucket.flat, bucket.state["error"]
             error += flat
             places = error.abs().topk(max(1, int(config.share * flat.numel()))).indices
             values = error[places]

@@ -64,14 +64,16 @@ class Axes:
         self.dims: dict[str, int] = {}  # name -> dim that tp shards
         for name, (alias, *_) in used.items():
             parameter, module = model.get_parameter(alias), model.get_submodule(alias.rpartition(".")[0])
-            cut = plan.get_cuts(name, parameter.dim()).get("tp")
+            rule = plan.get_shard_rules(name, parameter.dim()).get("tp")
             head = self._has_seam("loss", alias) and get_seam_function(module, "loss") is not None
-            if self.tp.size == 1 or cut is None or head or isinstance(module, Embedding):
+            if self.tp.size == 1 or rule is None or head or isinstance(module, Embedding):
                 continue
-            if parameter.shape[cut.dim] % (cut.unit * self.tp.size):
-                size = parameter.shape[cut.dim]
-                raise ValueError(f"{name}: size {size} is not divisible by tp={self.tp.size} in units of {cut.unit}")
-            self.dims[name] = cut.dim
+            if parameter.shape[rule.dim] % (rule.granularity * self.tp.size):
+                size = parameter.shape[rule.dim]
+                raise ValueError(
+                    f"{name}: size {size} is not divisible by tp={self.tp.size} in units of {rule.granularity}"
+                )
+            self.dims[name] = rule.dim
 
     def _has_seam(self, name: str, path: str) -> bool:
         return any(seam.name == name and matches(seam.pattern, path) for seam in self.plan.seams)
@@ -96,25 +98,25 @@ class Axes:
         return self.beside.all_reduce(whole) if self.beside.size > 1 else whole
 
     def install(self) -> None:
-        """Make the modules compute with shards. Called after `set_products` and before `finish_blocks`."""
+        """Make the modules compute with shards. Called after `set_matmuls` and before `finish_blocks`."""
         bound: set[str] = set()
         for path, module in self.model.named_modules():
-            cut = [name for name, _ in module.named_parameters(path, recurse=False) if name in self.dims]
-            if cut and isinstance(module, Linear):
-                module.product = partial(
-                    self._multiply_column if self.dims[f"{path}.weight"] == 0 else self._multiply_row, module.product
+            sharded = [name for name, _ in module.named_parameters(path, recurse=False) if name in self.dims]
+            if sharded and isinstance(module, Linear):
+                module.matmul = partial(
+                    self._multiply_column if self.dims[f"{path}.weight"] == 0 else self._multiply_row, module.matmul
                 )
                 bind_linear(module, path, self.tp, bound)
-            elif cut:
-                bind_around(self.model, cut[0], "tp", self.tp, bound)
+            elif sharded:
+                bind_around(self.model, sharded[0], "tp", self.tp, bound)
             if self.cp.size > 1 and self._has_seam("attention", path) and "attention" in vars(module):
                 module.attention = partial(self._attend, module.attention)
 
-    def _multiply_column(self, product: Callable[..., Tensor], x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
-        return product(_Enter.apply(x, self.tp), w, b)
+    def _multiply_column(self, matmul: Callable[..., Tensor], x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+        return matmul(_Enter.apply(x, self.tp), w, b)
 
-    def _multiply_row(self, product: Callable[..., Tensor], x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
-        y = _Leave.apply(product(x, w, None), self.tp)
+    def _multiply_row(self, matmul: Callable[..., Tensor], x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+        y = _Leave.apply(matmul(x, w, None), self.tp)
         return y if b is None else y + b
 
     # --- cp: a part of the tokens ------------------------------------------------------------------------------------
@@ -124,8 +126,8 @@ class Axes:
         if batch.shape[1] % self.cp.size:
             raise ValueError(f"the sequence length {batch.shape[1]} is not divisible by cp={self.cp.size}")
         values = {item.name: getattr(batch, item.name) for item in fields(batch)}
-        cut = {name: x for name, x in values.items() if isinstance(x, Tensor) and x.dim() == 2}
-        own: dict[str, Any] = {name: self._take_part(x) for name, x in cut.items()}
+        matrices = {name: x for name, x in values.items() if isinstance(x, Tensor) and x.dim() == 2}
+        own: dict[str, Any] = {name: self._take_part(x) for name, x in matrices.items()}
         return replace(batch, **own, rows=(batch, self._take_part)) if self.cp.size > 1 else batch
 
     def _take_part(self, x_BT: Tensor) -> Tensor:

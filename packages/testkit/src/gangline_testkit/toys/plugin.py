@@ -86,12 +86,12 @@ def edit_lanes(tree: Node, plan: Plan, options: Lanes) -> tuple[Node, Plan, list
     there = f"{plan.blocks}.*.feed_forward"
     plan = replace(
         plan,
-        cuts=tuple(cut for cut in plan.cuts if not matches(there, cut.pattern)),
+        sharding=tuple(rule for rule in plan.sharding if not matches(there, rule.pattern)),
         inits=tuple(init for init in plan.inits if not matches(there, init.pattern)),
         names=tuple(name for name in plan.names if not matches(there, name.pattern)),
     )
     plan = plan.extend(
-        cuts=(ShardRule(f"{there}.w_in", 0, "lane"), ShardRule(f"{there}.w_out", 0, "lane")),
+        sharding=(ShardRule(f"{there}.w_in", 0, "lane"), ShardRule(f"{there}.w_out", 0, "lane")),
         inits=(Init(f"{there}.balance", "constant", 0.0), Init(there, "normal", 0.1)),
         folds=(Fold("lane", options.fold, ("dp_shard",)),),
     )

@@ -23,7 +23,7 @@ from gangline_basics.parallel import norm
 from gangline_basics.parallel.matrices import Matrices
 from gangline_basics.parallel.metrics import Tally
 from gangline_basics.parallel.microbatch import count_tokens, make_frame
-from gangline_basics.parallel.prepare import bind_folds, finish_blocks, set_products
+from gangline_basics.parallel.prepare import bind_folds, finish_blocks, set_matmuls
 from gangline_basics.parallel.sample_losses import check_share, gather_in_order, sum_evaluated
 from gangline_basics.parallel.storage import choose_kept_dtype
 from gangline_testkit.toys.axes import Axes
@@ -43,11 +43,11 @@ class RowsRuntime(Runtime):
         folds = {fold.name: fold for fold in plan.folds if mesh.size(*fold.out_of) > 1 and fold.size > 1}
         shapes = self._describe(model)
         self.axes = Axes(model, plan, comms, self.used)
-        cuts = {
-            name: next((cut for axis, cut in plan.get_cuts(name, len(shape)).items() if axis in folds), None)
+        rules = {
+            name: next((rule for axis, rule in plan.get_shard_rules(name, len(shape)).items() if axis in folds), None)
             for name, (shape, _) in shapes.items()
         }
-        on_fold = {name: (cut.dim, folds[cut.axis].size) for name, cut in cuts.items() if cut is not None}
+        on_fold = {name: (rule.dim, folds[rule.axis].size) for name, rule in rules.items() if rule is not None}
         self.registry = Registry.of(
             mesh,
             {
@@ -59,13 +59,13 @@ class RowsRuntime(Runtime):
         )
         self.parts: dict[str, RowsOf] = {}
         for name in self.used:
-            comm = comms.fold_rest(folds[cuts[name].axis]) if name in on_fold else self.comm  # type: ignore[union-attr]
+            comm = comms.fold_rest(folds[rules[name].axis]) if name in on_fold else self.comm  # type: ignore[union-attr]
             self.parts[name] = RowsOf(
                 name, self.registry, self.rank, comm, choose_kept_dtype(plan, name, precision), name not in self.frozen
             )
         self.trained = {name: part for name, part in self.parts.items() if part.trained}
         self._materialise(model)
-        set_products(model, plan, precision)
+        set_matmuls(model, plan, precision)
         bind_folds(model, plan, lambda name: comms.fold(next(fold for fold in plan.folds if fold.name == name)))
         self.axes.install()
         finish_blocks(model, plan, job.finish)
@@ -95,7 +95,7 @@ class RowsRuntime(Runtime):
     def _materialise(self, model: nn.Module) -> None:
         self.weights: dict[str, nn.Parameter] = {}
         for name, aliases in self.used.items():
-            full = self.plan.computes_as_kept(name)
+            full = self.plan.computes_as_stored(name)
             dtype = choose_kept_dtype(self.plan, name, self.precision) if full else self.precision.compute_dtype
             part = self.parts[name]
             own = self.axes.take_part(name, torch.empty(part.place.shape, dtype=dtype))

@@ -129,6 +129,6 @@ def gangline_precisions() -> Iterable[Part]:
 
         @hookimpl
         def gangline_precisions():
-            yield Part(name="coarse", config=Coarse, build="gangline_coarse:build", summary="Rounds before products")
+            yield Part(name="coarse", config=Coarse, build="gangline_coarse:build", summary="Rounding before matmuls")
     """
     return ()

@@ -19,7 +19,7 @@ from torch import Tensor
 from gangline.precision import Precision
 
 
-class Products(ABC):
+class GroupedMatmuls(ABC):
     """The three matmuls of linear layers with stacked weights: forward, input gradient, weight gradient."""
 
     @abstractmethod
@@ -35,7 +35,7 @@ class Products(ABC):
         """Return yᵀ x of each group, (E, O, I): the weight gradient of `multiply_rows`."""
 
 
-class PlainProducts(Products):
+class PlainMatmuls(GroupedMatmuls):
     """Matmuls in the dtype of their inputs: `grouped_mm` if it supports them, otherwise one matmul per group."""
 
     def multiply_rows(self, x_AI: Tensor, w_EOI: Tensor, bounds: Tensor) -> Tensor:
@@ -53,7 +53,7 @@ class PlainProducts(Products):
         return out
 
 
-class PrecisionProducts(Products):
+class PrecisionMatmuls(GroupedMatmuls):
     """Expert matmuls as a loop: one `precision.linear` (such as float8) per expert's contiguous rows."""
 
     def __init__(self, precision: Precision) -> None:
@@ -78,13 +78,13 @@ class PrecisionProducts(Products):
         return out
 
 
-def choose_products(precision: Precision) -> Products:
+def choose_matmuls(precision: Precision) -> GroupedMatmuls:
     """Return grouped matmuls, or loops of matmuls if a precision (float8) overrides `compute_grad_x` or `_grad_w`."""
     plain = (
         type(precision).compute_grad_x is Precision.compute_grad_x
         and type(precision).compute_grad_w is Precision.compute_grad_w
     )
-    return PlainProducts() if plain else PrecisionProducts(precision)
+    return PlainMatmuls() if plain else PrecisionMatmuls(precision)
 
 
 def list_runs(rows: Tensor, bounds: Tensor) -> list[tuple[int, slice]]:

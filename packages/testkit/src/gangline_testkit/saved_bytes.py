@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 
-def count_kept_bytes(known: Iterable[Tensor], forward: Callable[[], object]) -> int:
+def count_saved_bytes(known: Iterable[Tensor], forward: Callable[[], object]) -> int:
     """Return the bytes that `forward()` saves for its backward pass; each storage counts once.
 
     known: tensors that do not count, such as weights and the batch. Saved tensors and the result of `forward` stay

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 
-class Recall:
+class LastValueCache:
     """Cache of the last value derived from a tensor, returned for the identical tensor.
 
     It compares the identity and the version counter of the tensor, so a tensor written in place counts as new. It reads

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gangline.explain.explained import Kernels
-from gangline.model.products import AttentionProduct, MatrixProduct, Product
+from gangline.model.matmuls import AnyMatmul, AttentionMatmuls, Matmul
 from gangline_basics.cluster.file import Cluster
 
 Pass = Literal["forward", "inputs", "weights"]
@@ -51,74 +51,72 @@ class Rates:
     gradient: int = 4  # bytes per number in the gradient sum
 
     @classmethod
-    def of(cls, cluster: Cluster, products: str, kernels: Kernels = "fused") -> Rates:
-        """Return the rates; products, kernels: see `Explained`. Raises UserError if the cluster lacks a number."""
-        plain = products if products in ("fp64", "fp32", "fp16") else "bf16"
+    def of(cls, cluster: Cluster, matmul_format: str, kernels: Kernels = "fused") -> Rates:
+        """Return the rates; matmul_format, kernels: see `Explained`. Raises UserError if the cluster lacks a number."""
+        plain = matmul_format if matmul_format in ("fp64", "fp32", "fp16") else "bf16"
         efficiency = cluster["matmul.efficiency"]
-        own = cluster[f"matmul.efficiency_{products}"] if products in ("fp8", "fp4") else efficiency
+        own = cluster[f"matmul.efficiency_{matmul_format}"] if matmul_format in ("fp8", "fp4") else efficiency
         own_kernel = (cluster.get("attention.vendor") or 1.0) if kernels == "vendor" else 1.0
         return cls(
             wide=cluster[f"peak.{plain}"] * efficiency,
-            narrow=cluster[f"peak.{products}"] * own,
+            narrow=cluster[f"peak.{matmul_format}"] * own,
             half=cluster["matmul.half"],
             memory=cluster["memory.bandwidth"] * cluster["memory.efficiency"],
             attention=cluster[f"peak.{plain}"] * cluster["attention.efficiency"] * own_kernel,
             attention_backward=cluster[f"peak.{plain}"] * cluster["attention.efficiency_backward"] * own_kernel,
             attention_half=cluster["attention.half"],
             attention_width=cluster.get("attention.width") or 0.0,
-            cast=0.0 if kernels == "vendor" else {"fp8": 2.0, "fp4": 1.0}.get(products, 0.0),
-            narrow_itemsize={"fp8": 1, "fp4": 0.5}.get(products, 2),
+            cast=0.0 if kernels == "vendor" else {"fp8": 2.0, "fp4": 1.0}.get(matmul_format, 0.0),
+            narrow_itemsize={"fp8": 1, "fp4": 0.5}.get(matmul_format, 2),
         )
 
 
-def compute_matmul_seconds(product: MatrixProduct, rates: Rates, what: Pass = "forward") -> float:
+def compute_matmul_seconds(matmul: Matmul, rates: Rates, what: Pass = "forward") -> float:
     """Return the seconds of one matmul: forward, of its input gradient (`inputs`) or weight gradient (`weights`)."""
-    rate = rates.narrow if product.block else rates.wide
-    weights = product.matrices * product.inner * product.columns
-    read = rates.narrow_itemsize if product.block else rates.itemsize
+    rate = rates.narrow if matmul.block else rates.wide
+    weights = matmul.matrices * matmul.inner * matmul.columns
+    read = rates.narrow_itemsize if matmul.block else rates.itemsize
     if what == "weights":
-        traffic = product.rows * (product.inner + product.columns) * read + weights * 2 * rates.gradient
+        traffic = matmul.rows * (matmul.inner + matmul.columns) * read + weights * 2 * rates.gradient
     else:
-        into, out = (product.inner, product.columns) if what == "forward" else (product.columns, product.inner)
-        traffic = product.rows * (into * read + out * rates.itemsize) + weights * read
-    cast = product.rows * {"forward": product.inner, "inputs": product.columns, "weights": 0}[what] * rates.cast
-    return (product.flops + rates.half) / rate + (traffic + product.block * cast) / rates.memory
+        into, out = (matmul.inner, matmul.columns) if what == "forward" else (matmul.columns, matmul.inner)
+        traffic = matmul.rows * (into * read + out * rates.itemsize) + weights * read
+    cast = matmul.rows * {"forward": matmul.inner, "inputs": matmul.columns, "weights": 0}[what] * rates.cast
+    return (matmul.flops + rates.half) / rate + (traffic + matmul.block * cast) / rates.memory
 
 
-def compute_attention_seconds(product: AttentionProduct, rates: Rates, backward: bool = False) -> float:
+def compute_attention_seconds(matmul: AttentionMatmuls, rates: Rates, backward: bool = False) -> float:
     """Return the seconds of one fused attention pass, without the scores that the causal mask hides."""
-    keys = min(product.keys, product.window or product.keys)
-    flops = product.flops * product.visible * (1 + rates.attention_half / keys)
-    flops *= 1 + rates.attention_width / product.head_dim
+    keys = min(matmul.keys, matmul.window or matmul.keys)
+    flops = matmul.flops * matmul.visible * (1 + rates.attention_half / keys)
+    flops *= 1 + rates.attention_width / matmul.head_dim
     if backward:
         return (BACKWARD * flops + rates.half) / rates.attention_backward
     return (flops + rates.half) / rates.attention
 
 
-def compute_forward_seconds(products: Mapping[Product, int], rates: Rates) -> float:
-    """Return the seconds of the forward passes of matmuls and attentions. products: product -> number of calls."""
+def compute_forward_seconds(matmuls: Mapping[AnyMatmul, int], rates: Rates) -> float:
+    """Return the seconds of the forward passes of matmuls and attentions. matmuls: matmul -> number of calls."""
     return sum(
         times
-        * (compute_attention_seconds(p, rates) if isinstance(p, AttentionProduct) else compute_matmul_seconds(p, rates))
-        for p, times in products.items()
+        * (compute_attention_seconds(p, rates) if isinstance(p, AttentionMatmuls) else compute_matmul_seconds(p, rates))
+        for p, times in matmuls.items()
     )
 
 
-def compute_input_seconds(products: Mapping[Product, int], rates: Rates) -> float:
+def compute_input_seconds(matmuls: Mapping[AnyMatmul, int], rates: Rates) -> float:
     """Return the seconds of input gradients; for attention, which has no weights, of the complete backward pass."""
     return sum(
         times
         * (
             compute_attention_seconds(p, rates, backward=True)
-            if isinstance(p, AttentionProduct)
+            if isinstance(p, AttentionMatmuls)
             else compute_matmul_seconds(p, rates, "inputs")
         )
-        for p, times in products.items()
+        for p, times in matmuls.items()
     )
 
 
-def compute_weight_seconds(products: Mapping[Product, int], rates: Rates) -> float:
-    """Return the seconds of weight gradients. products: product -> number of calls."""
-    return sum(
-        n * compute_matmul_seconds(p, rates, "weights") for p, n in products.items() if isinstance(p, MatrixProduct)
-    )
+def compute_weight_seconds(matmuls: Mapping[AnyMatmul, int], rates: Rates) -> float:
+    """Return the seconds of weight gradients. matmuls: matmul -> number of calls."""
+    return sum(n * compute_matmul_seconds(p, rates, "weights") for p, n in matmuls.items() if isinstance(p, Matmul))

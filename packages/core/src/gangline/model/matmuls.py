@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
-class MatrixProduct:
+class Matmul:
     """Matmul (rows x inner) times (inner x columns) in the forward pass of one microbatch on one rank.
 
     weight    name of the node's parameter in the matmul
@@ -28,7 +28,7 @@ class MatrixProduct:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttentionProduct:
+class AttentionMatmuls:
     """Both matmuls of attention (scores, and scores with values) in the forward pass of `sequences` sequences.
 
     queries, keys: number per sequence on one rank, for each of `heads` heads; a query reads at most `window` keys.
@@ -54,7 +54,7 @@ class AttentionProduct:
         head_dim: int,
         causal: bool = True,
         window: int | None = None,
-    ) -> AttentionProduct:
+    ) -> AttentionMatmuls:
         """Return the attention of `tokens` tokens: full sequences, or some queries of one sequence and all its keys."""
         return cls(
             sequences=max(1, tokens // sequence_length),
@@ -79,13 +79,13 @@ class AttentionProduct:
         return (self.keys + 1) / (2 * self.keys) if self.causal and keys == self.keys else 1.0
 
 
-Product = MatrixProduct | AttentionProduct
+AnyMatmul = Matmul | AttentionMatmuls
 
 
-def list_products(shapes: Mapping[str, tuple[int, ...]], tokens: int) -> tuple[MatrixProduct, ...]:
+def list_matmuls(shapes: Mapping[str, tuple[int, ...]], tokens: int) -> tuple[Matmul, ...]:
     """Return the matmuls of `tokens` tokens with each matrix (out, in) in `shapes`; skip shapes of other dims."""
     return tuple(
-        MatrixProduct(rows=tokens, inner=shape[1], columns=shape[0], weight=name)
+        Matmul(rows=tokens, inner=shape[1], columns=shape[0], weight=name)
         for name, shape in shapes.items()
         if len(shape) == 2
     )

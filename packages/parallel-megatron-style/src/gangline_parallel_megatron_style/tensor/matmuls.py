@@ -8,32 +8,32 @@ from torch import Tensor
 from gangline.model.weight_grads import accumulate_grad, defer
 from gangline_parallel_megatron_style.tensor.rows import from_rows, to_rows
 from gangline_parallel_megatron_style.tensor.setting import Setting, is_trained
-from gangline_parallel_megatron_style.tensor.visit import Visit, Waiting
+from gangline_parallel_megatron_style.tensor.shared_input import PendingMatmul, SharedInput
 
 Weights = tuple[Tensor, Tensor | None]  # weight and bias; a tuple hides them from autograd
 
 
 class Column(torch.autograd.Function):
-    """Autograd function X (N, D), W (F, D) -> Y (N, F). Its backward stores dY in the visit, for `Enter.backward`."""
+    """Autograd function X (N, D), W (F, D) -> Y (N, F). Backward stores dY in `SharedInput` for `Enter.backward`."""
 
     @staticmethod
-    def forward(ctx, x_ND: Tensor, anchor: Tensor | None, weights: Weights, visit: Visit) -> Tensor:
-        ctx.visit, ctx.order, ctx.weights = visit, visit.products, weights
+    def forward(ctx, x_ND: Tensor, anchor: Tensor | None, weights: Weights, shared_input: SharedInput) -> Tensor:
+        ctx.shared_input, ctx.order, ctx.weights = shared_input, shared_input.matmul_count, weights
         ctx.set_materialize_grads(False)
         if anchor is not None:  # x needs no gradient, so `Enter` has no backward pass
             ctx.save_for_backward(x_ND)
-        return visit.setting.precision.linear(x_ND, *weights)
+        return shared_input.setting.precision.linear(x_ND, *weights)
 
     @staticmethod
     def backward(ctx, dy_NF: Tensor | None):
         if dy_NF is not None:
-            visit: Visit = ctx.visit
-            matmul = Waiting(ctx.order, dy_NF, *ctx.weights)
+            shared_input: SharedInput = ctx.shared_input
+            matmul = PendingMatmul(ctx.order, dy_NF, *ctx.weights)
             if ctx.needs_input_grad[0]:
-                visit.waiting.append(matmul)
+                shared_input.pending.append(matmul)
             else:
                 (x_ND,) = ctx.saved_tensors
-                defer(lambda: matmul.accumulate(visit.setting, x_ND))
+                defer(lambda: matmul.accumulate(shared_input.setting, x_ND))
         return None, None, None, None
 
 

@@ -18,7 +18,7 @@ SHAPES = [((3,), 24, 16), ((2, 5), 70, 33), ((130,), 300, 140), ((), 8, 5), ((1,
 U_BF16 = 2.0**-8  # half a unit in the last place of the result
 
 
-def products(precision, x, w, dy):
+def matmuls(precision, x, w, dy):
     """Return name -> (result of the precision, operands as matrices (M, K) and (N, K), format of the first operand)."""
     rows, above = x.reshape(-1, x.shape[-1]), dy.reshape(-1, dy.shape[-1])
     form = precision.recipe.gradients
@@ -54,7 +54,7 @@ def rounding(a, form):
 def test_matmul_errors_are_within_format_bounds(scaling, shape):
     """Check |Σ (a+δa)(b+δb) - Σ ab| <= Σ |a||δb| + |b||δa| + |δa||δb|, plus K float32 roundings and one of bfloat16."""
     x, w, dy = operands(*shape)
-    for name, (got, a, b, form) in products(Fp8Precision(RECIPES[scaling]), x, w, dy).items():
+    for name, (got, a, b, form) in matmuls(Fp8Precision(RECIPES[scaling]), x, w, dy).items():
         exact = a.double() @ b.double().t()
         da, db = rounding(a, form), rounding(b, Format.E4M3)
         size_a, size_b = a.double().abs() + da, b.double().abs() + db
@@ -74,7 +74,7 @@ def test_matmul_rms_error_matches_float8_precision(scaling):
     two, so the expected value is slightly too large, and a third of it is too small.
     """
     x, w, dy = operands((256,), 300, 256, spread=0)
-    for name, (got, a, b, form) in products(Fp8Precision(RECIPES[scaling]), x, w, dy).items():
+    for name, (got, a, b, form) in matmuls(Fp8Precision(RECIPES[scaling]), x, w, dy).items():
         exact = a.double() @ b.double().t()
         u_a, u_b = 2.0 ** -(MANTISSA[form] + 1), 2.0**-4
         expected = math.sqrt((u_a**2 + u_b**2) / 3)
@@ -151,7 +151,7 @@ def test_blocks_are_scaled_and_summed_in_float32(second, exact):
     total = torch.zeros(a.values.shape[0], b.values.shape[0])
     for index in range(3):
         part = slice(128 * index, 128 * index + 128)
-        product = torch._scaled_mm(
+        scaled = torch._scaled_mm(
             a.values[:, part].contiguous(),
             b.values[:, part].contiguous().t(),
             scale_a=torch.tensor(1.0),
@@ -159,7 +159,7 @@ def test_blocks_are_scaled_and_summed_in_float32(second, exact):
             out_dtype=torch.float32,
         )
         columns = b.scale[:, index].repeat_interleave(b.values.shape[0] // b.scale.shape[0])
-        total += product * a.scale[:, index, None] * columns
+        total += scaled * a.scale[:, index, None] * columns
     found = multiply(a, b, torch.float32)
     if exact:
         assert found.equal(total)
@@ -177,10 +177,10 @@ def test_non_finite_inputs_give_non_finite_outputs(scaling, name, place):
     """Check that outputs are non-finite wherever float32 outputs are non-finite."""
     x, w, dy = operands((2, 65), 140, 150)
     {"x": x, "w": w, "dy": dy}[place][-1, ..., -1] = NOT_FINITE[name][0]
-    for product, (got, a, b, _) in products(Fp8Precision(RECIPES[scaling]), x, w, dy).items():
+    for name, (got, a, b, _) in matmuls(Fp8Precision(RECIPES[scaling]), x, w, dy).items():
         lost = ~(a.float() @ b.float().t()).isfinite()
-        assert bool(lost.any()) == (place in {"y": "xw", "dx": ("dy", "w"), "dw": ("dy", "x")}[product])
-        assert not got[lost].isfinite().any(), product
+        assert bool(lost.any()) == (place in {"y": "xw", "dx": ("dy", "w"), "dw": ("dy", "x")}[name])
+        assert not got[lost].isfinite().any(), name
         assert bool(lost.any()) or bool(got.isfinite().all())
 
 

@@ -1,4 +1,4 @@
-"""Arrays that a reduction of gradients keeps between steps (error feedback), as `local/...` arrays of a checkpoint.
+"""State of a gradient reduction between steps (error feedback): arrays, saved as `local/...` arrays of a checkpoint.
 
 Each array of a bucket is stacked over the ranks that have the bucket, in rank order: one row for each rank.
 If the arrays of a bucket differ in shape between ranks, every row is flat and as long as the longest array.
@@ -18,7 +18,7 @@ from gangline.mesh import Mesh
 from gangline.shard import Division, Layout, Registry, Shard
 
 
-class KeptArrays:
+class ReductionState:
     """Arrays that the reduction stores for one bucket on this rank.
 
     buckets  the bucket's distinct layouts on all ranks that have the bucket; a row has room for the arrays of each
@@ -86,10 +86,10 @@ def iterate_layouts(
 
 
 def iterate_shards(
-    reduction: GradientReduction, registry: Registry, rank: int, bucket: str, kept: KeptArrays
+    reduction: GradientReduction, registry: Registry, rank: int, bucket: str, state: ReductionState
 ) -> Iterator[Shard]:
     """Yield this rank's rows of the arrays stored for a bucket."""
-    for array, tensor in kept.rows.items():
-        name = name_array(reduction, registry.mesh, bucket, kept.label, array)
+    for array, tensor in state.rows.items():
+        name = name_array(reduction, registry.mesh, bucket, state.label, array)
         ((box, primary),) = registry.list_rank_boxes(name, rank)
         yield Shard(name, registry[name].shape, tensor.dtype, box.offset, tensor[None], primary)

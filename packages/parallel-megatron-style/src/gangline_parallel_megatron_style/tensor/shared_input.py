@@ -11,7 +11,7 @@ from gangline_parallel_megatron_style.tensor.setting import Setting, is_trained
 
 
 @dataclass
-class Waiting:
+class PendingMatmul:
     """A matmul whose weight gradients are still to compute: its position in call order, dY (N, F), weight and bias."""
 
     order: int
@@ -31,7 +31,7 @@ class Waiting:
             accumulate_grad(self.b, self.dy_NF.sum(0))
 
 
-class Visit:
+class SharedInput:
     """Counter of the matmuls called on one input x, and collector of their dY in the backward pass.
 
     It has no reference to activations: autograd saves the tensors for the backward pass, so that recomputation can free
@@ -40,18 +40,18 @@ class Visit:
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
-        self.products = 0
-        self.waiting: list[Waiting] = []
+        self.matmul_count = 0
+        self.pending: list[PendingMatmul] = []
 
-    def take(self) -> list[Waiting]:
+    def take(self) -> list[PendingMatmul]:
         """Return the collected matmuls, in order of call, and clear them, because a graph may run backward again."""
-        matmuls, self.waiting = self.waiting, []
+        matmuls, self.pending = self.pending, []
         return sorted(matmuls, key=lambda left: left.order)
 
 
-def compute_input_gradient(setting: Setting, waiting: list[Waiting]) -> Tensor:
+def compute_input_gradient(setting: Setting, pending: list[PendingMatmul]) -> Tensor:
     """Return Σ dY_i W_i over the matmuls of one x, (N, D): this rank's part of the sum over the ranks."""
-    first, *others = waiting
+    first, *others = pending
     dx_ND = setting.precision.compute_grad_x(first.dy_NF, first.w)
     for matmul in others:
         dx_ND += setting.precision.compute_grad_x(matmul.dy_NF, matmul.w)
