@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import importlib
 import inspect
@@ -12,7 +13,7 @@ from abc import ABC
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
-from mdtext import anchor, cell, code_cell, paragraphs, prose
+from mdtext import anchor, cell, code_cell, docstring_cell, paragraphs, prose
 
 import gangline.config
 import gangline_testkit
@@ -42,12 +43,17 @@ The classes that authors implement are listed under [contracts](#contracts). A h
 parts of any group: each part names its group, and a new group is [opened](plugins-advanced.md#groups-of-your-own).
 """
 
+BOLD = """\
+A part must define the members in bold; the others have defaults. Of a dataclass such as `Bucket`, the fields in bold
+are the required arguments.
+"""
+
 OPTIONS = """\
 ## Options
 
-The bases of configurations, and what a part's configuration may answer: each member has a default. `run` is the whole
-[run](how-to/model-edit.md), so `run.precision` is the configuration of the chosen precision, and
-`gangline.plugin.registry.installed().part_of(run.precision).part.name` its name.
+The bases of configurations, and what a part's configuration may answer: each member has a default. `run` is the
+complete [run](glossary.md#a-run), a `gangline.config.Run`: `run.precision` is the configuration of the chosen
+precision, and `gangline.plugin.registry.installed().find_part(run.precision).part.name` its name.
 """
 
 RANGES = """\
@@ -81,7 +87,7 @@ def page() -> str:
     classes[after:after] = [Bucket, BucketLayout, GradientSlot, Comm, Pending, Later, sum_rows]
     after = classes.index(DataSource) + 1
     classes[after:after] = [BatchReader, ReadPlace, StoredBatch]  # classes that a source's `reader` uses
-    found += ["## Contracts", "", "Members in bold have to be written.", "", *map(_contract_of, classes)]
+    found += ["## Contracts", "", BOLD, *map(_contract_of, classes)]
     bases = dict.fromkeys([PartConfig, *(hook.options for hook in HOOKS)])
     found += [OPTIONS, *map(_options_of, bases), _contract_of(Problem), *_ranges()]
     suites = [name for name in gangline_testkit.__all__ if name.endswith("Suite")]
@@ -157,10 +163,22 @@ def _ranges() -> Iterator[str]:
 
 
 def _fields(cls: type) -> Iterator[str]:
-    """Yield a table row for each attribute with a type and a comment. The docstring describes the other attributes."""
-    for found in re.finditer(r"^    (\w+: [^#\n]+?) +# (.+)$", inspect.getsource(cls), re.MULTILINE):
-        mark = "" if "=" in found[1] else "**"
-        yield f"| {mark}{code_cell(found[1])}{mark} | {cell(found[2])} |"
+    """Yield a table row for each public attribute that a class declares. Raises ValueError without a comment."""
+    source = textwrap.dedent(inspect.getsource(cls))
+    for node in ast.parse(source).body[0].body:
+        if not isinstance(node, ast.AnnAssign) or (name := node.target.id).startswith("_"):
+            continue
+        mark = "" if node.value else "**"
+        code = " ".join(ast.get_source_segment(source, node).split())
+        shown = code_cell(re.sub(r"field\(default_factory=(\w+)\)", r"\1()", code))
+        yield f"| {mark}{shown}{mark} | {cell(_text(cls, name, read_comments(cls).get(name)))} |"
+
+
+def _text(cls: type, name: str, text: str | None) -> str:
+    """Return the text of an attribute or method. Raises ValueError if it is missing."""
+    if not text:
+        raise ValueError(f"{cls.__qualname__}.{name} has no text: add a comment or a docstring in its source")
+    return text
 
 
 def _methods(cls: type, own: Mapping[str, object] = MappingProxyType({})) -> Iterator[str]:
@@ -174,13 +192,32 @@ def _methods(cls: type, own: Mapping[str, object] = MappingProxyType({})) -> Ite
             continue
         mark = "**" if abstract else ""
         shown = name if isinstance(member, property) else name + _signature(function)
-        yield f"| {mark}{code_cell(shown)}{mark} | {cell(inspect.getdoc(function) or '')} |"
+        yield f"| {mark}{code_cell(shown)}{mark} | {docstring_cell(_text(cls, name, inspect.getdoc(function)))} |"
+
+
+class _Code(str):
+    """Text of an annotation or a default, which `inspect.signature` shows without further quotes."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
 
 
 def _signature(function: object) -> str:
+    """Return the parameters, without self, and the result of a function, with text defaults in double quotes."""
     signature = inspect.signature(function)
-    kept = [parameter for name, parameter in signature.parameters.items() if name != "self"]
-    return str(signature.replace(parameters=kept)).replace("'", "")
+    kept = [
+        parameter.replace(
+            annotation=_as_code(parameter.annotation),
+            default=_Code(f'"{parameter.default}"') if isinstance(parameter.default, str) else parameter.default,
+        )
+        for name, parameter in signature.parameters.items()
+        if name != "self"
+    ]
+    return str(signature.replace(parameters=kept, return_annotation=_as_code(signature.return_annotation)))
+
+
+def _as_code(annotation: object) -> object:
+    return _Code(annotation) if isinstance(annotation, str) else annotation
 
 
 def _public(cls: type) -> str:
@@ -194,7 +231,7 @@ def _descriptor(name: str, cls: type) -> str:
     """Return the section of a descriptor: a table of its fields and their comments."""
     comments = read_comments(cls)
     fields = [
-        f"| `{field.name}` | {code_cell(str(field.type))} | {cell(comments.get(field.name, ''))} |"
+        f"| `{field.name}` | {code_cell(str(field.type))} | {cell(_text(cls, field.name, comments.get(field.name)))} |"
         for field in dataclasses.fields(cls)
     ]
     rows = [f"## {name}", "", prose(inspect.getdoc(cls) or ""), "", "| field | type | |", "|---|---|---|"]

@@ -1,4 +1,6 @@
-"""Model families: logits of transformers, round trip of weights and config.json, refused configurations."""
+"""Model families and RoPE scaling: logits of transformers, round trip of weights and config.json, refused
+configurations (the cases are in family_cases.py).
+"""
 
 from __future__ import annotations
 

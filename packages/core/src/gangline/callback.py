@@ -37,13 +37,10 @@ class Callback(ABC):  # noqa: B024  # each method does nothing by default
 
     All ranks call a method at the same point, so every method except `on_error` may use collectives. An exception ends
     the run with an error that names the callback: a rank that continued alone would leave the other ranks waiting.
-
-    place     "callback/ema", set by core before `attach`; names of the callback's arrays begin with `<place>/`
-    registry  registry of the callback's arrays, equal on every rank; None without arrays. Set by `attach`
     """
 
-    place: str = ""
-    registry: Registry | None = None
+    place: str = ""  # "callback/ema", set by core before `attach`; names of the callback's arrays begin with `<place>/`
+    registry: Registry | None = None  # registry of its arrays, equal on every rank; None: no arrays. Set by `attach`
 
     # --- state --------------------------------------------------------------------------------------------------------
 
@@ -83,7 +80,7 @@ class Callback(ABC):  # noqa: B024  # each method does nothing by default
     def load_state(self, state: dict[str, Any]) -> None:
         """Restore the state that `state` returned.
 
-        If the checkpoint has no state of this callback, core passes what `state` returned right after `attach`.
+        If the checkpoint has no state of this callback, core passes the value of `state()` just after `attach`.
         """
 
     # --- events -------------------------------------------------------------------------------------------------------

@@ -1,4 +1,5 @@
-"""Errors that a user sees: user mistakes, problems of a configuration and damaged checkpoints.
+"""Errors that a user sees: user mistakes, problems of a configuration, and the message of a damaged checkpoint
+(`BadCheckpoint`).
 
 A mistake of the user is a `UserError`: one message, exit code 2, no traceback. Any other exception is a
 bug and keeps its traceback.

@@ -22,16 +22,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GradientSlot:
-    """One parameter in a bucket, or the rows of one parameter that are in the bucket.
+    """One parameter in a bucket, or the rows of one parameter that are in the bucket."""
 
-    name    name of the parameter, equal under every layout: "blocks.0.attention.query.weight"
-    offset  index of the slot's first element in the bucket
-    shape   (rows, columns) for a parameter of two or more dims, leading dims flattened; (size,) for a parameter of one
-            dim, and for a piece of a parameter that ends inside a row. Under tp: the shape of this rank's shard
-    """
-
-    name: str
-    offset: int
+    name: str  # name of the parameter, equal under every layout: "blocks.0.attention.query.weight"
+    offset: int  # index of the slot's first element in the bucket
+    # (rows, columns) for a parameter of two or more dims, leading dims flattened; (size,) for a parameter of one dim,
+    # and for a piece of a parameter that ends inside a row. Under tp: the shape of this rank's shard
     shape: tuple[int, ...]
 
     @classmethod
@@ -57,24 +53,19 @@ class BucketLayout:
 
 @dataclass(frozen=True, eq=False)
 class Bucket:
-    """One bucket of gradients on this rank, complete and ready to be summed.
+    """One bucket of gradients on this rank, complete and ready to be summed."""
 
-    layout        the bucket's layout
-    flat          (size,) this rank's gradients, in the precision's `reduce_dtype`; the reduction may overwrite them.
-                  Under `precision=fp16` they are multiplied by the loss scale, and contain inf or nan in a step that
-                  overflows: the sum must then contain inf or nan too, or the step is not skipped
-    state         arrays by name from `GradientReduction.get_array_shapes`, to be changed in place: in the dtype and on
-                  the device of `flat`, zero before the first step and if a checkpoint has no arrays for this layout
-    step          number of the step, from 0: `StepRecord.step` - 1. Counts on after a resume, so a warm-up is
-                  `step < n`
-    earlier_sums  number of earlier sums of the bucket in this step: 0, unless the strategy cannot store all gradients
-                  (zero=2 and 3) and sums the bucket after each microbatch, each time after the previous sum has arrived
-    """
-
-    layout: BucketLayout
+    layout: BucketLayout  # the bucket's layout
+    # (size,) this rank's gradients, in the precision's `reduce_dtype`; the reduction may overwrite them. Under
+    # `precision=fp16` they are multiplied by the loss scale, and contain inf or nan in a step that overflows: the sum
+    # must then contain inf or nan too, or the step is not skipped
     flat: torch.Tensor
+    # arrays by name from `GradientReduction.get_array_shapes`, to be changed in place: in the dtype and on the device
+    # of `flat`, zero before the first step and if a checkpoint has no arrays for this layout
     state: Mapping[str, torch.Tensor]
-    step: int
+    step: int  # number of the step, from 0: `StepRecord.step` - 1. Counts on after a resume, so a warm-up is `step < n`
+    # number of earlier sums of this bucket in this step; more than 0 only with zero=2 or 3, which sum after each
+    # microbatch, each time after the previous sum has arrived
     earlier_sums: int = 0
 
     def view(self, slot: GradientSlot) -> torch.Tensor:
@@ -90,11 +81,9 @@ class GradientReduction(ABC):
     replicas diverge. Keep state between steps in `bucket.state`, so that a run resumed under the same layout
     continues bit for bit. Draw random numbers from a `torch.Generator` whose seed is a hash of the run's seed,
     `bucket.step`, `bucket.earlier_sums`, the slots' names and, if ranks draw different numbers, `comm.index`.
-
-    name  name of the part, "<distribution>/<part>": set by core, which wraps the result of `build`
     """
 
-    name: str = ""
+    name: str = ""  # name of the part, "<distribution>/<part>": set by core, which wraps the result of `build`
 
     def get_array_shapes(self, layout: BucketLayout) -> Mapping[str, tuple[int, ...]]:
         """Return name -> shape of each array that this rank keeps for a bucket between steps: an error, a basis.
@@ -112,9 +101,9 @@ class GradientReduction(ABC):
         """Start to sum a bucket over the ranks of `comm`, instead of `comm.start_all_reduce(bucket.flat)`.
 
         Returns the (size,) sum, not divided by the number of ranks, as a `Pending`, in the dtype of `bucket.flat` and
-        possibly in its memory. The method may start other collectives, which overlap with the backward pass. Put work
-        after them into a `gangline.comm.ordered.Later`, also further collectives: all ranks wait for buckets in the
-        same order. `comm` has more than one rank.
+        possibly in its memory. The method may start other collectives, which overlap with the backward pass. Work on
+        their results, further collectives included, goes into a `gangline.comm.ordered.Later`: it runs when the bucket
+        is waited for, in the same order on all ranks. `comm` has more than one rank.
         """
 
     def reduce_scatter(self, bucket: Bucket, comm: Comm) -> Pending[torch.Tensor]:

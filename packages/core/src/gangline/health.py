@@ -76,7 +76,7 @@ class Response:
     action       action to take; of several responses core takes the one with the strongest action
     kinds        kinds of the verdicts that are answered: the suggestions of these verdicts no longer count
     before_step  ROLL_BACK and RESTART: go back to the newest checkpoint before this step; None: the newest checkpoint
-    else_before  without a checkpoint before `before_step`: go back to the oldest checkpoint before this later step
+    else_before  if no checkpoint is before `before_step`: take the oldest one before this later step
     skip         number of samples to skip, from the checkpoint's cursor on; None: under ROLL_BACK all samples read
                  since the checkpoint, under RESTART none. Skipped samples stay skipped in all later attempts
     rate         factor of the learning rate in the `rate_steps` steps after the step that the run continues from;
@@ -144,11 +144,11 @@ class Agreed:
 
 
 class HealthCheck(Callback, ABC):
-    """A callback that detects failures, on every rank. An exception in it is caught and reported; the run continues.
+    """A callback that detects failures, on every rank.
 
-    An exception in `before_run` or `collective` ends this start of the ranks, because the other ranks would wait in a
-    collective for ever. The next starts of the job leave out the check, or the part of the check that was running
-    (`run_within`).
+    An exception in any method except `before_run`, `collective` and `shards` is caught and reported; the run continues.
+    In `before_run` and `collective` it ends this start of the ranks, because the other ranks would wait in a collective
+    for ever. The next starts of the job leave out the check, or the part of the check that was running (`run_within`).
 
     Use collectives only in `before_run` and `collective`, on any Comm that `attach` was given.
     """

@@ -77,9 +77,10 @@ def is_mapped(name: str, shape: Sequence[int]) -> bool:
 class ShardRule:
     """Parameters matching `pattern` may be sharded along tensor dim `dim` by mesh (or fold) axis `axis`.
 
-    `granularity`: number of consecutive rows that stay on one rank (the width of a head). `Plan.get_shard_rules`
-    chooses the rule. A pattern of a module covers all its parameters, also parameters that an edit adds. Raises
-    ValueError for a negative dim, a granularity below 1, and one dim sharded by every axis.
+    `granularity`: number of consecutive indices along `dim` that stay on one rank: shards end at multiples of it (the
+    width of a head). `Plan.get_shard_rules` chooses the rule. A pattern of a module covers all its parameters, also
+    parameters that an edit adds. Raises ValueError for a negative dim, a granularity below 1, and one dim sharded by
+    every axis.
     """
 
     pattern: str
@@ -115,7 +116,7 @@ class ShardRule:
 
 @dataclass(frozen=True)
 class Fold:
-    """A named axis of `size` ranks, which consists of ranks along the mesh axes `out_of`, fastest axis first."""
+    """A named axis of `size` ranks: neighbours on the fastest of the mesh axes `out_of`, whose order has no effect."""
 
     name: str
     size: int
@@ -172,13 +173,13 @@ class HFName:
 
     how: "same"; "transpose" if the external matrix (or each stacked matrix) is transposed; "stack" if the parameter
     (N, ...) is stored as N external tensors, numbered by `{n}`. An empty `hf_name`: a buffer without external tensor.
-    rows: (first, of): the parameter is the rows from `first` on of an external tensor of `of` rows that several
-    parameters share (queries, keys and values in one matrix); columns if transposed. None: all rows.
+    rows: (first, of): several parameters share one external tensor of `of` rows (queries, keys, values); this parameter
+    begins at row `first`; columns if transposed. None: not shared.
     every: the parameter is the rows first, first + every, ...; the rows between belong to every - 1 other parameters.
     dim: the dim of the parameter along which `rows` counts.
     optional: files may lack the external tensor; the parameter then gets initial values.
-    unread: files may hold an external tensor that the model has no parameter for: only this "tensor" (a mask), or the
-    full "layer" that contains the tensor, after the last block of the model.
+    unread: files may hold this tensor although the model has no such parameter; it is ignored: alone ("tensor", such as
+    a mask), or with its full layer after the model's last block ("layer").
     """
 
     pattern: str

@@ -10,18 +10,12 @@ if TYPE_CHECKING:
 
 
 class Precision(ABC):
-    """Contract of a precision: dtypes and the matmul of linear layers. Strategies store and cast; no module is wrapped.
+    """Contract of a precision: dtypes, and the matmul of linears. Strategies store and cast; no module is wrapped."""
 
-    param_dtype    dtype of master weights and optimizer state
-    compute_dtype  dtype of activations, and of the copies of the weights that the forward pass reads
-    reduce_dtype   dtype of gradients in reductions between ranks
-    grad_dtype     dtype in which gradients are accumulated and passed to the optimizer
-    """
-
-    param_dtype: torch.dtype
-    compute_dtype: torch.dtype
-    reduce_dtype: torch.dtype
-    grad_dtype: torch.dtype
+    param_dtype: torch.dtype  # dtype of master weights and optimizer state
+    compute_dtype: torch.dtype  # dtype of activations, and of the copies of the weights that the forward pass reads
+    reduce_dtype: torch.dtype  # dtype of gradients in reductions between ranks
+    grad_dtype: torch.dtype  # dtype in which gradients are accumulated and passed to the optimizer
 
     @abstractmethod
     def linear(self, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None = None) -> torch.Tensor:

@@ -38,22 +38,15 @@ class MatrixId(NamedTuple):
 
 @dataclass(frozen=True)
 class StepResult:
-    """Result of one step: global numbers, equal on all ranks; `own_...` are of this rank.
+    """Result of one step: global numbers, equal on all ranks; `own_...` are of this rank."""
 
-    loss_sum      sum of the loss over valid tokens, without loss terms that modules emit (`emit_loss`)
-    tokens        number of valid tokens
-    finite        whether the loss and every gradient are finite on all ranks
-    metrics       metrics that modules emit, reduced over ranks: "blocks.3/load" -> number or list of numbers
-    own_loss_sum  this rank's share of loss_sum, before any reduction
-    own_tokens    number of valid tokens of own_loss_sum; 0 on a rank whose loss another rank computes
-    """
-
-    loss_sum: float
-    tokens: int
-    finite: bool
+    loss_sum: float  # sum of the loss over valid tokens, without loss terms that modules emit (`emit_loss`)
+    tokens: int  # number of valid tokens
+    finite: bool  # whether the loss and every gradient are finite on all ranks
+    # metrics that modules emit, reduced over ranks: "blocks.3/load" -> number or list of numbers
     metrics: dict[str, float | list[float]] = field(default_factory=dict)
-    own_loss_sum: float = 0.0
-    own_tokens: int = 0
+    own_loss_sum: float = 0.0  # this rank's share of loss_sum, before any reduction
+    own_tokens: int = 0  # number of valid tokens of own_loss_sum; 0 on a rank whose loss another rank computes
 
 
 @dataclass(frozen=True)
@@ -117,22 +110,16 @@ class Job:
 class Sampling:
     """Options of text generation: how each token is drawn from softmax(logits / temperature), and when a text ends.
 
-    tokens       maximum number of tokens generated after each prompt
-    temperature  divisor of the logits; 0: take the likeliest token (greedy decoding)
-    top_k        number of likeliest tokens to draw from; None: all tokens
-    top_p        probability mass of the likeliest tokens to draw from (nucleus; arXiv 1904.09751, section 3.1)
-    seed         seed of the draws; a draw is a function of (seed, prompt number, number of tokens generated before)
-    ends         end tokens: the first one drawn ends the text and is not part of it
-
     Raises ValueError for values out of range.
     """
 
-    tokens: int
-    temperature: float = 0.0
-    top_k: int | None = None
+    tokens: int  # maximum number of tokens generated after each prompt
+    temperature: float = 0.0  # divisor of the logits; 0: take the likeliest token (greedy decoding)
+    top_k: int | None = None  # number of likeliest tokens to draw from; None: all tokens
+    # probability mass of the likeliest tokens to draw from (nucleus; arXiv 1904.09751, section 3.1); None: all tokens
     top_p: float | None = None
-    seed: int = 0
-    ends: frozenset[int] = field(default_factory=frozenset)
+    seed: int = 0  # seed of the draws; a draw is a function of (seed, prompt number, number of tokens generated before)
+    ends: frozenset[int] = field(default_factory=frozenset)  # end tokens: the first one ends the text, and is left out
 
     def __post_init__(self) -> None:
         if self.tokens < 0 or not 0 <= self.temperature < math.inf:
@@ -161,9 +148,9 @@ class Runtime(ABC):
     registry: Registry  # all `model/...` arrays, equal on every rank
     rank: int  # global number of this rank
     data_coordinate: tuple[int, int]  # (index, count): this rank reads share `index` of `count` of the global batch
-    # Axes along which replicas hold different weights, gradients and optimizer state between synchronisations. Pass the
+    # axes along which replicas hold different weights, gradients and optimizer state between synchronisations. Pass the
     # same axes to `Registry.of(..., differs)`: the first rank along the axes is then primary, so a checkpoint holds the
-    # values of that rank. `evaluate`, `score` and `generate` must use the same values, on all ranks.
+    # values of that rank. `evaluate`, `score` and `generate` must use the first rank's values, on every rank.
     differs: frozenset[str] = frozenset()
 
     @abstractmethod
@@ -214,7 +201,7 @@ class Runtime(ABC):
         """Scale the gradients so that their global L2 norm is at most `max_norm`; return the norm before scaling.
 
         max_norm: None: measure without scaling. The norm is of `.grad` at the time of the call. Raises RuntimeError if
-        a `.grad` was written since `step` and measuring again needs other ranks: call `remeasure` after such a write.
+        a `.grad` was written after `step` without `remeasure`, unless this rank can measure alone.
         """
 
     def remeasure(self) -> None:
@@ -252,8 +239,8 @@ class Runtime(ABC):
     def find_matrix_owners(self, names: Sequence[str]) -> Mapping[MatrixId, int]:
         """Return matrix -> global rank that maps it, for these parameters of all stages: equal on all ranks.
 
-        Store the optimizer state of a matrix on that rank: `map_matrices` calls `function` there, provided that each
-        stage passes all of its own parameters among `names`, in this order. Does not communicate.
+        Store the optimizer state of a matrix on that rank: `map_matrices` calls `function` there, if each stage passes
+        exactly its own parameters of `names`, in this order. Does not communicate.
         """
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""Decompression of files by file name extension. Torch-free."""
+"""Decompression of files by file name extension: gzip, bzip2, xz and zstd. Torch-free."""
 
 from __future__ import annotations
 

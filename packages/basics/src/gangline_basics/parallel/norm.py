@@ -1,4 +1,4 @@
-"""Global gradient norm.
+"""Global gradient norm, and clipping by the norm.
 
 Under `run.deterministic` squares are summed in float64, first per row, then per parameter. The sum is then the same for
 any distribution of the rows over ranks. (A sum over a full tensor would differ from a sum over its pieces.)

@@ -1,4 +1,5 @@
-"""Read batches: byte ranges of a file, read in one call, checked while in the CPU cache, and copied to their targets.
+"""Read batches: byte ranges of a file, read in one call, checked while in the CPU cache, and copied to their targets;
+a bad chunk raises BadCheckpoint.
 
 If there are free cores, several batches run in parallel: reading and checking both release Python's lock.
 """

@@ -35,7 +35,9 @@ class SaveRequest:
     last: bool = False  # last save of the run: write the most durable tier, even if another tier has this checkpoint
     deadline_seconds: float | None = None  # time until the process is killed; None: no limit
     tiers: tuple[str, ...] = ()  # tiers to write, by the checkpointer's own names; (): all tiers
-    record_waits: bool = False  # whether to report the step's record only when its save is visible (save of every step)
+    # True: core reports the step's record only once its save is visible, so no reported step is repeated (if every step
+    # is saved)
+    record_waits: bool = False
 
 
 class SaveState(Enum):
@@ -127,8 +129,8 @@ class Checkpointer(ABC):
     ) -> SaveHandle:
         """Save the arrays and the metadata `document` (with step and attempt); return when both are staged (copied).
 
-        Waits until the previous save is visible. Ranks that requested no save pass `SaveRequest(step)`; if requests
-        differ, rank 0's tiers are written. A save that is complete on return returns `SaveHandle(id).finish()`.
+        Waits until the previous save is visible. If only some ranks requested a save, core passes `SaveRequest(step)`
+        on the others; rank 0's tiers are written. A save that is complete on return returns `SaveHandle(id).finish()`.
         Raises SaveFailed.
         """
 

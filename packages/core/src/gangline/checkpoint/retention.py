@@ -18,7 +18,7 @@ def find_superfluous(
     others: Collection[CheckpointId] = (),
     keep_every: int | None = None,
 ) -> list[CheckpointId]:
-    """Return the checkpoints to delete: all but the newest `keep_last`, those every `keep_every` steps, and `others`.
+    """Return the checkpoints to delete. Kept: the newest `keep_last`, those at multiples of `keep_every`, and `others`.
 
     Of abandoned branches only `others` are kept. ids: all checkpoints, oldest first. Only complete checkpoints (by
     `lacks`) count for `keep_last`; newer incomplete checkpoints are kept, because another tier may have the missing

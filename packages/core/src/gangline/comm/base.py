@@ -44,7 +44,7 @@ class Comm(ABC):
     """
 
     axis: str  # "tp", "dp_replicate+dp_shard", the name of a fold, "world"
-    size: int
+    size: int  # number of ranks along the axis
     index: int  # index of this rank along the axis
     ranks: tuple[int, ...]  # global ranks, in order of index
 

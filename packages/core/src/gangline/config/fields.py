@@ -137,15 +137,13 @@ def _is_container(hint: Any) -> bool:
 
 @cache
 def read_comments(cls: type) -> dict[str, str]:
-    """Return field name -> its comment in the source code, base classes first; {} without source code.
+    """Return field or attribute -> its comment in the source code, base classes first; {} without source code.
 
     The comment is after the field or, if it is too long, in the lines above the field. If a subclass repeats a field of
     its base class, a comment above the repeated field explains only the new default, and is ignored.
     """
     field_comments: dict[str, str] = {}
     for base in reversed(cls.__mro__):
-        if not is_dataclass(base):
-            continue
         try:
             source = textwrap.dedent(inspect.getsource(base))
         except (OSError, TypeError):

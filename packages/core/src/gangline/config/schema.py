@@ -1,7 +1,9 @@
-"""A complete run as typed dataclasses, filled by Hydra or in plain Python and read by every rank. Torch-free.
+"""A complete run as typed dataclasses, and the base options of each group: OptimizerConfig (learning_rate, clip_norm),
+CheckpointConfig (every, at_end), LaunchConfig (processes, timeout_seconds) and so on.
 
-Each group has a base class for the configurations of its parts; `Run` has the configurations of the chosen
-parts. Arguments and result of each part's build function are in `gangline.plugin.hooks.HOOKS`.
+Filled by Hydra or in plain Python, and read by every rank. Each group has a base class for the configurations of its
+parts; `Run` has the configurations of the chosen parts. Arguments and result of each part's build function are in
+`gangline.plugin.hooks.HOOKS`. Torch-free.
 """
 
 from __future__ import annotations
@@ -31,15 +33,13 @@ if TYPE_CHECKING:
 
 @dataclass
 class PartConfig:
-    """The base of every part's configuration.
+    """The base of every part's configuration."""
 
-    `file_options` names the options that hold paths of files: one path, a list of paths, or a mapping to paths. A
-    relative path is relative to the directory where the run was started, and is written as an absolute path into
-    config.yaml. A URL (s3://...) is not changed.
-    `layout_options` names the options that set the layout and do not define the run: a resume may change them.
-    """
-
+    # names of options that hold paths of files: one path, a list of paths, or a mapping to paths. A relative path is
+    # relative to the directory where the run was started, and is written as an absolute path into config.yaml. A URL
+    # (s3://...) is not changed.
     file_options: ClassVar[tuple[str, ...]] = ()
+    # names of options that set the layout and do not define the run: a resume may change them
     layout_options: ClassVar[tuple[str, ...]] = ()
 
     def check(self, run: Run) -> list[Problem]:
@@ -91,13 +91,11 @@ class EditConfig(PartConfig, EditedWeights):
 
     A group whose parts derive from this class is a group of edits. Core adds the choice `off`. Edits run in order of
     group name. Two edits that claim the same path, or a path and a path inside it, are an error.
-
-    `wraps`: whether the edit only puts `gangline.model.tree.WrapNode`s around nodes (adapters around linears). It then
-    runs after all other edits and may claim paths that they claim; of several wraps of a node, the first is innermost.
-
-    The methods below are optional.
+    All methods are optional.
     """
 
+    # whether the edit only puts `gangline.model.tree.WrapNode`s around nodes (adapters around linears). It then runs
+    # after all other edits and may claim paths that they claim; of several wraps of a node, the first is innermost.
     wraps: ClassVar[bool] = False
 
     def resolve(self, run: Run) -> EditConfig:
@@ -124,7 +122,8 @@ class EditConfig(PartConfig, EditedWeights):
 class ParallelConfig(PartConfig):
     """Options of a parallel strategy, which is built from a `gangline.runtime.Job` that contains the run."""
 
-    reduces: ClassVar[bool] = False  # whether gradients are summed by `job.reduction`; else the reduction must be plain
+    # whether `job.reduction` sums gradients; False: only reductions with `GradientsConfig.plain` are accepted
+    reduces: ClassVar[bool] = False
 
     def count_ranks(self, gpus: int) -> int:
         """Return the number of ranks to start on `gpus` GPUs if launch.processes is null."""

@@ -45,14 +45,13 @@ class DataSource(ABC):
     maps the data cursor to i and splits the global batch over ranks.
 
     A source with a known number of samples repeats: `sample(i)` for i >= `count_samples()` is of a later epoch.
-
-    threads  number of threads of core's reader that call `sample` concurrently: 1 for arrays in memory or mmap, more if
-             `sample` waits for a disk or a network; `sample` must then be thread-safe
-    shared   whether one rank reads the samples and sends them to its tensor, context and pipeline peers: for samples
-             that are expensive to compute. False: each rank reads for itself
     """
 
+    # number of threads of core's reader that call `sample` concurrently: 1 for arrays in memory or mmap, more if
+    # `sample` waits for a disk or a network; `sample` must then be thread-safe
     threads: ClassVar[int] = 1
+    # whether one rank reads the samples and sends them to its tensor, context and pipeline peers: for samples that are
+    # expensive to compute. False: each rank reads for itself
     shared: ClassVar[bool] = False
 
     @abstractmethod
@@ -73,7 +72,7 @@ class DataSource(ABC):
         state: result of `state(cursor)` of the run's former source. Called on all ranks before the first read, at a
         resume and at each rollback. If True although `fingerprint` differs from this source's (a corpus grew, a
         mixture changes from a later sample on), the run reads this source's samples from `cursor` on. The source then
-        restores itself from `state`; its later `compute_fingerprint` and `state` must cover the restored past.
+        takes over `state`: its later fingerprint and state must also describe the samples before `cursor`.
         """
         return fingerprint == self.compute_fingerprint()
 

@@ -22,11 +22,11 @@ class ReadPlace:
     Raises ValueError if `global_size` does not divide by `width`, or the share by `micro_size`.
     """
 
-    index: int
-    width: int
-    global_size: int
-    micro_size: int
-    device: torch.device
+    index: int  # number of this rank's share, from 0
+    width: int  # number of shares of a global batch
+    global_size: int  # number of samples of a global batch
+    micro_size: int  # number of samples of a microbatch
+    device: torch.device  # device of this rank
     comms: Comms | None = None  # process groups, for a reader whose ranks communicate; None: a single rank
 
     def __post_init__(self) -> None:
@@ -64,29 +64,21 @@ class ReadPlace:
 
 @dataclass
 class StoredBatch:
-    """One microbatch of B sequences of T tokens, as a reader returns it; core expands it to a `Batch` on the device.
+    """One microbatch of B sequences of T tokens, as a reader returns it; core expands it to a `Batch` on the device."""
 
-    tokens     (B, T+1)  any integer dtype, as stored: inputs [:, :-1] and targets [:, 1:]
-    sample     (B,)      int64, in host memory: global sample numbers
-    ends       (n,)      int32, in host memory, ascending: ends of documents, b·T + e for a document that ends before
-                         token e of row b, 0 < e <= T; None: the data does not separate documents
-    loss_mask  (B, T)    bool, targets that count in the loss; None: all but the target past each end in `ends`
-    document   (B, T)    document numbers, if they do not count from 0 in each sequence; else None
-    position   (B, T)    token positions, if they do not count from 0 in each document; else None
-    filled     (B,)      integer, in host memory: number of inputs in each row before its padding; None: no padding
-    counted    number of first rows that count in the loss; None: all rows
-    extra      further tensors (B, ...) by name
-    """
-
-    tokens: torch.Tensor
-    sample: torch.Tensor
+    tokens: torch.Tensor  # (B, T+1) any integer dtype, as stored: inputs [:, :-1] and targets [:, 1:]
+    sample: torch.Tensor  # (B,) int64, in host memory: global sample numbers
+    # (n,) int32, in host memory, ascending: ends of documents, b·T + e for a document that ends before token e of row
+    # b, 0 < e <= T; None: the data does not separate documents
     ends: torch.Tensor | None = None
+    # (B, T) bool: targets that count in the loss; None: all but the target past each end in `ends`
     loss_mask: torch.Tensor | None = None
-    document: torch.Tensor | None = None
-    position: torch.Tensor | None = None
+    document: torch.Tensor | None = None  # (B, T) document numbers; None: counted from 0 in each sequence
+    position: torch.Tensor | None = None  # (B, T) token positions; None: counted from 0 in each document
+    # (B,) integer, in host memory: number of inputs in each row before its padding; None: no padding
     filled: torch.Tensor | None = None
-    counted: int | None = None
-    extra: dict[str, torch.Tensor] = field(default_factory=dict)
+    counted: int | None = None  # number of first rows that count in the loss; None: all rows
+    extra: dict[str, torch.Tensor] = field(default_factory=dict)  # further tensors (B, ...) by name
 
 
 class BatchReader(ABC):

@@ -22,9 +22,9 @@ Decoding = Literal["tokenwise", "cached"]
 
 @dataclass(frozen=True, kw_only=True)
 class Node(ABC):
-    """One module as data. `module` is "package.module:Class", whose constructor takes the node as its only argument."""
+    """One module as data."""
 
-    module: ClassVar[str]
+    module: ClassVar[str]  # "package.module:Class" of the module, whose constructor takes the node as its only argument
 
     def get_shapes(self) -> dict[str, Shape]:
         """Return name -> global shape of the parameters of this node's module, without parameters of child nodes."""

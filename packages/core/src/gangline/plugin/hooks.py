@@ -41,11 +41,11 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """A verb of `gangline`: ``run(argv) -> exit code``, named by "package.module:function" and imported when called."""
+    """A command of `gangline`."""
 
-    name: str
-    run: str
-    summary: str
+    name: str  # name that the user types after `gangline`
+    run: str  # function (argv) -> exit code, "package.module:function", imported when the command is called
+    summary: str  # one-line description in `gangline --help`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +55,10 @@ class Kind:
     name: str  # name that the author types after --kind
     group: str  # group of its parts: "track", or "outer/field"; "": the plugin opens its own group or adds a verb
     suite: str  # "package.module:Class", a suite of the conformance kit or one that derives from it
-    example: str  # complete plugin: the files of "package.module", the text "module:NAME", or the spec "module:hook"
-    summary: str
+    # complete plugin: "package.module" (its files), "module:NAME" (a text constant) or "module:hook" (the example in a
+    # hook's specification)
+    example: str
+    summary: str  # one-line description in `gangline new-plugin --kinds`
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,11 +29,13 @@ class Part:
     summary: str  # one-line description in `gangline plugins`
     group: str | None = None  # group of the part, if the hook sets none (gangline_model_edits, gangline_parts)
     opens: Mapping[str, str] = field(default_factory=dict)  # nested groups: field of the config -> default choice
-    views: Mapping[str, str] = field(default_factory=dict)  # opened field -> group whose parts the field offers
+    # field in `opens` -> existing group whose parts are its choices
+    views: Mapping[str, str] = field(default_factory=dict)
     needs: tuple[str, ...] = ()  # parts that a run with this part must have: "group=name"
     reads: tuple[str, ...] = ()  # plugins' groups whose chosen part this part builds (`run.extra[group]`)
     capabilities: Mapping[str, str] = field(default_factory=dict)  # name of a capability -> "module:name"
-    words: Mapping[str, str] = field(default_factory=dict)  # words of other frameworks -> what to type; {n}: its number
+    # words of other frameworks -> what to type; {n} stands for the number given with the word
+    words: Mapping[str, str] = field(default_factory=dict)
     synonyms: Mapping[str, str] = field(default_factory=dict)  # option -> names in other frameworks, space-separated
     default: bool = False  # whether the part is a default of its core group; a list group has all defaults, in order
     layout_dependent: str = ""  # how results with this part depend on the layout; "": layout-invariant

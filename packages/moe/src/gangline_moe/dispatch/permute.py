@@ -1,4 +1,4 @@
-"""Permutation that sorts (token, expert) pairs by expert, used for dispatch and combine.
+"""Permutation that sorts (token, expert) pairs by expert, used for dispatch and combine; drops pairs over capacity.
 
 N tokens, k experts per token, E experts, A = N·k pairs (minus pairs without an expert), D model width.
 """
