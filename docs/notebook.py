@@ -61,6 +61,8 @@ def normalize(notebook: NotebookNode, directory: Path | None = None) -> str:
 def clean(text: str, directory: Path | None) -> str:
     """Return the text that a terminal would show in the end, with `...` in place of the directory."""
     if directory is not None:
+        name, short = re.escape(str(directory)), "...".rjust(len(str(directory)))
+        text = re.sub(rf"(\S {{2,}}){name}", rf"\1{short}", text)  # columns of a table stay aligned
         text = text.replace(str(directory), "...")
     lines = CONTROLS.sub("", text.replace("\r\n", "\n")).split("\n")
     return "\n".join(line.rpartition("\r")[2] for line in lines)

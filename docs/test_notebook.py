@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import nbformat
@@ -14,6 +15,7 @@ from gangline.record import read_records
 
 FIRST_RUN = ROOT / "docs" / "notebooks" / "first-run.ipynb"
 LARGEST = 300_000  # bytes
+CURSOR = re.compile(r"\x1b\[[0-9;?]*[A-Za-ln-z]")  # all controls of a terminal except colours and bold letters
 
 
 def list_images(content: nbformat.NotebookNode) -> list[int]:
@@ -40,7 +42,8 @@ def test_first_run_notebook_trains_resumes_and_tunes(tmp_path, monkeypatch):
     assert losses["two"] == pytest.approx(losses["first"], abs=1e-4)
     assert list_images(ran) == list_images(stored)
     assert len(list_images(ran)) == 2
-    assert "\x1b" not in "".join(output.get("text", "") for cell in ran.cells for output in cell.get("outputs", []))
+    printed = "".join(output.get("text", "") for cell in ran.cells for output in cell.get("outputs", []))
+    assert not CURSOR.findall(printed)
 
 
 @pytest.mark.parametrize("path", list_notebooks(ROOT / "docs"), ids=lambda path: path.stem)
@@ -61,3 +64,10 @@ def test_page_has_cells_outputs_and_images_of_notebook():
 
 def test_terminal_output_is_stored_as_shown():
     assert notebook.clean("a 1\rb 2\r\n\x1b[2K\x1b[91mc\x1b[0m in /work/d\n", Path("/work")) == "b 2\nc in .../d\n"
+
+
+def test_stored_tables_stay_aligned():
+    table = "path  null  /work/d/a\nlong  null    /work/d\nlora  null         on\n"
+    assert notebook.clean(table, Path("/work/d")) == (
+        "path  null      .../a\nlong  null        ...\nlora  null         on\n"
+    )

@@ -88,7 +88,7 @@ def make_subplots(
     plots = figure.subplots(len(heights), sharex=sharex, squeeze=False, height_ratios=heights)[:, 0]
     plots[0].set_title("\n".join(textwrap.fill(line, int(13 * width)) for line in about.splitlines()))
     shown: Any = figure
-    shown._ipython_display_ = partial(_display, figure)
+    shown._ipython_display_ = partial(_show, figure)
     return figure, [*plots]
 
 
@@ -144,7 +144,7 @@ def render(figure: Figure, ending: str) -> bytes:
     return re.sub(rb"<g id=([\"'])tip:(.*?)\1>", rb"<g><title>\2</title>", file.getvalue())
 
 
-def _display(figure: Figure) -> None:
+def _show(figure: Figure) -> None:
     """Show a figure in a notebook. IPython calls this function instead of matplotlib's, which ignores the heights."""
     from IPython.display import Image, display
 
