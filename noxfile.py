@@ -43,6 +43,7 @@ SPREAD = (*AGAIN, "-n", "auto", "--maxprocesses", "8", "--no-loadscope-reorder",
 # minimum number of test files for several workers: each worker imports everything again, 7 to 45 s of CPU
 FEW_FILES = 16
 SPREADING = ("pytest-xdist", "pytest-rerunfailures")
+NOTEBOOKS = ("nbclient", "nbformat", "ipykernel")
 NONE_THERE = 5  # exit code of pytest if no test has the marker
 
 # Arguments of nox. With parallel sessions each session runs in a separate process, which inherits them by this
@@ -162,8 +163,8 @@ def together(session: nox.Session) -> None:
 
 @nox.session(allow_parallel=True)
 def docs(session: nox.Session) -> None:
-    """Run every example of the documentation, and check that it describes every hook and option."""
-    install(session, *editable(*PACKAGES), "matplotlib", *SPREADING)
+    """Run every example and notebook of the documentation, and check that it describes every hook and option."""
+    install(session, *editable(*PACKAGES), "matplotlib", *NOTEBOOKS, *SPREADING)
     one_thread(session)
     session.run(*PYTEST, *SPREAD[:-1], "worksteal", "docs", *session.posargs)
 

@@ -10,6 +10,7 @@ import re
 import sys
 from pathlib import Path
 
+import notebook_page
 import pages
 
 # A request that a browser makes by itself. Links for the reader may go to other hosts.
@@ -30,7 +31,8 @@ def find_faults(site: Path) -> list[str]:
         entry["location"].partition("#")[0]
         for entry in json.loads((site / "search" / "search_index.json").read_text())["docs"]
     }
-    for page in pages.PAGES:
+    notebooks = notebook_page.list_notebooks(pages.ROOT / "docs")
+    for page in (*pages.PAGES, *notebooks):
         path = page.relative_to(pages.ROOT)
         if path.parts[0] == "docs" and path.name != "index.md":
             wanted = str(path.relative_to("docs").with_suffix(".html"))

@@ -1,4 +1,4 @@
-"""Define the hooks of mkdocs: navigation from docs/index.md, pages outside docs/, and links to source files."""
+"""Define the hooks of mkdocs: navigation from docs/index.md, notebooks, pages outside docs/, links to source files."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import notebook_page
 from mkdocs.structure.files import File, Files
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ def get_target(path: str) -> str | None:
     """Return the path in the site of a file of the repository, or None if the file is no page."""
     if path.startswith("docs/") and path.endswith((".md", ".svg", ".png")):
         return path.removeprefix("docs/")
+    if path.startswith("docs/notebooks/") and path.endswith(".ipynb"):
+        return path.removeprefix("docs/").removesuffix(".ipynb") + ".md"
     return list_outside().get(path)
 
 
@@ -62,10 +65,14 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages outside docs/. README.md becomes the front page; docs/index.md becomes the navigation."""
+    """Add the pages outside docs/ and the notebooks. README.md is the front page; docs/index.md is the navigation."""
     files.remove(files.src_uris["index.md"])
     for source, target in list_outside().items():
         files.append(File.generated(config, target, abs_src_path=str(ROOT / source)))
+    for path in notebook_page.list_notebooks(INDEX.parent):
+        text, images = notebook_page.convert(path)
+        for name, content in {f"{path.stem}.md": text, **images}.items():
+            files.append(File.generated(config, f"notebooks/{name}", content=content))
     return files
 
 

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from matplotlib import rc_context, rcParams
@@ -151,3 +152,12 @@ def test_figure_needs_no_home_directory_or_display(tmp_path, home):
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert {"a.svg", "a.png"} <= {path.name for path in Path(tmp_path).iterdir()}
+
+
+def test_notebook_shows_figure_with_requested_heights(monkeypatch):
+    shown = []
+    fake = SimpleNamespace(Image=dict, display=shown.append)
+    monkeypatch.setitem(sys.modules, "IPython.display", fake)
+    figure = drawn()
+    figure._ipython_display_()
+    assert shown == [{"data": render(figure, ".png"), "format": "png", "width": 840}]

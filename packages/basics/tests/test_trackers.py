@@ -257,7 +257,9 @@ def printed(
     *records: StepRecord, every: int | None = None, last: int = 100, terminal=False, width=200, **summary
 ) -> str:
     out = io.StringIO()
-    tracker = ConsoleTracker(every, Terminal(file=out, force_terminal=terminal, width=width, markup=False))
+    tracker = ConsoleTracker(
+        every, Terminal(file=out, force_terminal=terminal, width=width, markup=False, highlight=False)
+    )
     tracker.begin(start(Path("runs/a"), last=last))
     for one in records:
         tracker.record(one)
@@ -291,6 +293,14 @@ def test_console_lines_show_main_metrics():
     assert more == "  saved step-00000001  saving step-00000002", "what only begins is not saved yet"
     assert "left" not in second, "nothing is left after the last step"
     assert note == "[a] note"
+
+
+def test_console_in_notebook_prints_plain_lines(monkeypatch):
+    assert "\x1b" in printed(record(1), record(2), last=2, terminal=True)
+    monkeypatch.setenv("MPLBACKEND", "module://matplotlib_inline.backend_inline")
+    text = printed(record(1), record(2), last=2, terminal=True)
+    assert "\x1b" not in text
+    assert "step 2/2  loss" in text
 
 
 def test_console_end_shows_summary():

@@ -12,7 +12,7 @@
 
 Figures have dark letters on white, which are legible on light pages, on dark pages and in print. PALETTE is by Okabe
 and Ito ("Color Universal Design", 2008). matplotlib is imported only when a figure is drawn, without pyplot and without
-a window.
+a window. A notebook shows a figure that is the last expression of a cell.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -86,6 +87,8 @@ def make_subplots(
     figure.suptitle(textwrap.fill(title, int(8.3 * width)), x=0.01, ha="left")
     plots = figure.subplots(len(heights), sharex=sharex, squeeze=False, height_ratios=heights)[:, 0]
     plots[0].set_title("\n".join(textwrap.fill(line, int(13 * width)) for line in about.splitlines()))
+    shown: Any = figure
+    shown._ipython_display_ = partial(_show, figure)
     return figure, [*plots]
 
 
@@ -139,6 +142,13 @@ def render(figure: Figure, ending: str) -> bytes:
         return file.getvalue()
     figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None, "Title": figure.get_suptitle()})
     return re.sub(rb"<g id=([\"'])tip:(.*?)\1>", rb"<g><title>\2</title>", file.getvalue())
+
+
+def _show(figure: Figure) -> None:
+    """Show a figure in a notebook. IPython calls this function instead of matplotlib's, which ignores the heights."""
+    from IPython.display import Image, display
+
+    display(Image(data=render(figure, ".png"), format="png", width=round(96 * figure.get_figwidth())))
 
 
 def write_figure(figure: Figure, path: str | Path, flag: str = "--svg", endings: Sequence[str] = (".svg",)) -> None:

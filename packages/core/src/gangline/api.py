@@ -1,10 +1,10 @@
 """Python API to train a run without Hydra; the command `train` calls the same functions.
 
 from gangline import api
-from gangline.config.defaults import default_run
+from gangline.config.defaults import build_default_run
 
 if __name__ == "__main__":  # ranks import this file again
-    directory = api.train(default_run(run={"steps": 100}, parallel="ddp"))
+    directory = api.train(build_default_run(run={"steps": 100}, parallel="ddp"))
 """
 
 from __future__ import annotations

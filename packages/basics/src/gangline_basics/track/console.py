@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import textwrap
 import time
 from collections.abc import Sequence
@@ -46,7 +47,7 @@ class ConsoleTracker(Tracker):
         self._print(f"{start.name}: {steps}{again}, in {start.directory}")
         for name, text in start.describe.items():
             self._print(f"  {name:<8} {text}")
-        if self.terminal.is_terminal:
+        if self.terminal.is_terminal and not is_notebook():
             self.live = Live(console=self.terminal, auto_refresh=False, transient=True)
             self.live.start()
 
@@ -121,6 +122,14 @@ class ConsoleTracker(Tracker):
 
     def _print(self, text: str) -> None:
         self.terminal.print(text)
+
+
+def is_notebook() -> bool:
+    """Return whether the output goes to a notebook. Jupyter kernels set this variable, and pretend to be terminals.
+
+    A notebook cannot redraw a progress line: it would store each version of the line in the output of the cell.
+    """
+    return "inline" in os.environ.get("MPLBACKEND", "")
 
 
 def fit_parts(parts: Sequence[tuple[int, str]], columns: int) -> str:

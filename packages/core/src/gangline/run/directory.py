@@ -44,6 +44,9 @@ class RunDirectory:
         self._begun = 0
         self._handed_over = False
 
+    def __repr__(self) -> str:
+        return f"RunDirectory({str(self.path)!r})"
+
     config = property(lambda self: self.path / "config.yaml")
     parts = property(lambda self: self.path / "parts.json")
     provenance = property(lambda self: self.path / "provenance.json")
