@@ -34,6 +34,7 @@ METHODS = {
     "lora": "supervised fine-tuning with LoRA",
     "dpo": "preference optimization (DPO) of all weights",
 }
+Sections = dict[str, dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,6 @@ MODELS = {
     "granite3-8b": Model("Granite 3.0 8B", 8.2),
     "gpt-oss-20b": Model("gpt-oss 20B", 20.9, parts=(("moe", "gpt_oss_20b"),)),
     "gpt-oss-120b": Model("gpt-oss 120B", 117, parts=(("moe", "gpt_oss_120b"),)),
-    "deepseek-v3": Model("DeepSeek-V3", 671, parts=(("moe", "deepseek_v3"),)),
 }
 # model -> method -> numbers of GPUs
 RUNS: dict[str, dict[str, tuple[int, ...]]] = {
@@ -91,7 +91,6 @@ RUNS: dict[str, dict[str, tuple[int, ...]]] = {
     "granite3-8b": {"pretrain": (64,), "sft": (8,), "lora": (1,), "dpo": (8,)},
     "gpt-oss-20b": {"pretrain": (64,), "sft": (8, 64)},
     "gpt-oss-120b": {"pretrain": (1024,), "sft": (64,)},
-    "deepseek-v3": {"pretrain": (1024,), "sft": (1024,)},
 }
 
 
@@ -113,7 +112,7 @@ class Recipe:
         paths = "data.path" if self.method == "pretrain" else "model.weights and data.path"
         return f"{MODELS[self.model].title}: {METHODS[self.method]} on {gpus}. Set {paths}."
 
-    def settle(self) -> dict[str, dict[str, Any]]:
+    def settle(self) -> Sections:
         """Return the recipe's sections without the layout."""
         shape, pretraining = MODELS[self.model], self.method == "pretrain"
         parts: dict[str, Any] = {"model": self.model, **dict(shape.parts)}
@@ -127,7 +126,7 @@ class Recipe:
         length = shape.length if pretraining else min(4096, shape.length)
         size = self.choose_batch_tokens() // length if pretraining else 128
         steps = round_number(20e9 * shape.billions / (size * length)) if pretraining else 1000
-        sections: dict[str, dict[str, Any]] = {
+        sections: Sections = {
             "parts": parts,
             "run": {"name": f"{self.model}-{self.method}", "steps": steps},
             "batch": {"global_size": size, "sequence_length": length},
@@ -147,7 +146,7 @@ class Recipe:
         if pretraining:
             sections["data"] = {"document_masking": True}
         if self.gpus > 1:
-            nodes = {"nodes": self.gpus // 8, "gpus_per_node": 8}
+            nodes = {"nodes": f'"{self.gpus // 8}"', "gpus_per_node": 8}  # the option is text, such as 8:16
             sections["launch"] = {"processes": 8} if self.gpus == 8 else nodes
         return sections
 
@@ -183,7 +182,7 @@ def list_recipes() -> Iterator[Recipe]:
                 yield Recipe(model, method, gpus)
 
 
-def spell(sections: dict[str, dict[str, Any]]) -> Iterator[str]:
+def spell(sections: Sections) -> Iterator[str]:
     """Yield the overrides that set these sections."""
     for section, options in sections.items():
         for key, value in options.items():
@@ -201,7 +200,7 @@ def _spell(value: Any) -> str:
     )
 
 
-def format_recipe(title: str, sections: dict[str, dict[str, Any]]) -> str:
+def format_recipe(title: str, sections: Sections) -> str:
     """Return the text of a recipe file."""
     lines = [f"{name}: {_spell(options).replace(',', ', ')}" for name, options in sections.items() if options]
     return "\n".join([f"# {title}", *lines]) + "\n"
@@ -214,7 +213,7 @@ def limit_memory(cluster: Cluster) -> Cluster:
     return replace(cluster, numbers={**cluster.numbers, "memory.bytes": less})
 
 
-def add_layout(sections: dict[str, dict[str, Any]], words: Sequence[str]) -> dict[str, dict[str, Any]]:
+def add_layout(sections: Sections, words: Sequence[str]) -> Sections:
     """Return the sections with the layout of the search."""
     found = {name: dict(options) for name, options in sections.items()}
     found.setdefault("parallel", {})
@@ -230,15 +229,19 @@ def add_layout(sections: dict[str, dict[str, Any]], words: Sequence[str]) -> dic
     return {name: found[name] for name in (*order, *(name for name in found if name not in order)) if name in found}
 
 
-def shorten(parallel: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the options of a layout, shortest first: without axes that may be derived, and complete.
+def shorten(sections: Sections) -> Iterator[Sections]:
+    """Yield ways to write a layout, shortest first: axes that are derived left out, and complete.
 
     A recipe that leaves dp_shard unset runs on other numbers of GPUs, too.
     """
+    parts, parallel = sections["parts"], sections["parallel"]
     large = {key: value for key, value in parallel.items() if key not in AXES or value > 1}
-    yield {key: value for key, value in large.items() if key != "dp_shard"}
-    yield large
-    yield parallel
+    derived = {key: value for key, value in large.items() if key != "dp_shard"}
+    if not derived.keys() & set(AXES) and parts["parallel"] == "3d":
+        plain = {} if derived == {"zero": 3} else derived  # the default of fsdp
+        yield {**sections, "parts": {**parts, "parallel": "fsdp"}, "parallel": plain}
+    for options in (derived, large, parallel):
+        yield {**sections, "parallel": options}
 
 
 def write(recipe: Recipe, cluster: Cluster) -> str:
@@ -253,8 +256,8 @@ def write(recipe: Recipe, cluster: Cluster) -> str:
         path.unlink(missing_ok=True)
         return f"{recipe.name}: does not fit"
     sections, plan = add_layout(sections, best[0].words), best[0].plan
-    for short in shorten(sections["parallel"]):
-        path.write_text(format_recipe(recipe.title, {**sections, "parallel": short}))
+    for short in shorten(sections):
+        path.write_text(format_recipe(recipe.title, short))
         if build_mesh(compose_one([f"recipe={path}"]).parallel, recipe.gpus) == plan.explained.mesh:
             break
     return f"{recipe.name}: {plan.step.seconds:.3g} s, {plan.memory / 1e9:.3g} GB, MFU {plan.mfu:.1%}"

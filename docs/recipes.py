@@ -41,9 +41,10 @@ gangline plan recipe=llama3-8b-lora-1gpu cluster=h100_ib
   Kubernetes, add `launch=kubernetes`.
 - For another number of GPUs or another GPU, `gangline plan search` lists layouts.
 
-The numbers are predictions of the planner, not measurements, for {about}. [Plan step time, memory and
-cost](how-to/what-will-it-cost.md) states the planner's error. A plan leaves a tenth of the memory free.
-Pretraining runs for 20 tokens per parameter. One GPU costs ${price:g} per hour.
+The numbers are predictions of the planner, not measurements. [Plan step time, memory and
+cost](how-to/what-will-it-cost.md) states its error. A plan leaves a tenth of the memory free. Pretraining runs for 20
+tokens per parameter. DPO excludes the scoring by the reference model before the first step. One GPU costs ${price:g}
+per hour. Cluster: {about}.
 """
 
 
@@ -53,7 +54,7 @@ FAMILIES = {
     "Gemma": "gemma",
     "OLMo 2": "olmo",
     "GPT-2, Phi 3, Granite 3": ("gpt2", "phi", "granite"),
-    "Mixture of experts: gpt-oss, DeepSeek-V3": ("gpt-oss", "deepseek"),
+    "gpt-oss (mixture of experts)": "gpt-oss",
 }
 METHODS = ("pretrain", "sft", "lora", "dpo")
 
