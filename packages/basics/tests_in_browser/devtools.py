@@ -7,14 +7,23 @@ import json
 import os
 import select
 import subprocess
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 SECONDS = 60.0  # timeout of one command or event
 # errors and refusals that a page reports
 COMPLAINTS = ("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded", "Audits.issueAdded")
+# The browser reads commands from file descriptor 3 and writes answers to 4.
+LAUNCH = """
+import fcntl, os, sys
+numbers = [fcntl.fcntl(int(word), fcntl.F_DUPFD, 10) for word in sys.argv[1:3]]
+os.dup2(numbers[0], 3)
+os.dup2(numbers[1], 4)
+os.execvp(sys.argv[3], sys.argv[3:])
+"""
 
 
 class Page:
@@ -24,18 +33,28 @@ class Page:
     Content-Security-Policy and other issues, as the browser reports them.
     """
 
-    def __init__(self, browser: Sequence[str], profile: Path) -> None:
+    def __init__(self, browser: Sequence[str], profile: Path, environment: Mapping[str, str] | None = None) -> None:
         to_browser, self._send = os.pipe()
         self._receive, from_browser = os.pipe()
         self._number, self._content, self._session = 0, b"", ""
         self._events: list[dict[str, Any]] = []
         command = ["--headless=shell", "--no-sandbox", "--no-first-run", "--remote-debugging-pipe", "about:blank"]
         self.process = subprocess.Popen(
-            [*START, str(to_browser), str(from_browser), *browser, f"--user-data-dir={profile}", *command],
+            [
+                sys.executable,
+                "-c",
+                LAUNCH,
+                str(to_browser),
+                str(from_browser),
+                *browser,
+                f"--user-data-dir={profile}",
+                *command,
+            ],
             pass_fds=(to_browser, from_browser),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
+            env=environment,
             start_new_session=True,
         )
         os.close(to_browser)
@@ -66,8 +85,13 @@ class Page:
         assert "error" not in answer, f"{method}: {answer['error']}"
         return answer["result"]
 
-    def open(self, path: Path, width: int = 1200, dark: bool = False, media: str = "screen") -> None:
-        """Open a file in a window of this width in CSS pixels, and wait until the page is complete."""
+    def open(
+        self, path: Path, width: int = 1200, dark: bool = False, media: str = "screen", settle: bool = True
+    ) -> None:
+        """Open a file in a window of this width in CSS pixels, and wait until the page is complete.
+
+        settle: also wait until the page is painted, by a script.
+        """
         self.resize(width)
         feature = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", media=media, features=[feature])
@@ -75,7 +99,8 @@ class Page:
         self.call("Page.navigate", url=path.resolve().as_uri())
         while not any(event.get("method") == "Page.loadEventFired" for event in self._events):
             self._events.append(self._read())
-        self.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(0))))")
+        if settle:
+            self.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(0))))")
 
     def resize(self, width: int, height: int = 900) -> None:
         """Set the width of the window in CSS pixels."""
@@ -114,7 +139,3 @@ class Page:
             self._content += content
         message, _, self._content = self._content.partition(b"\0")
         return json.loads(message)
-
-
-# The browser reads commands from file descriptor 3 and writes answers to 4.
-START = ["/bin/sh", "-c", 'eval "exec 3<&$1 4>&$2"; shift 2; exec "$@"', "sh"]

@@ -28,7 +28,7 @@ def embed(figure: Figure, caption: str) -> Element:
     svg = ElementTree.fromstring(content)
     used = {match[1] for part in svg.iter() for value in part.attrib.values() for match in _REFERENCE.finditer(value)}
     for parent in list(svg.iter()):
-        for child in [child for child in parent if child.tag.endswith("}metadata")]:
+        for child in [child for child in parent if child.tag.endswith(("}metadata", "}style"))]:
             parent.remove(child)
         parent.tag = parent.tag.rpartition("}")[2]
         parent.attrib = {
@@ -41,9 +41,7 @@ def embed(figure: Figure, caption: str) -> Element:
                 setattr(parent, text, None)
     for name in ("width", "height", "version"):
         svg.attrib.pop(name, None)
-    title = str(figure.get_suptitle())
-    svg.attrib |= {"role": "img", "aria-label": escape_controls(f"{title}: {caption}")}
-    svg.insert(0, make("title", title))
+    svg.attrib |= {"role": "img", "aria-label": escape_controls(f"{figure.get_suptitle()}: {caption}")}
     return make("figure", svg, make("figcaption", caption))
 
 

@@ -80,12 +80,12 @@ def _describe(series: Series, names: Sequence[str]) -> str:
     if not finite.any():
         return f"{len(values)} steps, without a finite value"
     low, high = np.where(finite, values, np.inf).argmin(), np.where(finite, values, -np.inf).argmax()
-    places = {"first": 0, "last": -1, "minimum": low, "maximum": high}
-    words = ", ".join(
-        f"{name} {format_number(values[places[name]])} at step {steps[places[name]]:.0f}" for name in names
-    )
+    places = {"first": 0, "last": -1, "minimum": int(low), "maximum": int(high)}
+    ends = [(name, places[name]) for name in names]
+    words = ", ".join(f"{name} {format_number(values[at])} at step {steps[at]:.0f}" for name, at in ends)
     if count := int((~finite).sum()):
-        words += f"; {count} values are not finite, first at step {steps[~finite][0]:.0f}"
+        words += f"; {count} value{'s that are' if count > 1 else ' that is'} not finite, first at step"
+        words += f" {steps[~finite][0]:.0f}"
     return words
 
 

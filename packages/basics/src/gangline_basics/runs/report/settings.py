@@ -46,10 +46,7 @@ def show_settings(history: History) -> Element:
             class_="figures",
         ),
         *map(make_note, problems),
-        make_details(
-            f"All {len(options)} options",
-            make_table(("option", "value"), [(k, spell(k, v)) for k, v in options.items()]),
-        ),
+        make_details(f"All {len(options)} options", make_table(("option", "value"), rows)),
     )
 
 
@@ -63,12 +60,8 @@ def iterate_defaults(config: dict[str, Any], problems: list[str]) -> Iterator[tu
                 continue
             try:
                 part = installed().find(group, "on" if name is True else str(name)).part
-                opened = {
-                    field: installed()
-                    .find(f"{group}/{field}", str(choices.get(f"{group}/{field}", default)))
-                    .part.config
-                    for field, default in part.opens.items()
-                }
+                inner = {field: str(choices.get(f"{group}/{field}", default)) for field, default in part.opens.items()}
+                opened = {field: installed().find(f"{group}/{field}", one).part.config for field, one in inner.items()}
             except UserError as error:
                 problems.append(f"Defaults of {group}={name} are not known: {str(error).splitlines()[0]}")
                 continue

@@ -35,6 +35,7 @@ dd { margin: 0; font-weight: 600; font-variant-numeric: tabular-nums; }
   align-items: start; margin: 12px 0; }
 figure { margin: 0; min-width: 0; max-width: 560px; }
 svg { display: block; width: 100%; height: auto; }
+svg * { stroke-linejoin: round; stroke-linecap: butt; }
 svg text { font-family: "DejaVu Sans", system-ui, sans-serif !important; }
 figcaption { margin-top: 4px; }
 .scroll { overflow-x: auto; min-width: 0; margin: 8px 0; }
