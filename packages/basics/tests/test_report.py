@@ -391,6 +391,25 @@ def test_damaged_files_are_named(quick: Path, tmp_path: Path) -> None:
     assert "the layout is not known" in text
 
 
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("metrics.jsonl", {"metrics": {"x": "many"}}),
+        ("metrics.jsonl", {"seconds": 3}),
+        ("events.jsonl", {"mesh": "tp", "nodes": 5, "kinds": 7, "time": 3, "generation": "x"}),
+        ("provenance.json", {"starts": [{"command": 5}]}),
+        ("provenance.json", {"starts": 5}),
+    ],
+)
+def test_values_of_wrong_types_leave_the_other_sections(quick: Path, tmp_path: Path, name: str, change: dict) -> None:
+    run = copy(quick / "done", tmp_path / "a")
+    lines = [{**line, **change} for line in (read_lines(run, name) if name.endswith("l") else [{}])]
+    write_lines(run, lines, name)
+    page = write_report(run)
+    assert page.headings == ["Curves", "Time", "Verdicts and notices", "Layout", "Configuration", "Provenance"]
+    assert page.find_row("optimizer", "adamw")
+
+
 def test_report_does_not_import_torch(quick: Path, tmp_path: Path) -> None:
     code = f"""
 import sys

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from xml.etree.ElementTree import Element
 
@@ -45,8 +45,10 @@ def show_comparison(histories: Sequence[History]) -> list[Element]:
         make_section(
             "Differing options",
             None if different else make("p", "The configurations of the runs are equal."),
-            _tabulate(names, common) if common else None,
-            make_details(f"{len(others)} options that not every run has", _tabulate(names, others)) if others else None,
+            _tabulate(names, flat, common) if common else None,
+            make_details(f"{len(others)} options that not every run has", _tabulate(names, flat, others))
+            if others
+            else None,
         ),
         _show_overlaid(histories),
         make_section(
@@ -60,8 +62,9 @@ def show_comparison(histories: Sequence[History]) -> list[Element]:
     ]
 
 
-def _tabulate(names: Sequence[str], options: Mapping[str, Sequence[Any]]) -> Element:
-    rows = [(key, *(spell(key, value) for value in values)) for key, values in options.items()]
+def _tabulate(names: Sequence[str], flat: Sequence[Mapping[str, Any]], keys: Iterable[str]) -> Element:
+    """Return a table of options; a dash marks a run without the option."""
+    rows = [(key, *(spell(key, options[key]) if key in options else "-" for options in flat)) for key in keys]
     return make_table(("option", *names), rows)
 
 

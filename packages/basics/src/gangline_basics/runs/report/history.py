@@ -16,6 +16,8 @@ from gangline.run.directory import RunDirectory
 from gangline_basics.runs.curves import read_step_records
 from gangline_basics.runs.listing import MARKS, RunSummary, read_summary
 
+# errors of readers on a file whose values have unexpected types
+DAMAGE = (UserError, OSError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 NOTES = 200  # maximum number of notices that are shown
 _Content = TypeVar("_Content")
 
@@ -69,7 +71,7 @@ def read_history(path: str, name: str) -> History:
     def read(what: str, read_file: Callable[[], _Content], default: _Content) -> _Content:
         try:
             return read_file()
-        except (UserError, OSError) as error:
+        except DAMAGE as error:
             history.missing.append(f"{what}: {' '.join(str(error).split())}")
             return default
 
@@ -85,7 +87,7 @@ def read_history(path: str, name: str) -> History:
             history.missing.append(f"{name} is missing or empty.")
     if not records:
         history.missing.append("metrics.jsonl holds no step yet, so there are no curves.")
-    _fill(history, records)
+    read("Steps", lambda: _fill(history, records), None)
     return history
 
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from xml.etree.ElementTree import Element
 
 from gangline_basics.runs.report.comparison import show_comparison
 from gangline_basics.runs.report.curves import show_curves
 from gangline_basics.runs.report.experts import show_experts
 from gangline_basics.runs.report.heading import show_head
-from gangline_basics.runs.report.history import History
+from gangline_basics.runs.report.history import DAMAGE, History
 from gangline_basics.runs.report.layout import show_layout
-from gangline_basics.runs.report.markup import make, write_html
+from gangline_basics.runs.report.markup import make, make_note, make_section, write_html
 from gangline_basics.runs.report.origin import show_origin
 from gangline_basics.runs.report.settings import show_settings
 from gangline_basics.runs.report.style import STYLE
@@ -49,14 +49,22 @@ def build_page(histories: Sequence[History]) -> bytes:
 
 def _show_run(history: History) -> list[Element]:
     account = compute_account(history)  # may add to history.missing, which the head shows
-    blocks = [
-        show_head(history, account),
-        show_curves(history),
-        show_time(history, account),
-        show_verdicts(history),
-        show_experts(history),
-        show_layout(history),
-        show_settings(history),
-        show_origin(history),
+    sections: list[tuple[str, Callable[[], Element | None]]] = [
+        ("Curves", lambda: show_curves(history)),
+        ("Time", lambda: show_time(history, account)),
+        ("Verdicts and notices", lambda: show_verdicts(history)),
+        ("Experts", lambda: show_experts(history)),
+        ("Layout", lambda: show_layout(history)),
+        ("Configuration", lambda: show_settings(history)),
+        ("Provenance", lambda: show_origin(history)),
     ]
-    return [block for block in blocks if block is not None]
+    blocks = [_show_section(title, show) for title, show in sections]
+    return [show_head(history, account), *(block for block in blocks if block is not None)]
+
+
+def _show_section(title: str, show: Callable[[], Element | None]) -> Element | None:
+    """Return a section, or the reason if a damaged file makes it impossible, so that the other sections remain."""
+    try:
+        return show()
+    except DAMAGE as error:
+        return make_section(title, make_note(f"A file of the run is damaged: {type(error).__name__}: {error}"))

@@ -42,7 +42,8 @@ figcaption { margin-top: 4px; }
 table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums; }
 th, td { text-align: left; vertical-align: top; padding: 4px 14px 4px 0; border-bottom: 1px solid var(--rule); }
 th { color: var(--soft); font-weight: 600; white-space: nowrap; }
-td { min-width: 60px; max-width: 640px; }
+td { max-width: 640px; }
+td:not(.number) { min-width: 100px; }
 td:nth-child(n+3):last-child:not(.number) { min-width: 200px; }
 .number { text-align: right; white-space: nowrap; }
 details { margin: 12px 0; }

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from xml.etree.ElementTree import Element
 
-from gangline.errors import UserError
 from gangline.plugin.registry import installed
 from gangline.run.attempts import Attempt
 from gangline_basics.figure import PALETTE, add_bars, make_subplots, use_style
 from gangline_basics.runs.report.figures import WIDTH, embed
-from gangline_basics.runs.report.history import History
+from gangline_basics.runs.report.history import DAMAGE, History
 from gangline_basics.runs.report.markup import make, make_note, make_section, make_table
 
 if TYPE_CHECKING:
@@ -51,7 +50,7 @@ def compute_account(history: History) -> TimeAccount | None:
             try:
                 account: TimeAccount = getattr(importlib.import_module(module), name)(Path(history.path))
                 return account
-            except (UserError, OSError, ImportError) as error:
+            except (ImportError, *DAMAGE) as error:
                 history.missing.append(f"Time account of {offer.distribution}: {' '.join(str(error).split())}")
     prefix = "seconds/"
     found = {

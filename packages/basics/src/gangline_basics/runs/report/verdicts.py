@@ -36,8 +36,9 @@ def list_incidents(history: History) -> Iterator[Incident]:
             what = f"verdict {event.get('kind')} ({event.get('where')})"
             yield Incident(when, what, f"{words}; suggestion: {event.get('suggestion')}", grave)
         elif kind in RESPONSES:
-            kinds = ", ".join(map(str, event.get("kinds") or ()))
-            yield Incident(when, f"action {event.get('action')}", f"answers {kinds or 'no verdict'}", grave=False)
+            kinds = event.get("kinds")
+            answered = ", ".join(map(str, kinds)) if isinstance(kinds, list) else ""
+            yield Incident(when, f"action {event.get('action')}", f"answers {answered or 'no verdict'}", grave=False)
         elif kind == "launch" and event.get("why") != "start":
             yield Incident(when, f"restart ({event.get('why')})", words, event.get("why") in LOST)
         elif kind == "end" and event.get("why") not in ("done", None):
