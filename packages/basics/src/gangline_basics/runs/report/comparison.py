@@ -8,7 +8,7 @@ from xml.etree.ElementTree import Element
 
 from gangline_basics.runs.compare import find_differences, flatten_options
 from gangline_basics.runs.report.curves import MAIN
-from gangline_basics.runs.report.figures import embed
+from gangline_basics.runs.report.figures import render_svg
 from gangline_basics.runs.report.heading import list_facts, show_head
 from gangline_basics.runs.report.history import History
 from gangline_basics.runs.report.markup import make, make_details, make_note, make_section, make_table
@@ -45,8 +45,8 @@ def show_comparison(histories: Sequence[History]) -> list[Element]:
         make_section(
             "Differing options",
             None if different else make("p", "The configurations of the runs are equal."),
-            _tabulate(names, flat, common) if common else None,
-            make_details(f"{len(others)} options that not every run has", _tabulate(names, flat, others))
+            _make_option_table(names, flat, common) if common else None,
+            make_details(f"{len(others)} options that not every run has", _make_option_table(names, flat, others))
             if others
             else None,
         ),
@@ -62,7 +62,7 @@ def show_comparison(histories: Sequence[History]) -> list[Element]:
     ]
 
 
-def _tabulate(names: Sequence[str], flat: Sequence[Mapping[str, Any]], keys: Iterable[str]) -> Element:
+def _make_option_table(names: Sequence[str], flat: Sequence[Mapping[str, Any]], keys: Iterable[str]) -> Element:
     """Return a table of options; a dash marks a run without the option."""
     rows = [(key, *(spell(key, options[key]) if key in options else "-" for options in flat)) for key in keys]
     return make_table(("option", *names), rows)
@@ -77,6 +77,6 @@ def _show_overlaid(histories: Sequence[History]) -> Element:
             continue
         lacking = [each.name for each in histories if each.name not in lines]
         caption = describe_lines(lines) + (f" Not recorded: {', '.join(lacking)}." if lacking else "")
-        figures.append(embed(draw_metric(title, lines), caption))
+        figures.append(render_svg(draw_metric(title, lines), caption))
     note = make_note(f"Not recorded by any run: {', '.join(absent)}.") if absent else None
     return make_section("Curves", make("div", *figures, class_="figures"), note)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from xml.etree.ElementTree import Element
 
-from gangline_basics.runs.report.figures import embed
+from gangline_basics.runs.report.figures import render_svg
 from gangline_basics.runs.report.history import History, Marks, Series
 from gangline_basics.runs.report.markup import make, make_details, make_note, make_section, make_table
 from gangline_basics.runs.report.plots import MOST_MARKS, describe_lines, draw_metric, format_number
@@ -31,8 +31,8 @@ def show_curves(history: History) -> Element:
         return make_section("Curves", make_note("No step was recorded in metrics.jsonl."))
     losses = {name: series[name] for name in series if name in LOSSES or name.startswith("validation_losses/")}
     labels = {"loss": "training", "validation_loss": "validation"}
-    named = {labels.get(name, name.removeprefix("validation_losses/")): curve for name, curve in losses.items()}
-    main = [_show_metric("loss (nats)", named, history.marks)]
+    labelled = {labels.get(name, name.removeprefix("validation_losses/")): curve for name, curve in losses.items()}
+    main = [_show_metric("loss (nats)", labelled, history.marks)]
     main += [_show_metric(title, {"": series[name]}, history.marks) for name, title in MAIN.items() if name in series]
     absent = [title for name, title in {"validation_loss": "validation loss", **MAIN}.items() if name not in series]
     others = {name: curve for name, curve in series.items() if name not in losses and name not in MAIN}
@@ -42,12 +42,12 @@ def show_curves(history: History) -> Element:
         make("div", *main, class_="figures"),
         make_note(f"Not recorded in any step: {', '.join(absent)}.") if absent else None,
         *_show_others(others, history.marks),
-        _tabulate(series),
+        _make_metric_table(series),
     )
 
 
 def _show_metric(title: str, lines: dict[str, Series], marks: Marks) -> Element:
-    return embed(draw_metric(title, lines, marks), describe_lines(lines))
+    return render_svg(draw_metric(title, lines, marks), describe_lines(lines))
 
 
 def _explain_marks(marks: Marks) -> Element | None:
@@ -83,7 +83,7 @@ def _show_others(others: dict[str, Series], marks: Marks) -> Iterator[Element]:
         yield make_details(what, make("div", *figures, class_="figures"), make_note(note) if note else None)
 
 
-def _tabulate(series: dict[str, Series]) -> Element:
+def _make_metric_table(series: dict[str, Series]) -> Element:
     rows = []
     for name, curve in list(series.items())[:MOST_ROWS]:
         finite = [value for value in curve.values if abs(value) < float("inf")]

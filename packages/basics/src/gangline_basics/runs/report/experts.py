@@ -9,7 +9,7 @@ import numpy as np
 
 from gangline.errors import escape_controls
 from gangline_basics.figure import INK, PALE, make_subplots, use_integer_ticks, use_style
-from gangline_basics.runs.report.figures import WIDTH, embed
+from gangline_basics.runs.report.figures import WIDTH, render_svg
 from gangline_basics.runs.report.history import History
 from gangline_basics.runs.report.markup import make, make_details, make_section, make_table
 
@@ -36,7 +36,7 @@ def show_experts(history: History) -> Element | None:
     caption = f"Load of {len(rows)} layers, averaged over the last tenth of the steps; "
     caption += f"largest load / mean load {max(max(row) for row in shares.values()):.2f}."
     table = make_table(("layer", "experts", "largest / mean", "smallest / mean", "without tokens"), rows, (1, 2, 3))
-    figure = embed(draw_load(shares), caption + describe_bins(shares))
+    figure = render_svg(draw_load(shares), caption + describe_bins(shares))
     return make_section("Experts", make("div", figure, make_details("By layer", table, opened=True), class_="figures"))
 
 

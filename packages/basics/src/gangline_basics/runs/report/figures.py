@@ -21,7 +21,7 @@ _NUMBER = re.compile(r"-?\d+\.\d{2,}")
 _REFERENCE = re.compile(r"#([\w-]+)(\)?)")
 
 
-def embed(figure: Figure, caption: str) -> Element:
+def render_svg(figure: Figure, caption: str) -> Element:
     """Return a figure with its caption, which is also the text alternative."""
     content = render(figure, ".svg")
     mark = blake2b(content, digest_size=4).hexdigest()  # ids of different figures must differ

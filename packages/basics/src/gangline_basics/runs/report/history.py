@@ -115,9 +115,9 @@ def _fill(history: History, records: list[StepRecord]) -> None:
             if isinstance(value, list) and None not in value:
                 rows.setdefault(name, []).append([float(number) for number in value])
     history.lists = {
-        name: [fmean(column) for column in zip(*found, strict=True)]
-        for name, found in rows.items()
-        if len({len(value) for value in found}) == 1
+        name: [fmean(column) for column in zip(*table, strict=True)]
+        for name, table in rows.items()
+        if len({len(value) for value in table}) == 1
     }
     if records:
         history.ended = records[-1].time

@@ -13,15 +13,15 @@ Child = Element | str | None  # None: nothing
 def make(tag: str, *children: Child, **attributes: str) -> Element:
     """Return an element with text and elements in it. `class_` is the attribute class, `aria_label` aria-label."""
     names = {name: name.rstrip("_").replace("_", "-") for name in attributes}
-    made = Element(tag, {names[name]: escape_controls(value) for name, value in attributes.items()})
+    parent = Element(tag, {names[name]: escape_controls(value) for name, value in attributes.items()})
     for child in children:
         if isinstance(child, Element):
-            made.append(child)
-        elif child and len(made):
-            made[-1].tail = (made[-1].tail or "") + escape_controls(child)
+            parent.append(child)
+        elif child and len(parent):
+            parent[-1].tail = (parent[-1].tail or "") + escape_controls(child)
         elif child:
-            made.text = (made.text or "") + escape_controls(child)
-    return made
+            parent.text = (parent.text or "") + escape_controls(child)
+    return parent
 
 
 def make_section(title: str, *children: Child) -> Element:

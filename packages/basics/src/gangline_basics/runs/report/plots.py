@@ -44,7 +44,7 @@ def draw_metric(title: str, lines: Mapping[str, Series], marks: Marks | None = N
     return figure
 
 
-def condense(series: Series) -> tuple[Any, Any, Any, Any] | None:
+def reduce_series(series: Series) -> tuple[Any, Any, Any, Any] | None:
     """Return (last step, minimum, median, maximum) of each of `BINS` ranges of steps; None for a short curve.
 
     Values that are not finite are left out; a range without a finite value is NaN.
@@ -106,7 +106,7 @@ def _list_marks(marks: Marks) -> Sequence[tuple[str, str, list[int]]]:
 
 def _draw_series(axes: Axes, series: Series, label: str) -> None:
     values = np.asarray(series.values)
-    condensed = condense(series)
+    condensed = reduce_series(series)
     if condensed is None:
         shown = np.where(np.isfinite(values), values, np.nan)
         (line,) = axes.plot(series.steps, shown, marker="." if len(values) <= 50 else "", label=label or None)

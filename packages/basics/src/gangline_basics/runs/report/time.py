@@ -13,7 +13,7 @@ from xml.etree.ElementTree import Element
 from gangline.plugin.registry import installed
 from gangline.run.attempts import Attempt
 from gangline_basics.figure import PALETTE, add_bars, make_subplots, use_style
-from gangline_basics.runs.report.figures import WIDTH, embed
+from gangline_basics.runs.report.figures import WIDTH, render_svg
 from gangline_basics.runs.report.history import DAMAGE, History
 from gangline_basics.runs.report.markup import make, make_note, make_section, make_table
 
@@ -53,7 +53,7 @@ def compute_account(history: History) -> TimeAccount | None:
             except (ImportError, *DAMAGE) as error:
                 history.missing.append(f"Time account of {offer.distribution}: {' '.join(str(error).split())}")
     prefix = "seconds/"
-    found = {
+    phases = {
         name.removeprefix(prefix): sum(value for value in series.values if isfinite(value))
         for name, series in history.series.items()
         if name.startswith(prefix)
@@ -61,7 +61,7 @@ def compute_account(history: History) -> TimeAccount | None:
     if not history.ended:
         return None
     wall = history.ended - history.began
-    seconds = {**found, "outside of the phases": max(0.0, wall - sum(found.values()))}
+    seconds = {**phases, "outside of the phases": max(0.0, wall - sum(phases.values()))}
     about = "Sum of the phases of all steps (seconds in metrics.jsonl), from the first step to the last one."
     return TimeAccount(wall, seconds, lambda width: _draw_phases(seconds, width), about=about)
 
@@ -77,11 +77,11 @@ def show_time(history: History, account: TimeAccount | None) -> Element:
         table = [(kind, f"{seconds:.2f}", f"{seconds / wall:.1%}") for kind, seconds in rows]
         caption = "; ".join(f"{kind} {share}" for kind, _, share in table if share != "0.0%")
         blocks += [make("p", account.about)] if account.about else []
-        figure = embed(account.draw(WIDTH), f"{format_seconds(account.wall_seconds)}: {caption}.")
+        figure = render_svg(account.draw(WIDTH), f"{format_seconds(account.wall_seconds)}: {caption}.")
         blocks.append(make("div", figure, make_table(("time", "seconds", "share"), table, (1, 2)), class_="figures"))
         if account.faults:
             blocks.append(make_table(("at", "detected after", "recovered after", "fault"), account.faults))
-    return make_section("Time", *blocks, make("h3", "Attempts"), _tabulate_attempts(history))
+    return make_section("Time", *blocks, make("h3", "Attempts"), _list_attempts(history))
 
 
 def format_seconds(seconds: float) -> str:
@@ -103,7 +103,7 @@ def _draw_phases(seconds: Mapping[str, float], width: float) -> Figure:
     return figure
 
 
-def _tabulate_attempts(history: History) -> Element:
+def _list_attempts(history: History) -> Element:
     if not history.attempts:
         return make_note("attempts.jsonl holds no start of the run.")
     rows = [

@@ -70,10 +70,10 @@ def show_verdicts(history: History) -> Element:
         more.append(("", "", f"{history.note_count - NOTES} more notices are in metrics.jsonl."))
     return make_section(
         "Verdicts and notices",
-        _tabulate([_get_row(failure) for failure in failures])
+        _make_incident_table([_get_row(failure) for failure in failures])
         if failures
         else make("p", "No failure and no verdict that asks for an action is recorded."),
-        make_details(f"{len(more)} notices, actions and skipped updates", _tabulate(more)) if more else None,
+        make_details(f"{len(more)} notices, actions and skipped updates", _make_incident_table(more)) if more else None,
     )
 
 
@@ -81,7 +81,7 @@ def _get_row(incident: Incident) -> tuple[str, str, str]:
     return (incident.when, incident.what, incident.words)
 
 
-def _tabulate(rows: list[tuple[str, str, str]]) -> Element:
+def _make_incident_table(rows: list[tuple[str, str, str]]) -> Element:
     table = make_table(("when", "what", "evidence"), rows[:MOST])
     return make("div", table, make_note(f"{len(rows) - MOST} more rows are left out.") if len(rows) > MOST else None)
 
