@@ -38,7 +38,14 @@ class Page:
         self._receive, from_browser = os.pipe()
         self._number, self._content, self._session = 0, b"", ""
         self._events: list[dict[str, Any]] = []
-        command = ["--headless=shell", "--no-sandbox", "--no-first-run", "--remote-debugging-pipe", "about:blank"]
+        command = [
+            "--headless=shell",
+            "--no-sandbox",
+            "--no-first-run",
+            "--disable-dev-shm-usage",
+            "--remote-debugging-pipe",
+            "about:blank",
+        ]
         self.process = subprocess.Popen(
             [
                 sys.executable,

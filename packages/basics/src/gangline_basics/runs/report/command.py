@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,13 +33,17 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(list(argv))
     with use_style():  # refuse without matplotlib, before the files are read
         path = Path(options.out or Path(options.runs[0]) / FILE)
-    histories = [read_history(run, name) for run, name in zip(options.runs, shorten_names(options.runs), strict=True)]
     refuse_other_files(path, Path(options.runs[0]) if options.out is None else None)
+    gc.disable()  # a long run has millions of values without reference cycles; collections would double the time
     try:
+        names = shorten_names(options.runs)
+        histories = [read_history(run, name) for run, name in zip(options.runs, names, strict=True)]
         write_whole(path, build_page(histories))
     except OSError as error:
         fix = "Choose another file:  --out FILE" if path.parent.is_dir() else f"mkdir -p {path.parent}"
         raise UserError(f"{path} cannot be written.", f"{error.strerror}.", fix) from error
+    finally:
+        gc.enable()
     print(path)
     return 0
 
@@ -48,7 +53,7 @@ def refuse_other_files(path: Path, run_dir: Path | None) -> None:
 
     run_dir: run directory in which the file was not requested by name; None if it was. It must belong to the user.
     """
-    if run_dir is not None and run_dir.stat().st_uid != os.geteuid():
+    if run_dir is not None and run_dir.is_dir() and run_dir.stat().st_uid != os.geteuid():
         raise UserError(
             f"{run_dir} belongs to another user, so the report is not written there.",
             "Choose a file of your own:  --out FILE",

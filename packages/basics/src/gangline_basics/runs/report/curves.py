@@ -9,7 +9,7 @@ from xml.etree.ElementTree import Element
 from gangline_basics.runs.report.figures import render_svg
 from gangline_basics.runs.report.history import History, Marks, Series
 from gangline_basics.runs.report.markup import make, make_details, make_note, make_section, make_table
-from gangline_basics.runs.report.plots import MOST_MARKS, describe_lines, draw_metric, format_number
+from gangline_basics.runs.report.plots import MOST_MARKS, describe_lines, draw_metric, format_number, select_marks
 
 LOSSES = ("loss", "validation_loss")
 MAIN = {
@@ -55,8 +55,9 @@ def _explain_marks(marks: Marks) -> Element | None:
     words = []
     for name, dashes, steps in (("restart", "dashed", marks.restarts), ("rollback", "dotted", marks.rollbacks)):
         if steps:
-            shown = ", ".join(map(str, steps[:MOST_MARKS])) + (" ..." if len(steps) > MOST_MARKS else "")
-            words.append(f"{name}s ({dashes}) before steps {shown}")
+            shown = ", ".join(map(str, select_marks(steps)))
+            count = f", {MOST_MARKS} or fewer of {len(steps)}" if len(steps) > MOST_MARKS else ""
+            words.append(f"{name}s ({dashes}{count}) before steps {shown}")
     return make("p", f"Vertical lines mark {' and '.join(words)}.") if words else None
 
 

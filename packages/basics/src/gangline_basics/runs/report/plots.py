@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -32,7 +33,7 @@ def draw_metric(title: str, lines: Mapping[str, Series], marks: Marks | None = N
     for label, series in lines.items():
         _draw_series(axes, series, textwrap.fill(escape_controls(label), 28))
     for style, name, steps in _list_marks(marks or Marks()):
-        for step in steps[:MOST_MARKS]:
+        for step in select_marks(steps):
             add_tip(axes.axvline(step - 0.5, color=INK, linestyle=style, linewidth=0.8), f"{name} before step {step}")
     axes.set(xlabel="step")
     use_integer_ticks(axes.xaxis)
@@ -89,6 +90,11 @@ def _describe(series: Series, names: Sequence[str]) -> str:
     return words
 
 
+def select_marks(steps: Sequence[float]) -> Sequence[float]:
+    """Return at most `MOST_MARKS` of the steps, evenly spaced in the list."""
+    return steps[:: max(1, math.ceil(len(steps) / MOST_MARKS))]
+
+
 def format_tick(value: float) -> str:
     return format_quantity(value) if abs(value) >= 1000 else f"{value:.4g}"
 
@@ -115,6 +121,6 @@ def _draw_series(axes: Axes, series: Series, label: str) -> None:
         (line,) = axes.plot(steps, middle, label=label or None)
         axes.fill_between(steps, low, high, color=line.get_color(), alpha=0.3, linewidth=0)
     broken = [step for step, value in zip(series.steps, values, strict=True) if not np.isfinite(value)]
-    for step in broken[:MOST_MARKS]:
+    for step in select_marks(broken):
         (mark,) = axes.plot(step, 0.03, "x", color=line.get_color(), transform=axes.get_xaxis_transform())
         add_tip(mark, f"not finite at step {step:.0f}")
