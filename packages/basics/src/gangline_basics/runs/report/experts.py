@@ -35,7 +35,7 @@ def show_experts(history: History) -> Element | None:
         rows.append((layer, str(len(row)), f"{max(row):.2f}", f"{min(row):.2f}", idle or "none"))
     caption = f"Load of {len(rows)} layers, averaged over the last tenth of the steps; "
     caption += f"largest load / mean load {max(max(row) for row in shares.values()):.2f}."
-    table = make_table(("layer", "experts", "largest / mean", "smallest / mean", "without tokens"), rows, (1, 2, 3))
+    table = make_table(("layer", "experts", "max / mean", "min / mean", "without tokens"), rows, (1, 2, 3))
     figure = render_svg(draw_load(shares), caption + describe_bins(shares))
     return make_section("Experts", make("div", figure, make_details("By layer", table, opened=True), class_="figures"))
 

@@ -44,7 +44,7 @@ th, td { text-align: left; vertical-align: top; padding: 4px 14px 4px 0; border-
 th { color: var(--soft); font-weight: 600; white-space: nowrap; }
 td { max-width: 640px; }
 td:not(.number) { min-width: 100px; }
-td:nth-child(n+3):last-child:not(.number) { min-width: 200px; }
+td:nth-child(n+3):last-child:not(.number) { min-width: 160px; }
 .number { text-align: right; white-space: nowrap; }
 details { margin: 12px 0; }
 summary { cursor: pointer; color: var(--link); font-weight: 600; }
