@@ -178,6 +178,20 @@ def site(session: nox.Session) -> None:
 
 
 @nox.session(allow_parallel=True)
+def browser(session: nox.Session) -> None:
+    """Open the HTML reports of real runs in a headless Chromium, which is downloaded once from the npm registry."""
+    if not (shutil.which("npm") and shutil.which("node")):
+        what = "needs npm and node, to download a browser:  apt-get install nodejs npm"
+        if "browser" in ASKED or "CI" in os.environ:  # requested by name, or by a CI
+            session.error(what)
+        session.skip(what)
+    install(session, *editable("core", "basics", "testkit"), "matplotlib", *SPREADING)
+    one_thread(session)
+    session.env["GANGLINE_BROWSER_CACHE"] = str(ROOT / ".nox" / ".browser")
+    session.run(*PYTEST, *AGAIN, "packages/basics/tests_in_browser", *session.posargs)
+
+
+@nox.session(allow_parallel=True)
 @nox.parametrize("package", LARGEST, ids=LARGEST)
 def tests(session: nox.Session, package: str) -> None:
     """Run the tests of one package, with no other plugin installed than it needs.

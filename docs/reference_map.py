@@ -30,8 +30,9 @@ def write_page(package: Path) -> str:
     (source,) = (package / "src").iterdir()
     lines = [(f"src/{source.name}/", read_phrase(source / "__init__.py")), *list_entries(source, "  ")]
     tests = [("tests/", ""), *list_tests(package / "tests")]
-    if (package / "tests_on_slurm").is_dir():
-        tests += [("tests_on_slurm/", "on a real Slurm"), *list_tests(package / "tests_on_slurm")]
+    for folder, phrase in (("tests_on_slurm", "on a real Slurm"), ("tests_in_browser", "in a headless Chromium")):
+        if (package / folder).is_dir():
+            tests += [(f"{folder}/", phrase), *list_tests(package / folder)]
     return (
         f"# Source files of {project['name']}\n\n"
         f"{project['description'].rstrip('.')}. [Package page](../../packages/{package.name}/README.md) · "

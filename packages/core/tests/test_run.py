@@ -75,7 +75,7 @@ def test_run_writes_all_expected_files(runs):
     } <= names
     closing = printed[printed.index("done, 6 steps") :]
     assert (
-        f"\n  figure {out}/loss.svg\n  curves: gangline compare {out} [OTHER_RUN], tensorboard --logdir {out}\n"
+        f"\n  figure {out}/loss.svg\n  curves: gangline report {out} [OTHER_RUN], tensorboard --logdir {out}\n"
         in closing
     )
     assert f"\n  to continue: train resume={out} run.steps=12\n" in closing

@@ -78,6 +78,7 @@ def gangline_commands() -> Iterable[Command]:
     runs = "gangline_basics.runs"
     yield Command(name="runs", run=f"{runs}.command:main", summary="List the runs in a directory, with their states")
     yield Command(name="compare", run=f"{runs}.compare:main", summary="Compare the options and curves of runs")
+    yield Command(name="report", run=f"{runs}.report.command:main", summary="Write a report of runs as one HTML file")
     yield Command(
         name="schema",
         run="gangline_basics.json_schema:main",

@@ -324,6 +324,7 @@ PARTS = (
         name="monitors",
         config=WatchedHealth,
         build="gangline_health.check:WatchCheck",
+        capabilities={"time_account": "gangline_health.ledger.section:compute_account"},
         summary="monitors for spikes, NaN, silent data corruption, hangs and stragglers, with playbooks",
         synonyms={
             "budget.responses": "orders",

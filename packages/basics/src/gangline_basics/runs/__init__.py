@@ -1,1 +1,1 @@
-"""Listing and comparison of the runs in a folder: `gangline runs` and `gangline compare`."""
+"""Listing, comparison and reports of runs: `gangline runs`, `gangline compare` and `gangline report`."""

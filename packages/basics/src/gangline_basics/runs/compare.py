@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object, for scripts")
     options = parser.parse_args(list(argv))
     alone, metric = len(options.runs) == 1, options.metric or "loss"
-    names = _shorten(options.runs)
+    names = shorten_names(options.runs)
     different = find_differences([RunDirectory.open(path).read_content() for path in options.runs])
     curves = [read_curve(path, metric, options.over) for path in options.runs]
     if options.picture:
@@ -66,7 +66,7 @@ def main(argv: Sequence[str]) -> int:
 
 def find_differences(contents: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
     """Return option -> its values in the runs, for options that differ; None for a run without the option."""
-    flat = [_flatten(content) for content in contents]
+    flat = [flatten_options(content) for content in contents]
     keys = list(dict.fromkeys(key for each in flat for key in each))
     values = {key: [each.get(key) for each in flat] for key in keys if key not in ASIDE}
     return {key: row for key, row in values.items() if any(value != row[0] for value in row)}
@@ -148,18 +148,19 @@ def _format_late(curve: Curve) -> str:
     return f"{median(late):.4f}" if late else ""
 
 
-def _shorten(paths: Sequence[str]) -> list[str]:
+def shorten_names(paths: Sequence[str]) -> list[str]:
     """Return the last folder name of each path if the names differ, otherwise the paths."""
     names = [Path(path).resolve().name for path in paths]
     return names if len(set(names)) == len(names) else list(paths)
 
 
-def _flatten(content: Any, prefix: str = "") -> dict[str, Any]:
+def flatten_options(content: Any, prefix: str = "") -> dict[str, Any]:
+    """Return option path -> value of a configuration; the choice of a part has the path of its group."""
     flat_content: dict[str, Any] = {}
     for key, value in content.items():
         path = f"{prefix}{key}"
         if isinstance(value, dict) and value:
-            flat_content |= _flatten(value, f"{path}.")
+            flat_content |= flatten_options(value, f"{path}.")
         else:
             flat_content[path.removeprefix("parts.")] = value
     return flat_content

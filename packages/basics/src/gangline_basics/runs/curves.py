@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,7 @@ def read_curve(run_dir: str | Path, metric: str, over: str) -> Curve:
     names: set[str] = set()
     lists: set[str] = set()
     tokens, began = 0, 0.0
-    records = _read_records(Path(run_dir) / "metrics.jsonl")
+    records = read_step_records(Path(run_dir) / "metrics.jsonl", make_notes("gangline compare"))
     for record in records:
         tokens += record.tokens
         began = began or record.time - record.step_seconds
@@ -45,8 +46,8 @@ def read_curve(run_dir: str | Path, metric: str, over: str) -> Curve:
     return curve
 
 
-def _read_records(path: Path) -> list[StepRecord]:
-    """Read the records of a file, and print a note that counts unreadable lines.
+def read_step_records(path: Path, report: Callable[[str], object]) -> list[StepRecord]:
+    """Return the records of a file; [] if it does not exist. `report` gets a note that counts unreadable lines.
 
     Raises UserError for a file that cannot be read, holds no record, or is of another version.
     """
@@ -63,7 +64,7 @@ def _read_records(path: Path) -> list[StepRecord]:
     if notes and not records:
         raise UserError(f"{path} is damaged.", "The file contains no valid step record.")
     for note in notes:
-        make_notes("gangline compare")(note)
+        report(note)
     return records
 
 

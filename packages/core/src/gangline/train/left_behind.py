@@ -18,7 +18,7 @@ def list_left_behind(s: Session, why: str) -> dict[str, str]:
     more = f" run.steps={2 * s.step}" if why == "done" else ""
     return {
         "figure": draw_figure(s) if ended else "",
-        "curves": f"gangline compare {directory} [OTHER_RUN]{_list_curves(s.run, str(directory))}" if ended else "",
+        "curves": f"gangline report {directory} [OTHER_RUN]{_list_curves(s.run, str(directory))}" if ended else "",
         "resume": f"train resume={directory}{more}" if ended and s.saved else "",
     }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gangline_basics.figure import INK, PALE, add_bars, add_tip, make_subplots, use_style
+from gangline_basics.figure import INK, PALE, WIDTH, add_bars, add_tip, make_subplots, use_style
 from gangline_health.ledger.report import Ledger
 from gangline_health.ledger.spans import KINDS
 
@@ -31,12 +31,16 @@ def format_kind(kind: str) -> str:
 
 
 @use_style()
-def draw_ledger(of: Ledger) -> Figure:
-    """Return a figure: the timeline of the run with its faults below, and bars of seconds by kind, longest first."""
+def draw_ledger(of: Ledger, width: float = WIDTH, title: str = "") -> Figure:
+    """Return a figure: the timeline of the run with its faults below, and bars of seconds by kind, longest first.
+
+    width: in inches. title: replaces the title, which names the run.
+    """
     wall = of.wall_seconds or 1.0
     about = f"{wall:.1f} s, {len(of.faults)} faults, ETTR {of.ettr:.1%}"
     sums = {kind: sum_ for kind, sum_ in sorted(of.seconds.items(), key=lambda item: -item[1]) if sum_ > 0}
-    figure, (time, below) = make_subplots(f"Where the time went: {of.run_dir}", about, [0.8, ROW * max(3, len(sums))])
+    heights = [0.8, ROW * max(3, len(sums))]
+    figure, (time, below) = make_subplots(title or f"Where the time went: {of.run_dir}", about, heights, width)
     pieces = _lay_out(of)
     for kind in dict.fromkeys(kind for *_, kind in pieces):
         spans = [(begin * wall, (end - begin) * wall) for begin, end, name in pieces if name == kind]

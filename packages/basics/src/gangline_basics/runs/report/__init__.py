@@ -1,0 +1,1 @@
+"""`gangline report`: a run, or a comparison of runs, as one static HTML page."""
