@@ -9,6 +9,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 SCRIPTS = (
     "commands",
+    "nanogpt",
     "overhead",
     "documents",
     "peers",

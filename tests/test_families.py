@@ -64,7 +64,7 @@ class Layouts(StrategySuite):
         job = super().make_job(layout, scenario)
         # Without rotary positions, a key bias adds the same value to all scores of a query. Its exact gradient is 0;
         # the computed one consists of rounding errors, to which no relative bound applies.
-        frozen = ("blocks.*.attention.wk.bias",) if self.family == "gpt2" else ()
+        frozen = ("blocks.*.attention.wk.bias",) if getattr(job.run.model, "biases", False) else ()
         return replace(job, plan=replace(job.plan, frozen=frozen))
 
 
@@ -112,6 +112,10 @@ def test_families_without_context_parallelism_refuse_cp(family, context):
 def test_pipeline_stages_do_not_change_results(family):
     """Run the families that have their own first and last modules."""
     holds(family, "tp=2 pp=2", "batch.global_size=4", "batch.micro_size=1")
+
+
+def test_gpt2_without_biases_is_layout_invariant():
+    holds("gpt2", "cp=2 tp=2 zero=3", "model.biases=false", "model.gelu=exact", *SHORT)
 
 
 def test_family_with_experts_is_layout_invariant():

@@ -107,6 +107,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "GPT2",
         {"vocab_size": 97, "n_embd": 24, "n_layer": 3, "n_head": 4, "n_positions": 64, "n_inner": 52},
     ),
+    "gpt2-exact-gelu": (
+        "GPT2",
+        {"vocab_size": 97, "n_embd": 24, "n_layer": 2, "n_head": 4, "n_positions": 64, "activation_function": "gelu"},
+    ),
 }
 LATENT: dict[str, Any] = COMMON | {
     "num_key_value_heads": 4,

@@ -21,7 +21,7 @@ from gangline.config.defaults import build_default_run
 from gangline.model.compose import compose_model
 from gangline.model.tree import get_parameter_shapes
 from gangline.plugin.registry import installed
-from gangline_models.families.gpt2 import Gpt2
+from gangline_models.families.gpt2 import Gpt2, Gpt2Format
 from gangline_models.families.olmo import Olmo3, Olmo3Format
 from gangline_models.families.phi3 import Phi3, Phi3Format
 from gangline_models.families.qwen2 import Qwen2
@@ -127,6 +127,7 @@ class TestFamilies(FamilySuite):
             ),
             ("gemma2", {"layer_types": ["full_attention", "sliding_attention", "full_attention"]}, "layer_types="),
             ("smollm3", {"no_rope_layers": [1, 0, 1, 1, 0]}, "no_rope_layers="),
+            ("gpt2", {"activation_function": "relu"}, "activation_function=gelu_new or activation_function=gelu"),
             ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=True"),
             ("olmo2", {"hidden_size": None}, "lacks hidden_size"),
             ("deepseek-v3-dense", {"head_dim": 24}, "head_dim=24"),
@@ -170,6 +171,8 @@ def test_export_refuses_options_without_hugging_face_fields():
         Olmo3Format().write(Olmo3(rope=YarnRope(truncate=False)), "float32", 64)
     with pytest.raises(UserError, match="Phi3ForCausalLM does not support rope_type=yarn"):
         Phi3Format().write(Phi3(rope=YarnRope()), "float32", 64)
+    with pytest.raises(UserError, match=r"does not support model\.biases=false"):
+        Gpt2Format().write(Gpt2(biases=False), "float32", 64)
 
 
 @pytest.mark.parametrize("name", PRESETS)

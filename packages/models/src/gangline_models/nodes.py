@@ -28,12 +28,13 @@ class WidthNormNode(NormNode):
 
 @dataclass(frozen=True, kw_only=True)
 class LayerNormNode(NormNode):
-    """Config node of LayerNorm, with a weight and a bias."""
+    """Config node of LayerNorm. bias: whether it has a bias in addition to its weight."""
 
     module: ClassVar[str] = "gangline_models.modules.layer_norm:LayerNorm"
+    bias: bool = True
 
     def get_shapes(self) -> dict[str, Shape]:
-        return {"weight": (self.dim,), "bias": (self.dim,)}
+        return dict.fromkeys(("weight", "bias") if self.bias else ("weight",), (self.dim,))
 
     def get_decoding(self) -> Decoding | None:
         return "tokenwise"
@@ -45,11 +46,12 @@ class LayerNormNode(NormNode):
 
 @dataclass(frozen=True, kw_only=True)
 class UngatedFeedForwardNode(Node):
-    """Config node of an ungated feed-forward: two linears with GELU in between."""
+    """Config node of an ungated feed-forward: two linears with GELU in between. gelu: "tanh" or "exact"."""
 
     module: ClassVar[str] = "gangline_models.modules.ungated:UngatedFeedForward"
     dim: int
     ffn_dim: int
+    gelu: str = "tanh"
     w_up: Node = LINEAR
     w_down: Node = LINEAR
 

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from gangline import Problem
+from gangline import Problem, UserError
 from gangline.config import PositiveInt
-from gangline.model.linear_nodes import EmbeddingNode
+from gangline.model.linear_nodes import EmbeddingNode, LinearNode
 from gangline.plan import HFName, Plan
 from gangline_basics.model.decoder_nodes import BlockNode, DecoderNode
-from gangline_basics.model.decoder_tree import BIASED, build_attention, build_block
+from gangline_basics.model.decoder_tree import build_attention, build_block
 from gangline_basics.model.names import ModuleNames
 from gangline_basics.model.plan import plan_family
 from gangline_models.families.base import FamilyConfig
@@ -42,6 +42,7 @@ LAYER = {
 }
 TRANSPOSED = frozenset(name for name in LAYER if "norm" not in name)
 MASKS = ("attn.bias", "attn.masked_bias")
+ACTIVATIONS = {"tanh": "gelu_new", "exact": "gelu"}  # Gpt2.gelu -> activation_function of config.json
 SUMMARY = ("type", "use_proj", "activation", "proj_to_labels", "first_dropout")  # fields of heads for other tasks
 
 
@@ -55,6 +56,8 @@ class Gpt2(FamilyConfig):
     prefix: str = "transformer."  # prefix of the Hugging Face tensor names; empty in the first published files
     tied: bool = True
     norm_eps: float = 1e-5
+    biases: bool = True  # biases of all linears and LayerNorms; false: none, as in nanoGPT
+    gelu: Literal["tanh", "exact"] = "tanh"  # GELU activation: tanh approximation, or exact with erf
 
     def check(self, run: Run) -> list[Problem]:
         problems = super().check(run)
@@ -80,7 +83,6 @@ class Gpt2Format(FamilyFormat[Gpt2]):
         "norm_eps": "layer_norm_epsilon",
     }
     absent = {
-        "activation_function": "gelu_new",
         "scale_attn_weights": True,
         "scale_attn_by_inverse_layer_idx": False,
         "add_cross_attention": False,
@@ -95,21 +97,33 @@ class Gpt2Format(FamilyFormat[Gpt2]):
         names = list_tensor_names(reader.directory)
         prefix = "" if "wte.weight" in names else "transformer."
         reader.expect("max_position_embeddings", None, options["positions"])  # alias of n_positions
+        reader.expect("activation_function", *ACTIVATIONS.values())
+        gelu = "exact" if reader.take("activation_function") == ACTIVATIONS["exact"] else "tanh"
         hidden = reader.take("n_inner", hint=PositiveInt)
-        return {"ffn_dim": 4 * options["dim"] if hidden is None else hidden, "prefix": prefix}
+        return {"ffn_dim": 4 * options["dim"] if hidden is None else hidden, "prefix": prefix, "gelu": gelu}
 
     def write_more(self, options: Gpt2, max_position: int) -> dict[str, Any]:
-        return {"n_inner": options.ffn_dim, "max_position_embeddings": options.positions}
+        if not options.biases:
+            raise UserError(
+                "the model cannot be exported: GPT2LMHeadModel does not support model.biases=false.",
+                "config.json has no field for it, and transformers would require the biases.",
+            )
+        return {
+            "activation_function": ACTIVATIONS[options.gelu],
+            "n_inner": options.ffn_dim,
+            "max_position_embeddings": options.positions,
+        }
 
 
 def build(config: Gpt2, run: Run | None = None) -> tuple[DecoderNode, Plan]:
     """Build the tree and its plan."""
-    dim, norm, prefix = config.dim, LayerNormNode(dim=config.dim, eps=config.norm_eps), config.prefix
-    biased: dict[str, Any] = dict.fromkeys(("wq", "wk", "wv", "wo"), BIASED)
-    feed_forward = UngatedFeedForwardNode(dim=dim, ffn_dim=config.ffn_dim, w_up=BIASED, w_down=BIASED)
+    dim, prefix, linear = config.dim, config.prefix, LinearNode(bias=config.biases)
+    norm = LayerNormNode(dim=dim, eps=config.norm_eps, bias=config.biases)
+    linears: dict[str, Any] = dict.fromkeys(("wq", "wk", "wv", "wo"), linear)
+    feed_forward = UngatedFeedForwardNode(dim=dim, ffn_dim=config.ffn_dim, gelu=config.gelu, w_up=linear, w_down=linear)
 
     def make_block(index: int) -> BlockNode:
-        return build_block(config, build_attention(config, index, run, **biased), norm, feed_forward=feed_forward)
+        return build_block(config, build_attention(config, index, run, **linears), norm, feed_forward=feed_forward)
 
     top = {"embed.tokens": "wte", "embed.positions": "wpe", "head.norm": "ln_f"}
     names = ModuleNames(

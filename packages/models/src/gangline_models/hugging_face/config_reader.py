@@ -56,7 +56,8 @@ class ConfigReader:
         value = self.take(name, values[0])
         off = (value is None or value is False) and (values[0] is None or values[0] is False)
         if value not in values and not off:
-            raise self.explain(name, value, f"gangline's model supports only {name}={values[0]}.")
+            supported = " or ".join(f"{name}={one}" for one in values)
+            raise self.explain(name, value, f"gangline's model supports only {supported}.")
 
     def explain_missing(self, name: str) -> UserError:
         """Return the error for a missing required field."""
