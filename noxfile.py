@@ -373,7 +373,7 @@ def template(session: nox.Session) -> None:
 
 
 # maximum loss in nats per byte after 100 steps; the loss starts at 5.6, and a model of single bytes cannot go below 3.2
-LEARNT = 2.8
+MAX_LOSS = 2.8
 
 
 @nox.session(allow_parallel=True)
@@ -386,9 +386,9 @@ def train(session: nox.Session) -> None:
     if session.posargs:
         return
     last = json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])
-    session.log(f"Validation loss at step {last['step']}: {last['validation_loss']:.4f} (maximum {LEARNT}).")
-    if last["step"] != 100 or not all(last[name] <= LEARNT for name in ("loss", "validation_loss")):  # false for NaN
-        session.error(f"The losses of the main job are above {LEARNT} nats, or it did not reach step 100: {last}")
+    session.log(f"Validation loss at step {last['step']}: {last['validation_loss']:.4f} (maximum {MAX_LOSS}).")
+    if last["step"] != 100 or not all(last[name] <= MAX_LOSS for name in ("loss", "validation_loss")):  # false for NaN
+        session.error(f"The losses of the main job are above {MAX_LOSS} nats, or it did not reach step 100: {last}")
 
 
 SLURM = ("munge", "slurmctld", "slurmd", "slurm-client")

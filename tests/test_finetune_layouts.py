@@ -102,7 +102,7 @@ DAYS = {("chat", "tp"), ("chat with experts", "cp and pp"), *(("preferences", la
 @pytest.mark.parametrize(("kind", "layout"), nights(dict.fromkeys(KINDS, tuple(LAYOUTS)), DAYS))
 def test_fine_tuning_matches_one_process_on_every_axis(runs, kind, layout):
     wanted = trained(runs, kind, *KINDS[kind])
-    assert wanted[0]["loss"] > wanted[-1]["loss"], "nothing was learnt"
+    assert wanted[0]["loss"] > wanted[-1]["loss"], "training changed nothing"
     for ours, theirs in zip(trained(runs, f"{kind} {layout}", *KINDS[kind], *LAYOUTS[layout]), wanted, strict=True):
         for key in ("loss", "grad_norm", "validation_loss"):
             if theirs[key] is not None:

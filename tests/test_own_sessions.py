@@ -51,7 +51,7 @@ def choices(path: Path) -> Iterator[tuple[int, str, str]]:
             yield node.value.lineno, node.arg, str(node.value.value)
 
 
-def foreign_parts(path: Path, *ours: str) -> list[str]:
+def list_other_parts(path: Path, *ours: str) -> list[str]:
     """Return the parts that a file chooses and that none of the distributions `ours` supplies."""
     chosen = ((line, group, name, installed().get_offers(group).get(name)) for line, group, name in choices(path))
     return [
@@ -117,7 +117,7 @@ def test_tests_use_only_packages_of_their_session(package: str) -> None:
     for path in sorted((ROOT / "packages" / package / "tests").rglob("*.py")):
         found += foreign_imports(path, there)
         if "core_alone" not in path.read_text():  # the fixture core_alone hides all plugins here too
-            found += foreign_parts(path, "gangline-core", "gangline-basics", normalise_name(name))
+            found += list_other_parts(path, "gangline-core", "gangline-basics", normalise_name(name))
     assert found == []
 
 
@@ -142,7 +142,7 @@ def test_two():
 def test_part_and_import_of_other_package_are_reported(tmp_path: Path) -> None:
     path = tmp_path / "test_x.py"
     path.write_text(FOREIGN)
-    parts = [found.split()[1] for found in foreign_parts(path, "gangline-core", "gangline-basics", "gangline-track")]
+    parts = [found.split()[1] for found in list_other_parts(path, "gangline-core", "gangline-basics", "gangline-track")]
     assert sorted(parts) == ["model=phi3", "parallel=3d", "precision=fp8"]
     there = with_needs("gangline-testkit")
     assert {"torch", "pytest", "hypothesis", "numpy"} <= there
@@ -151,5 +151,5 @@ def test_part_and_import_of_other_package_are_reported(tmp_path: Path) -> None:
         "test_x.py:3: pytest is of pytest"
     ]
     path.write_text(f"pytestmark = [pytest.mark.nightly]\n{FOREIGN}")
-    assert foreign_parts(path, "gangline-core", "gangline-basics") == []
+    assert list_other_parts(path, "gangline-core", "gangline-basics") == []
     assert len(foreign_imports(path, there)) == 1, "it is collected by day"

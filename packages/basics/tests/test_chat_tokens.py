@@ -75,8 +75,8 @@ def test_loss_mask_matches_transformers_assistant_mask(tokenizer, shape, chat):
         template = ChatTemplate(of(shape, marks), {}, "mine")
         (found,) = ChatEncoder(codec, template)([render_chat(template, CHATS[chat])])
         assert found.tokens.tolist() == wanted["input_ids"]
-        assert found.learnt.astype(int).tolist() == wanted["assistant_masks"], marks
-        assert found.learnt.any()
+        assert found.loss_mask.astype(int).tolist() == wanted["assistant_masks"], marks
+        assert found.loss_mask.any()
 
 
 def test_end_token_from_special_tokens_map_ends_answer(tokenizer, tmp_path):
@@ -90,7 +90,7 @@ def test_end_token_from_special_tokens_map_ends_answer(tokenizer, tmp_path):
     path = str(tmp_path / "tokenizer.json")
     codec, template = TokenizerCodec(path, None, "replace"), read_template(path)
     (found,) = ChatEncoder(codec, template)([render_chat(template, CHATS["one turn"])])
-    assert codec.decode_special(found.tokens[found.learnt].tolist()) == "There are 3 of them, é.<|end|>"
+    assert codec.decode_special(found.tokens[found.loss_mask].tolist()) == "There are 3 of them, é.<|end|>"
 
 
 def test_codec_ignores_saved_bpe_dropout(tmp_path):
@@ -115,7 +115,7 @@ def test_codec_ignores_saved_truncation_and_padding(tokenizer, tmp_path):
         ChatEncoder(codec, template)(rendered), ChatEncoder(plain, template)(rendered), strict=True
     ):
         assert found.tokens.tolist() == wanted.tokens.tolist()
-        assert found.learnt.tolist() == wanted.learnt.tolist()
+        assert found.loss_mask.tolist() == wanted.loss_mask.tolist()
 
 
 def test_answer_in_first_message_is_trained_on(tokenizer):
@@ -124,8 +124,8 @@ def test_answer_in_first_message_is_trained_on(tokenizer):
     codec, template = TokenizerCodec(str(tokenizer), None, "replace"), ChatTemplate(source, {}, "mine")
     chat = [{"role": "assistant", "content": "Hi!"}, *CHATS["one turn"]]
     (found,) = ChatEncoder(codec, template)([render_chat(template, chat)])
-    learnt = codec.decode_special(found.tokens[found.learnt].tolist())
-    assert learnt == "Hi!<|end|>There are 3 of them, é.<|end|>"
+    trained_text = codec.decode_special(found.tokens[found.loss_mask].tolist())
+    assert trained_text == "Hi!<|end|>There are 3 of them, é.<|end|>"
     deaf = ChatTemplate("{{ messages[0]['role'] }}", {}, "mine")  # renders no answer, so no answer can be located
     with pytest.raises(TemplateRefusal, match="no element 0"):
         render_chat(deaf, chat)
@@ -156,7 +156,7 @@ def test_tool_call_answer_ends_like_plain_answer(tokenizer, shape):
     template = ChatTemplate(TURN.replace("ANSWER", answer) + PROMPT, {"eos_token": "<|end|>"}, "mine")
     codec = TokenizerCodec(str(tokenizer), None, "replace")
     (found,) = ChatEncoder(codec, template)([render_chat(template, [*CALL, {"role": "assistant", "content": "done"}])])
-    assert codec.decode_special(found.tokens[found.learnt].tolist()) == wanted
+    assert codec.decode_special(found.tokens[found.loss_mask].tolist()) == wanted
 
 
 @pytest.mark.parametrize("marks", [False, True])
@@ -260,18 +260,18 @@ def test_non_special_added_end_token_ends_answer(tokenizer, tmp_path):
     made.add_tokens([AddedToken("<|stop|>", special=False), AddedToken("   ", special=False)])
     made.save(str(tmp_path / "tokenizer.json"))
     codec = TokenizerCodec(str(tmp_path / "tokenizer.json"), None, "replace")
-    for behind, learnt in (("<|stop|>{{ '\n' }}", "x<|stop|>"), ("{{ '\n   \n' }}", "x\n   \n")):
+    for behind, trained_text in (("<|stop|>{{ '\n' }}", "x<|stop|>"), ("{{ '\n   \n' }}", "x\n   \n")):
         template = ChatTemplate(TURN.replace("ANSWER", "{{ m.content }}" + behind) + PROMPT, {}, "mine")
         (found,) = ChatEncoder(codec, template)([render_chat(template, [USER, {"role": "assistant", "content": "x"}])])
-        assert codec.decode_special(found.tokens[found.learnt].tolist()) == learnt
+        assert codec.decode_special(found.tokens[found.loss_mask].tolist()) == trained_text
 
 
 def test_byte_codec_trains_on_complete_end_marker():
     template = ChatTemplate(of("an end token and a line's end", False), {}, "mine")
     codec = ByteCodec(None)
     (found,) = ChatEncoder(codec, template)([render_chat(template, CHATS["several turns"])])
-    learnt = bytes(found.tokens[found.learnt].tolist()).decode()
-    assert learnt == "3<|end|>\n four 🐕 <|end|>\n", "no byte is special, so what ends an answer is all that is added"
+    trained_text = bytes(found.tokens[found.loss_mask].tolist()).decode()
+    assert trained_text == "3<|end|>\n four 🐕 <|end|>\n", "without special bytes, only the end of an answer is added"
 
 
 def test_answers_before_first_index_are_not_trained_on(tokenizer):
@@ -279,7 +279,7 @@ def test_answers_before_first_index_are_not_trained_on(tokenizer):
     for marks in (True, False):
         template = ChatTemplate(of("an end token", marks), {}, "mine")
         (found,) = ChatEncoder(codec, template)([render_chat(template, chat, first=3)])
-        assert codec.decode_special(found.tokens[found.learnt].tolist()) == " four 🐕 <|end|>"
+        assert codec.decode_special(found.tokens[found.loss_mask].tolist()) == " four 🐕 <|end|>"
 
 
 @pytest.mark.parametrize("marks", [True, False])
@@ -296,7 +296,7 @@ def test_answer_of_weight_0_is_not_trained_on(tokenizer, marks):
         if weights[1] is None:
             weighted[3] = {"role": "assistant", "content": "4"}
         (found,) = ChatEncoder(codec, template)([render_chat(template, parse_messages(weighted, "row 1"))])
-        assert codec.decode_special(found.tokens[found.learnt].tolist()) == wanted
+        assert codec.decode_special(found.tokens[found.loss_mask].tolist()) == wanted
     with pytest.raises(UserError, match=r"row 1 has a message with weight 0\.5"):
         parse_messages([{**chat[1], "weight": 0.5}], "row 1")
 

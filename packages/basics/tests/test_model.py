@@ -249,8 +249,8 @@ class TestTree:
         biased = replace_node(tree, "blocks.1.attention.wq", LinearNode(bias=True))
         shapes = get_parameter_shapes(biased)
         assert shapes["blocks.1.attention.wq.bias"] == shapes["blocks.1.attention.wq.weight"][:1]
-        foreign = replace_node(tree, "blocks.1.attention.wo", ScaleNode(by=0.5))
-        attention = dict(iterate_nodes(foreign))["blocks.1.attention"]
+        other = replace_node(tree, "blocks.1.attention.wo", ScaleNode(by=0.5))
+        attention = dict(iterate_nodes(other))["blocks.1.attention"]
         assert replace(attention, q_norm=None).wo == ScaleNode(by=0.5)
 
     def test_third_party_node_builds_its_module(self, random_batch):

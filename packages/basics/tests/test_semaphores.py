@@ -35,13 +35,13 @@ def test_sweep_removes_semaphores_of_dead_launchers_only():
         os.killpg(dead.pid, signal.SIGKILL)  # also kills the tracker, which would remove the semaphores
         dead.wait()
         assert (semaphores.ROOT / left).exists(), "nobody else removes it"
-        foreign = semaphores.ROOT / f"{left.replace('gangline', 'else')}"
-        foreign.write_bytes(b"")
+        other = semaphores.ROOT / f"{left.replace('gangline', 'else')}"
+        other.write_bytes(b"")
         semaphores.sweep()
         assert not (semaphores.ROOT / left).exists()
         assert (semaphores.ROOT / kept).exists()
-        assert foreign.exists(), "it is nobody's that we know"
-        foreign.unlink()
+        assert other.exists(), "it is nobody's that we know"
+        other.unlink()
     finally:
         living.communicate("")
     assert not (semaphores.ROOT / kept).exists()

@@ -193,8 +193,8 @@ def test_announcement_by_link_or_other_user_is_ignored(
 
     def as_seen(handle: int) -> os.stat_result:
         seen = real(handle)
-        foreign = os.readlink(f"/proc/self/fd/{handle}") == str(place)
-        return os.stat_result((*seen[:4], theirs, *seen[5:10])) if foreign else seen
+        other_owner = os.readlink(f"/proc/self/fd/{handle}") == str(place)
+        return os.stat_result((*seen[:4], theirs, *seen[5:10])) if other_owner else seen
 
     monkeypatch.setattr(os, "fstat", as_seen)
     assert list_announced(tmp_path) == []
@@ -224,7 +224,7 @@ def test_memory_directory_writable_by_others_is_refused(
     else:
         places.locate_user().mkdir()
         places.locate_user().chmod(0o777)
-    for ask in (places.refuse_foreign, places.make):
+    for ask in (places.refuse_other_owner, places.make):
         why = "could change the run's checkpoints in memory" if how == "open to all" else r"is not a directory\."
         wanted = rf"{why}(.|\n)*sudo rm -r /\S+\n(.|\n)*memory_every=null"
         with pytest.raises(UserError, match=wanted):

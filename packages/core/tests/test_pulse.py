@@ -62,13 +62,13 @@ def test_killed_rank_pulse_stays_until_launcher_ends(tmp_path):
         os.killpg(dead.pid, signal.SIGKILL)
         dead.wait()
         assert memory.list_pulses(tmp_path / "dead") == [], "its launcher is dead"
-        foreign = memory.ROOT / "gangline-pulse-of-somebody-else"
-        foreign.write_bytes(b"")
+        other = memory.ROOT / "gangline-pulse-of-somebody-else"
+        other.write_bytes(b"")
         memory.sweep()
         assert not path.exists()
         assert len(memory.list_pulses(tmp_path / "living")) == 1
-        assert foreign.exists()
-        foreign.unlink()
+        assert other.exists()
+        other.unlink()
         memory.remove(living.pid)
         assert memory.list_pulses(tmp_path / "living") == []
     finally:

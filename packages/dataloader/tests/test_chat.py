@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from gangline.config.check import find_problems
 from gangline.errors import UserError
 from gangline_basics.data.chat import read_template
-from gangline_basics.data.chat_tokens import LEARNT_RULE
+from gangline_basics.data.chat_tokens import LOSS_MASK_RULE
 from gangline_basics.data.codec import TokenizerCodec
 from gangline_basics.sampling.sampler import Sampler
 from gangline_dataloader import commands
@@ -48,7 +48,7 @@ def talk(number: int) -> list[dict[str, str]]:
     ]
 
 
-def learnt(number: int, behind: str = "") -> str:
+def trained_text(number: int, behind: str = "") -> str:
     return f"There are {number} of them, é.<|im_end|>{behind}None, {number} times.<|im_end|>{behind}"
 
 
@@ -102,7 +102,7 @@ def test_loss_mask_covers_assistant_answers(chats, tokenizer, tmp_path, subwords
     codec = build.open_codec(store)
     tokens, counted = np.empty((1, store.total), store.dtype), np.empty(store.total, np.uint8)
     store.copy_windows(np.array([0]), store.total, tokens)
-    store.copy_learnt(np.array([0]), np.array([store.total]), counted, np.array([0]))
+    store.copy_loss_mask(np.array([0]), np.array([store.total]), counted, np.array([0]))
     ends = store.find_document_ends(0, store.total)
     numbers = set()
     for document, marks in zip(np.split(tokens[0], ends[:-1]), np.split(counted, ends[:-1]), strict=True):
@@ -110,7 +110,7 @@ def test_loss_mask_covers_assistant_answers(chats, tokenizer, tmp_path, subwords
         said = codec.tokenizer.decode(ids, skip_special_tokens=False) if subwords else codec.decode(ids)
         number = int(said.split()[2])
         # Without a tokenizer, tokens are bytes and no token is special, so an answer includes the newline that ends it.
-        assert said == learnt(number, "" if subwords else "\n")
+        assert said == trained_text(number, "" if subwords else "\n")
         numbers.add(number)
         assert not marks[-1]
     assert numbers == set(range(40))
@@ -125,7 +125,7 @@ def test_answers_with_weight_0_are_not_trained_on(tokenizer, tmp_path):
     store = LocalTokens(folder)
     tokens, counted = np.empty((1, store.total), store.dtype), np.empty(store.total, np.uint8)
     store.copy_windows(np.array([0]), store.total, tokens)
-    store.copy_learnt(np.array([0]), np.array([store.total]), counted, np.array([0]))
+    store.copy_loss_mask(np.array([0]), np.array([store.total]), counted, np.array([0]))
     said = build.open_codec(store).tokenizer.decode(tokens[0][counted.astype(bool)].tolist(), skip_special_tokens=False)
     assert said == "None, 7 times.<|im_end|>"
 
@@ -161,7 +161,7 @@ def test_run_loss_mask_matches_stored_mask(chats, tokenizer, packing, apart):
         at = 0
         for start, stop in source.list_token_ranges(index, row):
             counted = np.empty(stop - start, np.uint8)
-            source.stores[index].copy_learnt(np.array([start]), np.array([stop]), counted, np.array([0]))
+            source.stores[index].copy_loss_mask(np.array([start]), np.array([stop]), counted, np.array([0]))
             for place in np.flatnonzero(counted) + at:
                 if place > 0:
                     wanted[place - 1] = True
@@ -404,7 +404,7 @@ def test_append_refuses_store_with_older_loss_mask_rule(chats, tokenizer):
     folder = prepared(chats, "--tokenizer", str(tokenizer))
     path = folder / "manifest.json"
     manifest = json.loads(path.read_text())
-    assert manifest.pop("learnt_rule") == LEARNT_RULE
+    assert manifest.pop("loss_mask_rule") == LOSS_MASK_RULE
     path.write_text(json.dumps(add_checksum(manifest)))
     for name in ("chat_template.jinja", "tokenizer_config.json"):
         (folder / name).unlink()

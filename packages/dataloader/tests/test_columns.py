@@ -16,7 +16,7 @@ from gangline.errors import UserError
 from gangline_dataloader import commands
 from gangline_dataloader.sources import build
 from gangline_dataloader.store import watch
-from gangline_dataloader.store.foreign import arrow as arrow_tokens, open_tokens
+from gangline_dataloader.store.external import arrow as arrow_tokens, open_tokens
 from gangline_dataloader.store.local import LocalTokens
 from gangline_testkit.runs import build_small_run
 

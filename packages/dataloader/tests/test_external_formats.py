@@ -12,7 +12,7 @@ from gangline.config.check import find_problems
 from gangline.errors import UserError
 from gangline_dataloader import commands
 from gangline_dataloader.sources import build
-from gangline_dataloader.store.foreign import open_tokens
+from gangline_dataloader.store.external import open_tokens
 from gangline_testkit.runs import build_small_run
 
 RNG = np.random.default_rng(0)

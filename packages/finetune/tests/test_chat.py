@@ -42,13 +42,13 @@ def test_tokens_and_mask_match_transformers(tmp_path, words):
             chat(number, 1 + number % 3), return_dict=True, return_assistant_tokens_mask=True
         )
         assert found.tokens.tolist() == wanted["input_ids"]
-        assert found.learnt.tolist() == [bool(mark) for mark in wanted["assistant_masks"]]
+        assert found.loss_mask.tolist() == [bool(mark) for mark in wanted["assistant_masks"]]
 
 
 def answers(words):
     """Return the text of each chat that contributes to the loss."""
     found = source([*words, "data.validation_fraction=0"])
-    return [found.codec.decode_special(chat.tokens[chat.learnt].tolist()) for chat in found.chats]
+    return [found.codec.decode_special(chat.tokens[chat.loss_mask].tolist()) for chat in found.chats]
 
 
 LINES = (
@@ -78,7 +78,7 @@ def test_generation_tags_set_loss_mask(tmp_path, words):
             chat(number, 1 + number % 3), return_dict=True, return_assistant_tokens_mask=True
         )
         assert found.tokens.tolist() == said["input_ids"]
-        assert found.learnt.tolist() == [bool(mark) for mark in said["assistant_masks"]]
+        assert found.loss_mask.tolist() == [bool(mark) for mark in said["assistant_masks"]]
 
 
 def test_template_failing_on_all_chats_is_refused(tmp_path, words):
@@ -95,11 +95,11 @@ def test_template_failing_on_all_chats_is_refused(tmp_path, words):
 def test_packed_rows_hold_each_chat_once(words):
     ours = source([*words, "data.validation_fraction=0"])
     said = sorted(bytes(c.tokens.astype("<u2")) for c in ours.chats)
-    found, learnt = [], 0
+    found, trained = [], 0
     for i in range(ours.count_samples()):
         sample = ours.sample(i)
         tokens, document, position = sample["tokens"][:-1], sample["document"], sample["position"]
-        learnt += sample["loss_mask"].sum()
+        trained += sample["loss_mask"].sum()
         for number in np.unique(document):
             here = document == number
             assert position[here].tolist() == list(range(here.sum()))
@@ -110,7 +110,7 @@ def test_packed_rows_hold_each_chat_once(words):
                     found.append(bytes(candidate.astype("<u2")))
                     break
     assert sorted(found) == said
-    assert learnt == sum(c.learnt[1:].sum() for c in ours.chats)
+    assert trained == sum(c.loss_mask[1:].sum() for c in ours.chats)
 
 
 def test_validation_chats_are_excluded_from_training(words):

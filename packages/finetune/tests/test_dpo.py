@@ -70,7 +70,7 @@ def log_likelihoods(model, of) -> torch.Tensor:
             tokens = torch.tensor(side.tokens.astype("int64"))[None]
             with torch.no_grad():
                 each = model(tokens).logits[0, :-1].double().log_softmax(-1).gather(1, tokens[0, 1:, None])[:, 0]
-            found.append(each[torch.tensor(side.learnt[1:])].sum())
+            found.append(each[torch.tensor(side.loss_mask[1:])].sum())
     return torch.stack(found).view(-1, 2)
 
 
@@ -84,7 +84,7 @@ def test_validation_loss_matches_exported_model_in_transformers(runs):
     losses, margins = compute_dpo_losses(now, first, BETA)
     record = runs.read_records("a")[-1]
     assert record["validation_loss"] == pytest.approx(losses.mean().item(), rel=1e-4)
-    assert margins.mean() > 0.1, "nothing was learnt"
+    assert margins.mean() > 0.1, "training changed nothing"
     begin = runs.read_records("a")[0]
     assert begin["loss"] == pytest.approx(torch.tensor(2.0).log().item(), rel=1e-5)
     assert record["metrics"]["dpo_pairs"] == 8
@@ -183,7 +183,7 @@ def test_chats_that_repeat_prompt_match_bare_answers(runs):
     for name, row in rows.items():
         write(file, [row])
         ((chosen, rejected),) = source(runs, f"data.path={file}", "data.validation_fraction=0").pairs
-        found[name] = [(side.tokens.tolist(), side.learnt.tolist()) for side in (chosen, rejected)]
+        found[name] = [(side.tokens.tolist(), side.loss_mask.tolist()) for side in (chosen, rejected)]
     assert all(pair == found["bare"] for pair in found.values())
     assert sum(found["bare"][0][1]) == 2, "the answer and its end"
     more = [{"role": "user", "content": "sure?"}, yes]
@@ -214,7 +214,7 @@ def test_loss_covers_all_answers_of_each_side(runs):
     file = write(runs.directory / "several.jsonl", rows)
     more = (f"data.path={file}", "data.validation_fraction=0", "batch.sequence_length=320")
     of = source(runs, *more)
-    said = [[of.codec.decode_special(side.tokens[side.learnt].tolist()) for side in pair] for pair in of.pairs]
+    said = [[of.codec.decode_special(side.tokens[side.loss_mask].tolist()) for side in pair] for pair in of.pairs]
     end = "<|im_end|>"
     assert said == [[f"3{end}Oh, it is 2.{end}", f"3{end}3{end}3{end}"], [f"2{end}", f"3{end}Oh, it is 2.{end}"]]
     runs.train("run.dir=several", *more, "validate.every=null", "run.steps=2")
@@ -237,7 +237,7 @@ def test_shared_prefix_of_chats_becomes_prompt(runs):
     one, two = source(runs, f"data.path={file}", "data.validation_fraction=0").pairs
     for ours, theirs in zip(one, two, strict=True):
         assert ours.tokens.tolist() == theirs.tokens.tolist()
-        assert ours.learnt.tolist() == theirs.learnt.tolist()
+        assert ours.loss_mask.tolist() == theirs.loss_mask.tolist()
 
 
 def test_signal_stops_reference_model_scoring(runs, monkeypatch, capsys):

@@ -43,7 +43,7 @@ def test_peft_adapter_and_merged_export_match(runs, kind):
     base = logits(opened(here / "base"))
     adapted = logits(PeftModel.from_pretrained(opened(here / "base"), here / f"{kind}-adapter"))
     merged = logits(opened(here / f"{kind}-merged"))
-    assert not torch.allclose(base, adapted, atol=1e-2), "nothing was learnt"
+    assert not torch.allclose(base, adapted, atol=1e-2), "training changed nothing"
     torch.testing.assert_close(merged, adapted, rtol=1e-5, atol=1e-5)
 
 

@@ -59,11 +59,11 @@ def test_export_trained_with_trl_grpo_is_imported(tmp_path, capsys):
         trainer = GRPOTrainer(str(tmp_path / "policy"), reward, args=args, train_dataset=prompts)
         trainer.train()
         assert trainer.state.global_step == 3
-        trainer.save_model(str(tmp_path / "learnt"))
-        before, after = (logits(opened(tmp_path / name)) for name in ("policy", "learnt"))
-        assert not torch.allclose(before, after, atol=1e-3), "nothing was learnt"
+        trainer.save_model(str(tmp_path / "trained"))
+        before, after = (logits(opened(tmp_path / name)) for name in ("policy", "trained"))
+        assert not torch.allclose(before, after, atol=1e-3), "training changed nothing"
         capsys.readouterr()
-        assert main(["import", str(tmp_path / "learnt")]) == 0
+        assert main(["import", str(tmp_path / "trained")]) == 0
         words = shlex.split(capsys.readouterr().out.replace("\\\n", " "))
         assert words[0] == "train"
         runs.settings = (*SETTINGS, *words[1:], f"data.path={file}")

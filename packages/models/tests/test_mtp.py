@@ -242,9 +242,9 @@ def test_export_of_other_family_omits_mtp(tmp_path: Path):
     assert "num_nextn_predict_layers" not in json.loads((directory / "config.json").read_text())
     again = run_of(directory)
     assert again.edits == {}
-    learnt = dict(model.named_parameters())
+    trained = dict(model.named_parameters())
     for name, weight in ours(again).named_parameters():
-        assert weight.equal(learnt[name]), name
+        assert weight.equal(trained[name]), name
 
 
 def test_unsupported_mtp_options_are_refused():

@@ -336,7 +336,7 @@ class Bound(torch.nn.Module):
 def applied(case: Case, **changes):
     """Return the model of a case and the communicator of its only rank, after `cut_modules` with a changed plan."""
     model, plan = whole_of(case)
-    model.foreign = changes.pop("foreign", None)
+    model.extra = changes.pop("extra", None)
     comm = Solo("tp")
     first_rows = {"embed.weight": 0, "head.weight": 0}
     cut_modules(
@@ -352,19 +352,17 @@ def applied(case: Case, **changes):
 
 
 def test_external_module_with_sharded_parameters_binds_once():
-    foreign = torch.nn.ModuleList([Bound(), Bound()])
-    _, comm = applied(
-        Case(), foreign=foreign, sharding=(ShardRule("foreign.0.*", 0), ShardRule("foreign.1.a", 1, "ep"))
-    )
-    assert foreign[0].comms == [comm]
-    assert foreign[1].comms == []  # its parameter on the fold is bound to the fold
+    extra = torch.nn.ModuleList([Bound(), Bound()])
+    _, comm = applied(Case(), extra=extra, sharding=(ShardRule("extra.0.*", 0), ShardRule("extra.1.a", 1, "ep")))
+    assert extra[0].comms == [comm]
+    assert extra[1].comms == []  # its parameter on the fold is bound to the fold
 
 
 def test_fold_parameter_is_also_sharded_over_tp():
-    foreign = torch.nn.ModuleList([Bound()])
-    rules = (ShardRule("foreign.0", 0, "ep"), ShardRule.replicated("foreign.0.b"), ShardRule("foreign.0", 1))
-    _, comm = applied(Case(), foreign=foreign, sharding=rules)
-    assert foreign[0].comms == [comm]
+    extra = torch.nn.ModuleList([Bound()])
+    rules = (ShardRule("extra.0", 0, "ep"), ShardRule.replicated("extra.0.b"), ShardRule("extra.0", 1))
+    _, comm = applied(Case(), extra=extra, sharding=rules)
+    assert extra[0].comms == [comm]
 
 
 @pytest.mark.parametrize("whole", [False, True])
@@ -372,17 +370,17 @@ def test_module_pattern_covers_modules_added_by_edits(whole):
     """Check that `cut_modules` and `lay_out` match patterns in the same way."""
     wide = Linear(LinearNode(in_features=8, out_features=4))
     wide.side = Linear(LinearNode(in_features=8, out_features=2))
-    rules = (*((ShardRule.replicated("foreign.0.side"),) if whole else ()), ShardRule.colwise("foreign.0"))
-    model, _ = applied(Case(), foreign=torch.nn.ModuleList([wide]), sharding=rules)
+    rules = (*((ShardRule.replicated("extra.0.side"),) if whole else ()), ShardRule.colwise("extra.0"))
+    model, _ = applied(Case(), extra=torch.nn.ModuleList([wide]), sharding=rules)
     assert [isinstance(x.matmul.__self__, Region) for x in (wide, wide.side)] == [True, not whole]
-    plan = Plan("embed", "foreign", "head", 1, sharding=rules)
-    names = [f"foreign.{name}" for name, _ in model.foreign.named_parameters()]
+    plan = Plan("embed", "extra", "head", 1, sharding=rules)
+    names = [f"extra.{name}" for name, _ in model.extra.named_parameters()]
     shapes = dict.fromkeys(names, (4, 8))
     given = ModelShapes(shapes, {}, {name: (name,) for name in names})
     mesh = Mesh.of({"tp": 2})
     registry = lay_out(plan, mesh, given, [0, 0, 0], zero=0, sequence_parallel=True, dtype="float32").registry
     held = {name: registry.list_rank_boxes(f"model/{name}", 0)[0][0].shape[0] for name in names}
-    assert held == {"foreign.0.weight": 2, "foreign.0.side.weight": 4 if whole else 2}
+    assert held == {"extra.0.weight": 2, "extra.0.side.weight": 4 if whole else 2}
 
 
 def test_matmul_without_shard_rule_stays_replicated():

@@ -126,7 +126,7 @@ class TokensConfig(SequenceConfig):
         return [self.path] if isinstance(self.path, str) else []
 
     def check(self, run: Run) -> list[Problem]:
-        from gangline_dataloader.store.foreign import is_foreign
+        from gangline_dataloader.store.external import is_external
         from gangline_dataloader.store.manifest import read
         from gangline_dataloader.store.remote.tokens import is_remote
 
@@ -140,8 +140,8 @@ class TokensConfig(SequenceConfig):
             ]
         if problems := self.check_fraction(run):
             return problems
-        if is_foreign(self.path):
-            return self._check_foreign(run)
+        if is_external(self.path):
+            return self._check_external(run)
         if is_remote(self.path):
             return self._check_remote(run)
         try:
@@ -206,7 +206,7 @@ class TokensConfig(SequenceConfig):
             return [error.to_problem()]
         return []
 
-    def _check_foreign(self, run: Run) -> list[Problem]:
+    def _check_external(self, run: Run) -> list[Problem]:
         from gangline_dataloader.sources.build import build_tokens
 
         try:

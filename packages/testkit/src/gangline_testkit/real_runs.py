@@ -42,7 +42,7 @@ SMALL = (
     "track=[jsonl]",
     "track.jsonl.figure=false",
 )
-_FOREIGN = re.compile(r"RANK|WORLD_SIZE|LOCAL_.*|GROUP_.*|ROLE_.*|MASTER_.*|TORCHELASTIC_.*|SLURM_.*|GANGLINE_.*")
+_LAUNCHER = re.compile(r"RANK|WORLD_SIZE|LOCAL_.*|GROUP_.*|ROLE_.*|MASTER_.*|TORCHELASTIC_.*|SLURM_.*|GANGLINE_.*")
 
 
 def copy_environment() -> dict[str, str]:
@@ -50,7 +50,7 @@ def copy_environment() -> dict[str, str]:
 
     Otherwise a run in tests that an agent started would use this agent for its own ranks.
     """
-    return {name: value for name, value in os.environ.items() if not _FOREIGN.fullmatch(name)}
+    return {name: value for name, value in os.environ.items() if not _LAUNCHER.fullmatch(name)}
 
 
 def write_small_text(directory: Path) -> Path:

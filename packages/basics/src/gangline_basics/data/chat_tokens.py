@@ -19,7 +19,7 @@ from gangline_basics.data.codec import TextCodec, TokenizerCodec
 #    `{% generation %}` was ignored. 2: the end token was searched in the text after an answer's content, including tool
 #    calls. 3: answers of weight 0 were trained on. 4: conversations were trained on although the template omits their
 #    last reasoning. 5: the same for reasoning next to a tool call, or in parts.
-LEARNT_RULE = 6
+LOSS_MASK_RULE = 6
 NONE = -1  # in place of the id of a missing token
 
 
@@ -28,7 +28,7 @@ class MaskedTokens:
     """Tokens (n,) of a conversation, and its loss mask (n,) bool: True for tokens of answers, which are trained on."""
 
     tokens: np.ndarray
-    learnt: np.ndarray
+    loss_mask: np.ndarray
 
 
 class ChatEncoder:

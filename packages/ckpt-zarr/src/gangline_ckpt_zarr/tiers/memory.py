@@ -25,7 +25,7 @@ from gangline_ckpt_zarr.tiers.base import Tier
 from gangline_ckpt_zarr.tiers.copies import Copies
 from gangline_ckpt_zarr.tiers.memory_store import MemoryStore
 from gangline_ckpt_zarr.tiers.peers import Peer, ask_peers, list_announced
-from gangline_ckpt_zarr.tiers.places import ROOT, SPARE, TROUBLE, locate_node, make, refuse_foreign
+from gangline_ckpt_zarr.tiers.places import ROOT, SPARE, TROUBLE, locate_node, make, refuse_other_owner
 from gangline_ckpt_zarr.tiers.survey import Survivor, find_survivors
 
 if TYPE_CHECKING:  # tools that import this do not need torch
@@ -43,7 +43,7 @@ class MemoryTier(Tier):
     def __init__(self, run: Run, every: int, job: JobStore | None, copies: int = 0) -> None:
         self._run_dir = run.job.dir or ""
         self.root = locate_node(self._run_dir)
-        refuse_foreign() if job is None else make()
+        refuse_other_owner() if job is None else make()
         super().__init__("memory", MemoryStore(self.root), every)
         self._rank, local = int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))
         self._world, here = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))

@@ -27,7 +27,7 @@ def locate_user() -> Path:
     return ROOT / f"gangline-{os.getuid()}"
 
 
-def refuse_foreign() -> None:
+def refuse_other_owner() -> None:
     """Raise UserError if `locate_user()` belongs to another user, who might read and change what a run stores there."""
     place = locate_user()
     try:
@@ -51,7 +51,7 @@ def make() -> None:
     """Create `locate_user()`, readable by this user alone. Raises OSError, UserError."""
     with contextlib.suppress(FileExistsError):
         locate_user().mkdir(parents=True, mode=0o700)
-    refuse_foreign()
+    refuse_other_owner()
 
 
 def locate_node(run_dir: str | Path) -> Path:

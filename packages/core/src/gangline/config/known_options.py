@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, get_origin
 from gangline.config.defaults import get_default_choices
 from gangline.config.fields import Option, get_defaults, iterate_options
 from gangline.config.sections import SECTIONS
-from gangline.config.suggest import answer, explain_foreign, suggest_near, suggest_synonym
+from gangline.config.suggest import answer, explain_external, suggest_near, suggest_synonym
 from gangline.config.values import list_alternatives
 from gangline.errors import UserError
 from gangline.plugin import catalogue
@@ -80,7 +80,7 @@ class KnownOptions:
             return UserError(what, *self._explain_within(places[-1], path, text))
         if head in LISTS and rest:
             name = rest.partition(".")[0]
-            if lines := explain_foreign(name, _list_parts("track")):
+            if lines := explain_external(name, _list_parts("track")):
                 return UserError(what, *lines)
             if name in _list_parts(head):
                 add = f"{head}={name} is not chosen; add it:  {head}=[...,{name}]"
@@ -101,7 +101,7 @@ class KnownOptions:
             )
             return UserError(what, guess, listing)
         what = f"there is no group {path}, and no option."
-        if lines := explain_foreign(path, _list_parts("track")):
+        if lines := explain_external(path, _list_parts("track")):
             return UserError(what, *lines)
         return UserError(what, *(self.suggest(path, text) or [suggest_near(path, [*groups, *LAYERS])]), listing)
 

@@ -35,7 +35,7 @@ def answer(word: str, value: str, words: Mapping[str, str]) -> str:
     return "Type  " + template.replace("{n}", value if value.isdecimal() else "N") if template else ""
 
 
-def explain_foreign(word: str, choices: Collection[str]) -> list[str]:
+def explain_external(word: str, choices: Collection[str]) -> list[str]:
     """Return lines for a word that names a product for which a group has no part; [] for any other word."""
     name = word.rpartition(".")[2].lower()
     if (group := _GROUP.get(name)) is None or name in choices:

@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from gangline.config.schema import EditConfig, PartConfig
-from gangline.config.suggest import answer, explain_foreign
+from gangline.config.suggest import answer, explain_external
 from gangline.errors import UserError
 from gangline.plugin import catalogue
 from gangline.plugin.discovery import VARIABLE, BrokenPlugin, Found, Offer, discover, find_version, normalise_name
@@ -154,7 +154,7 @@ class Installed:
 
     def _suggest_names(self, group: str, name: str) -> list[str]:
         """Return lines for an unknown part name: the nearest name, failed plugins, or packages to install."""
-        if lines := self._explain_files(group, name) or explain_foreign(name, self.find_choices("track")):
+        if lines := self._explain_files(group, name) or explain_external(name, self.find_choices("track")):
             return lines
         close = difflib.get_close_matches(name, [*self.find_choices(group), *catalogue.list_names(group)], 1, 0.5)
         guess = f"Did you mean {group}={close[0]}?" if close else answer(name, "", self.get_words())

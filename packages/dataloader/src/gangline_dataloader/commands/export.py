@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gangline import UserError
 from gangline_dataloader.commands import check_out
-from gangline_dataloader.store.foreign.megatron import write
+from gangline_dataloader.store.external.megatron import write
 from gangline_dataloader.store.local import LocalTokens
 
 

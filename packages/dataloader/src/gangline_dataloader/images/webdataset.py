@@ -17,7 +17,7 @@ from typing import BinaryIO
 import numpy as np
 
 from gangline import UserError
-from gangline_dataloader.store.foreign.vector import get_file_size, sample
+from gangline_dataloader.store.external.vector import get_file_size, sample
 from gangline_dataloader.store.watch import WatchedFiles
 
 KINDS = {"jpg": "image", "jpeg": "image", "png": "image", "txt": "text"}

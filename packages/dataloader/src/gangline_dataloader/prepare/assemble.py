@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from gangline_basics.data.chat_tokens import LEARNT_RULE
+from gangline_basics.data.chat_tokens import LOSS_MASK_RULE
 from gangline_dataloader.prepare import choice
 from gangline_dataloader.prepare.prepare_plan import PreparePlan
 from gangline_dataloader.prepare.settings import RULES_VERSION, choose_dtype, copy_tokenizer
@@ -109,7 +109,7 @@ def publish(plan: PreparePlan) -> None:
                 if (waiting := plan.work / SHARDS / split / name).exists():
                     waiting.replace(folder / name)
         _drop_from(folder, after)
-        tokenizer, rule = copy_tokenizer(settings, folder), LEARNT_RULE if settings.chat else None
+        tokenizer, rule = copy_tokenizer(settings, folder), LOSS_MASK_RULE if settings.chat else None
         held_out = not split and bool(plan.base.shards[VALIDATION] or selection.shards[VALIDATION])
         manifest = Manifest(dtype, size, tokenizer, shards, sources, report, rule, held_out, validation)
         manifest.write(folder)

@@ -111,10 +111,10 @@ class DocumentEncoder:
         if not chat.answers:
             return Dropped("chat: no answer")
         (masked,) = self._chats([chat])
-        if not masked.learnt.any():
+        if not masked.loss_mask.any():
             return Dropped("chat: nothing to learn")
         tokens = np.concatenate([masked.tokens.astype(np.int64), self._end.astype(np.int64)])
-        loss_mask = np.concatenate([masked.learnt, np.zeros(len(self._end), bool)])
+        loss_mask = np.concatenate([masked.loss_mask, np.zeros(len(self._end), bool)])
         return EncodedDocument(chat.text, chat.text.encode(), tokens, loss_mask, counts)
 
 

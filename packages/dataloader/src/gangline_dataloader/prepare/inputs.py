@@ -11,7 +11,7 @@ from pathlib import Path
 from gangline import UserError
 from gangline_basics.data import corpus
 from gangline_basics.data.compressed import COMPRESSED
-from gangline_dataloader.store.foreign.splits import OTHERS, find_split
+from gangline_dataloader.store.external.splits import OTHERS, find_split
 
 KINDS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".pq": "parquet"}
 TABLES = {".json", ".csv", ".tsv", ".arrow"}  # endings of files with rows that are nevertheless read as plain text

@@ -25,7 +25,7 @@ from pathlib import Path
 from gangline import UserError
 from gangline.launch.guard import die_with
 from gangline.storage.files import lock_folder
-from gangline_basics.data.chat_tokens import LEARNT_RULE
+from gangline_basics.data.chat_tokens import LOSS_MASK_RULE
 from gangline_basics.data.named_tokens import read_special_tokens
 from gangline_dataloader.prepare import assemble, choice, known, prepare_plan as plans, task
 from gangline_dataloader.prepare.inputs import list_inputs
@@ -285,7 +285,7 @@ def check_appendable(manifest: Manifest, settings: Settings, folder: Path) -> No
             "Prepare all inputs again, to another --out. Or append without rules: "
             "--clean none --language all --replace none",
         )
-    if settings.chat and manifest.shards.loss_xxh3 and manifest.learnt_rule != LEARNT_RULE:
+    if settings.chat and manifest.shards.loss_xxh3 and manifest.loss_mask_rule != LOSS_MASK_RULE:
         raise UserError(
             f"cannot append to {folder}: the loss masks of the store were computed by an older rule.",
             "Old and new conversations would contribute to the loss differently.",

@@ -14,7 +14,7 @@ import xxhash
 
 from gangline import UserError
 from gangline_basics.data.chat import ChatTemplate, read_template
-from gangline_basics.data.chat_tokens import LEARNT_RULE
+from gangline_basics.data.chat_tokens import LOSS_MASK_RULE
 from gangline_basics.data.codec import ByteCodec, TextCodec, TokenizerCodec
 from gangline_basics.data.tokenizer_files import find_file
 from gangline_dataloader.prepare import language, near
@@ -173,7 +173,7 @@ class Settings:
         if self.near is not None:
             decided["near_by"] = near.check()
         template = self.load_template()
-        decided["chat_template"] = template and [template.source, sorted(template.special.items()), LEARNT_RULE]
+        decided["chat_template"] = template and [template.source, sorted(template.special.items()), LOSS_MASK_RULE]
         return blake2b(json.dumps([decided, listed]).encode(), digest_size=16).hexdigest()
 
 

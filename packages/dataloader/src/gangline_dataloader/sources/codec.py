@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from gangline import UserError
 from gangline_basics.data.chat import ChatTemplate, read_template
-from gangline_basics.data.chat_tokens import LEARNT_RULE
+from gangline_basics.data.chat_tokens import LOSS_MASK_RULE
 from gangline_basics.data.codec import ByteCodec, TextCodec, TokenizerCodec
-from gangline_dataloader.store.foreign import is_foreign
+from gangline_dataloader.store.external import is_external
 from gangline_dataloader.store.local import LocalTokens
 from gangline_dataloader.store.manifest import TEMPLATE, VALIDATION
 from gangline_dataloader.store.remote.tokens import RemoteTokens, is_remote
@@ -46,7 +46,7 @@ def open_stores(config: SequenceConfig) -> list[StoreTokens]:
     for path in config.list_paths():
         if is_remote(path):
             stores.append(RemoteTokens(path, cache.open_file_cache(), cache.deadline))
-        elif not is_foreign(Path(path).expanduser()):
+        elif not is_external(Path(path).expanduser()):
             stores.append(LocalTokens(path))
     return stores
 
@@ -83,7 +83,7 @@ def report_old_masks(stores: Sequence[StoreTokens]) -> list[str]:
         f"{store.name} was prepared by an older rule for loss masks of conversations: other tokens than the answers "
         "may contribute to the loss. To apply the current rule, prepare the store again."
         for store in stores
-        if store.masked and store.manifest.learnt_rule != LEARNT_RULE
+        if store.masked and store.manifest.loss_mask_rule != LOSS_MASK_RULE
     ]
 
 

@@ -39,8 +39,8 @@ class PackedSource(WindowSource, ABC):
         numbers, T = np.asarray(numbers, np.int64), self.sequence_length
         N, place = len(numbers), self.look_up_samples(numbers) if place is None else place
         tokens = np.empty((N, T + 1), self.dtype) if out is None else out
-        learnt_mask = np.ones((N, T + 1), np.uint8)
-        flat, flat_learnt = tokens.reshape(-1), learnt_mask.reshape(-1)
+        token_mask = np.ones((N, T + 1), np.uint8)
+        flat, flat_mask = tokens.reshape(-1), token_mask.reshape(-1)
         borders, paddings, room = [], [], np.full(N, T)
         for k, here in self._group_by_source(place.source):
             store, pieces = self.stores[k], self._get_plan(k).locate_rows(place.row[here])
@@ -48,7 +48,7 @@ class PackedSource(WindowSource, ABC):
             at = pieces.compute_offsets(first)
             store.copy(pieces.start, pieces.stop, flat, at)
             if store.masked:
-                store.copy_learnt(pieces.start, pieces.stop, flat_learnt, at)
+                store.copy_loss_mask(pieces.start, pieces.stop, flat_mask, at)
             ends = at + pieces.stop - pieces.start
             row_ends = ends[np.cumsum(pieces.count) - 1]
             room[here] = np.minimum(row_ends - first, T)
@@ -61,10 +61,10 @@ class PackedSource(WindowSource, ABC):
         if self.infill is not None:
             self.infill.apply(tokens, numbers, border)
         for places, token in paddings:  # again, because fill-in-the-middle may have rearranged the padding
-            flat[places], flat_learnt[places] = token, 0
+            flat[places], flat_mask[places] = token, 0
         row, end = np.divmod(border, T + 1)
         inside = (row * T + end)[end > 0].astype(np.int32) if self.documents else np.empty(0, np.int32)
-        return StoredRows(tokens, inside, make_loss_mask(learnt_mask, inside), room)
+        return StoredRows(tokens, inside, make_loss_mask(token_mask, inside), room)
 
     def _group_by_source(self, source: np.ndarray) -> list[tuple[int, np.ndarray | slice]]:
         if len(self.stores) == 1:

@@ -11,7 +11,7 @@ import numpy as np
 
 from gangline import UserError
 from gangline_dataloader.packing.pack_plan import PackedRows, name_plan_file
-from gangline_dataloader.store.foreign import is_foreign, open_tokens
+from gangline_dataloader.store.external import is_external, open_tokens
 from gangline_dataloader.store.local import LocalTokens
 from gangline_dataloader.store.manifest import FILE, VALIDATION, check_without_validation, explain_stray_validation
 from gangline_dataloader.store.remote.cache import RemoteCache
@@ -169,7 +169,7 @@ def open_split_rows(
         store = RemoteTokens(
             there if apart and split == "validation" else folder, cache.open_file_cache(), cache.deadline, plans
         )
-    elif vocab_size is not None and is_foreign(root):
+    elif vocab_size is not None and is_external(root):
         store = open_tokens(root, vocab_size, column)
     else:
         store = LocalTokens(held_out if apart and split == "validation" else root)

@@ -161,9 +161,9 @@ class WindowSource(DataSource, ABC):
         ends = self.find_window_ends(place.source, starts, T) if self.documents else np.empty(0, np.int32)
         if not self.masked:
             return StoredRows(tokens, ends)
-        learnt_mask = np.empty((len(numbers), T + 1), np.uint8)
-        self.copy(place.source, starts, starts + T + 1, learnt_mask.reshape(-1), at, learnt=True)
-        return StoredRows(tokens, ends, make_loss_mask(learnt_mask, ends))
+        token_mask = np.empty((len(numbers), T + 1), np.uint8)
+        self.copy(place.source, starts, starts + T + 1, token_mask.reshape(-1), at, mask=True)
+        return StoredRows(tokens, ends, make_loss_mask(token_mask, ends))
 
     def check(self, tokens: np.ndarray, place: RowPlace) -> None:
         """Raise UserError if a file has changed, or one of `tokens` (N, T+1) from `place` is not in the vocabulary."""
@@ -240,11 +240,11 @@ class WindowSource(DataSource, ABC):
         stops: np.ndarray,
         out: np.ndarray,
         at: np.ndarray,
-        learnt: bool = False,
+        mask: bool = False,
     ) -> None:
-        """Copy tokens [start, stop) of stores `source` (n,), if `learnt` the loss mask, to `out` (M,) at `at` (n,)."""
+        """Copy tokens [start, stop) of stores `source` (n,), if `mask` the loss mask, to `out` (M,) at `at` (n,)."""
         for store, here in self._group_by_store(source):
-            copy = store.copy_learnt if learnt else store.copy
+            copy = store.copy_loss_mask if mask else store.copy
             copy(starts[here], stops[here], out, at[here])
 
     def find_window_ends(self, source: np.ndarray, starts: np.ndarray, length: int) -> np.ndarray:
@@ -300,8 +300,8 @@ class WindowSource(DataSource, ABC):
         return None if self.codec is None else self.codec.decode(tokens)
 
 
-def make_loss_mask(learnt: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """Make the loss mask of targets (N, T) bool from `learnt` (N, T+1) uint8; false at the target after each end."""
-    mask = learnt[:, 1:].astype(bool, order="C")
+def make_loss_mask(token_mask: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """Make the loss mask of targets (N, T) bool from `token_mask` (N, T+1) uint8; false after each end."""
+    mask = token_mask[:, 1:].astype(bool, order="C")
     mask.reshape(-1)[ends - 1] = False
     return mask

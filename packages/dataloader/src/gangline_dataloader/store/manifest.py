@@ -5,7 +5,7 @@
                    "beside": ["chat_template.jinja", "tokenizer_config.json"], "beside_xxh3": ["...", "..."]},
      "shards": {"tokens": [67108800, ...], "documents": [91022, ...], "xxh3": ["...", ...], "ends_xxh3": ["...", ...],
                 "pieces_xxh3": ["...", ...]},
-     "sources": {...}, "report": {...}, "learnt_rule": null, "held_out": true, "validation": "b1...",
+     "sources": {...}, "report": {...}, "loss_mask_rule": null, "held_out": true, "validation": "b1...",
      "checksum": "5d..."}
 
 Shard number 3 is shard-00003.npy, with shard-00003.ends.npy next to it. Each list of `shards` has an entry for each
@@ -110,7 +110,7 @@ class Manifest:
     shards: Shards
     sources: dict[str, Any] = field(default_factory=dict)  # number of files by source
     report: dict[str, Any] = field(default_factory=dict)  # settings, and counts of documents by source
-    learnt_rule: int | None = None  # `gangline_basics.data.chat_tokens.LEARNT_RULE` of the writer; None: not recorded
+    loss_mask_rule: int | None = None  # `LOSS_MASK_RULE` of the writer; None: not recorded
     held_out: bool = False  # whether a folder `validation` belongs to the store
     validation: str | None = None  # identity of the validation part; None: no validation part, or an older store
 
@@ -265,7 +265,7 @@ def parse(content: Any, path: str) -> Manifest:
         shards,
         sources if isinstance(sources, dict) else {},
         report if isinstance(report, dict) else {},
-        document.read_optional("learnt_rule", document.read_number),
+        document.read_optional("loss_mask_rule", document.read_number),
         document.read_flag("held_out"),
         document.read_optional("validation", document.read_text),
     )

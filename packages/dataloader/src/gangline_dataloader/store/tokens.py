@@ -36,7 +36,7 @@ class Tokens(ABC):
         `out` (M,) is contiguous and has the dtype of the tokens. All ranges lie inside the corpus.
         """
 
-    def copy_learnt(self, starts: np.ndarray, stops: np.ndarray, out: np.ndarray, at: np.ndarray) -> None:
+    def copy_loss_mask(self, starts: np.ndarray, stops: np.ndarray, out: np.ndarray, at: np.ndarray) -> None:
         """Copy the loss mask of token ranges like `copy`: uint8, 1 for a token that is trained on."""
         for first, length in zip(at.tolist(), (stops - starts).tolist(), strict=True):
             out[first : first + length] = 1
@@ -122,11 +122,11 @@ class Sharded(Tokens):
     def copy(self, starts: np.ndarray, stops: np.ndarray, out: np.ndarray, at: np.ndarray) -> None:
         self._copy(self.shard, starts, stops, out, at)
 
-    def copy_learnt(self, starts: np.ndarray, stops: np.ndarray, out: np.ndarray, at: np.ndarray) -> None:
+    def copy_loss_mask(self, starts: np.ndarray, stops: np.ndarray, out: np.ndarray, at: np.ndarray) -> None:
         if self.masked:
             self._copy(self.shard_loss, starts, stops, out, at)
         else:
-            super().copy_learnt(starts, stops, out, at)
+            super().copy_loss_mask(starts, stops, out, at)
 
     def _copy(
         self,

@@ -45,11 +45,11 @@ class ChatSource(TemplatedSource):
 
     def sample(self, i: int) -> Sample:
         row = self.fill_row(self.order.get_row(i))
-        return row.make_sample(row.learnt[1:] & (row.document[1:] == row.document[:-1]))
+        return row.make_sample(row.loss_mask[1:] & (row.document[1:] == row.document[:-1]))
 
     def describe(self) -> str:
         tokens = sum(len(chat.tokens) for chat in self.chats)
-        targets = sum(int(chat.learnt[1:].sum()) for chat in self.chats)
+        targets = sum(int(chat.loss_mask[1:].sum()) for chat in self.chats)
         share = tokens / (len(self.rows) * (self.sequence_length + 1))
         return (
             f"{len(self.chats)} chats in {len(self.rows)} rows ({share:.0%} filled), {tokens} tokens, "
@@ -62,8 +62,8 @@ def build(config: ChatConfig, run: Run, split: Split) -> ChatSource:
     read, T = encode_rows(config, run, split), run.batch.sequence_length
     chats = [chat for row in read.rows for chat in row]
     long = sum(len(chat.tokens) > T + 1 for chat in chats)
-    cut = [MaskedTokens(chat.tokens[: T + 1], chat.learnt[: T + 1]) for chat in chats]
-    learnable_chats = [chat for chat in cut if chat.learnt[1:].any()]
+    cut = [MaskedTokens(chat.tokens[: T + 1], chat.loss_mask[: T + 1]) for chat in chats]
+    learnable_chats = [chat for chat in cut if chat.loss_mask[1:].any()]
     read.left_out["no assistant tokens within the length of a row"] = len(cut) - len(learnable_chats)
     note = read.describe_left_out()
     if not learnable_chats:

@@ -66,7 +66,7 @@ class FilledRow:
     """
 
     tokens: np.ndarray
-    learnt: np.ndarray
+    loss_mask: np.ndarray
     document: np.ndarray
     position: np.ndarray
     filled: int
@@ -113,9 +113,9 @@ class TemplatedSource(DataSource, ABC):
         )
         for document, chat in enumerate(self.chats[number] for number in numbers):
             here = slice(at, at := at + len(chat.tokens))
-            filled_row.tokens[here], filled_row.learnt[here], filled_row.document[here] = (
+            filled_row.tokens[here], filled_row.loss_mask[here], filled_row.document[here] = (
                 chat.tokens,
-                chat.learnt,
+                chat.loss_mask,
                 document,
             )
             filled_row.position[here] = np.arange(len(chat.tokens))
@@ -129,7 +129,7 @@ class TemplatedSource(DataSource, ABC):
     def _fingerprint(self) -> str:
         digest = blake2b(repr(self._of).encode(), digest_size=16)
         for chat in self.chats:
-            digest.update(len(chat.tokens).to_bytes(8, "little") + chat.tokens.tobytes() + chat.learnt.tobytes())
+            digest.update(len(chat.tokens).to_bytes(8, "little") + chat.tokens.tobytes() + chat.loss_mask.tobytes())
         return digest.hexdigest()
 
     def compute_fingerprint(self) -> str:

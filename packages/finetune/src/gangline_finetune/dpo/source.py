@@ -105,7 +105,7 @@ class PreferenceSource(TemplatedSource):
         """Return a pair as a sample to score. All answers are in the loss mask; each side gets a separate loss."""
         row = self.fill_row(number)
         return {  # type: ignore[typeddict-unknown-key]
-            **row.make_sample(row.learnt[1:] & (row.document[1:] < 2) & (row.position[1:] > 0)),
+            **row.make_sample(row.loss_mask[1:] & (row.document[1:] < 2) & (row.position[1:] > 0)),
             "dpo_apart": np.asarray(True),
         }
 
@@ -120,7 +120,7 @@ def _write(path: Path, first: np.ndarray) -> None:
 
 def _find_answer_spans(sides: Sequence[MaskedTokens]) -> np.ndarray:
     """Return the spans of consecutive loss targets in each side, as positions of their inputs, (sides, n, 2)."""
-    spans = [np.flatnonzero(np.diff(side.learnt[1:], prepend=False, append=False)).reshape(-1, 2) for side in sides]
+    spans = [np.flatnonzero(np.diff(side.loss_mask[1:], prepend=False, append=False)).reshape(-1, 2) for side in sides]
     whole = np.zeros((len(sides), max(map(len, spans)), 2), np.int64)
     for runs, into in zip(spans, whole, strict=True):
         into[: len(runs)] = runs
@@ -132,7 +132,7 @@ def build(config: PreferencesConfig, run: Run, split: Split) -> PreferenceSource
     read, T = encode_rows(config, run, split), run.batch.sequence_length
     pairs = [(chosen, rejected) for chosen, rejected in read.rows]
     fit = [pair for pair in pairs if sum(len(side.tokens) for side in pair) <= T + 1]
-    learnable_pairs = [pair for pair in fit if all(side.learnt[1:].any() for side in pair)]
+    learnable_pairs = [pair for pair in fit if all(side.loss_mask[1:].any() for side in pair)]
     read.left_out[f"longer than a row of {T + 1} tokens"] = len(pairs) - len(fit)
     read.left_out["an answer without tokens in the loss"] = len(fit) - len(learnable_pairs)
     if not learnable_pairs:

@@ -6,12 +6,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from gangline import UserError
-from gangline_dataloader.store.foreign.splits import ARROW, is_pattern, list_table_folders
-from gangline_dataloader.store.foreign.vector import ForeignTokens
+from gangline_dataloader.store.external.splits import ARROW, is_pattern, list_table_folders
+from gangline_dataloader.store.external.vector import ExternalTokens
 from gangline_dataloader.store.manifest import FILE
 
 
-def is_foreign(path: str | Path) -> bool:
+def is_external(path: str | Path) -> bool:
     """Return whether a path names a file or folder in an external format instead of a token store."""
     return str(path).endswith(".bin") or has_columns(path)
 
@@ -26,14 +26,14 @@ def has_columns(path: str | Path) -> bool:
     return bool(list_table_folders(place))
 
 
-def open_tokens(path: str | Path, vocab_size: int, column: str | None = None) -> ForeignTokens:
+def open_tokens(path: str | Path, vocab_size: int, column: str | None = None) -> ExternalTokens:
     """Open the tokens in a file or folder; reading a token outside the vocabulary raises UserError.
 
     column  MDS, Arrow and Parquet: name of the column, NAME:DTYPE for raw bytes; raw .bin: :DTYPE (uint16, uint32,
             int32, int64); None: the default column or dtype
     Raises UserError if the file or its index is damaged, or the column is missing.
     """
-    from gangline_dataloader.store.foreign import arrow, mds, megatron, plain
+    from gangline_dataloader.store.external import arrow, mds, megatron, plain
 
     file = Path(path).expanduser()
     if (file / "index.json").exists():

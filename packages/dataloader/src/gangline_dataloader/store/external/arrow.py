@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from gangline import UserError
-from gangline_dataloader.store.foreign.columns import UNTRAINED, check_trained, choose_column
-from gangline_dataloader.store.foreign.splits import is_pattern, list_table_files
-from gangline_dataloader.store.foreign.vector import ForeignTokens, sample
+from gangline_dataloader.store.external.columns import UNTRAINED, check_trained, choose_column
+from gangline_dataloader.store.external.splits import is_pattern, list_table_files
+from gangline_dataloader.store.external.vector import ExternalTokens, sample
 from gangline_dataloader.store.watch import WatchedFiles
 
 KEPT = 32  # maximum number of decoded Parquet row groups in memory
@@ -51,7 +51,7 @@ class _Mask:
     lowest: Callable[[], float | None]
 
 
-class ArrowTokens(ForeignTokens):
+class ArrowTokens(ExternalTokens):
     """The tokens of a column, row after row. An empty row counts as a document, but has no document end."""
 
     def __init__(

@@ -21,7 +21,7 @@ PROBE = 1 << 16  # leading bytes from which the dtype of tokens is guessed
 HIGH = 16  # upper bound of the upper halves of uint32 tokens, for vocabularies up to 2^20
 
 
-class ForeignTokens(Sharded, ABC):
+class ExternalTokens(Sharded, ABC):
     """Tokens in an external format.
 
     Such files have no checksum and no vocabulary. The identity is a hash of sizes and of some blocks of each file, so
@@ -72,7 +72,7 @@ class ForeignTokens(Sharded, ABC):
         return np.empty(0, np.int64) if ends is None else ends
 
 
-class Vector(ForeignTokens):
+class Vector(ExternalTokens):
     """Tokens of a mapped file from byte `offset` on; `ends`: document ends, also of empty documents; None: unknown."""
 
     def __init__(

@@ -16,7 +16,7 @@ import numpy as np
 
 from gangline import UserError
 from gangline.storage.files import open_replacement
-from gangline_dataloader.store.foreign.vector import Vector, get_file_size
+from gangline_dataloader.store.external.vector import Vector, get_file_size
 from gangline_dataloader.store.stored import StoreTokens
 
 MAGIC = b"MMIDIDX\x00\x00"

@@ -22,9 +22,9 @@ import numpy as np
 import xxhash
 
 from gangline import UserError
+from gangline_dataloader.store.external.columns import choose_column
+from gangline_dataloader.store.external.vector import PROBE, ExternalTokens, get_file_size, sample, seem_wide
 from gangline_dataloader.store.fields import JsonFields
-from gangline_dataloader.store.foreign.columns import choose_column
-from gangline_dataloader.store.foreign.vector import PROBE, ForeignTokens, get_file_size, sample, seem_wide
 from gangline_dataloader.store.watch import WatchedFiles
 
 INDEX = "index.json"
@@ -45,7 +45,7 @@ class _ShardLayout:
     hashes: Mapping[str, str]
 
 
-class MdsTokens(ForeignTokens):
+class MdsTokens(ExternalTokens):
     """The tokens of all MDS samples, one after another. Reading a shard joins its tokens in memory."""
 
     def __init__(

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from gangline import UserError
-from gangline_dataloader.store.foreign.vector import PROBE, Vector, get_file_size, seem_wide
+from gangline_dataloader.store.external.vector import PROBE, Vector, get_file_size, seem_wide
 
 HEADER = 1024  # bytes of llm.c's header
 MAGIC = {(20240520, 1): "<u2", (20240801, 7): "<u4"}  # (magic, version) of llm.c: tokens of GPT-2, of Llama 3
