@@ -172,7 +172,7 @@ def use_gpu_kernels(module: nn.Module, path: str, case: Case) -> None:
     seams = [seam.pattern for seam in case.plan.seams if seam.name == "attention"]
     for name, inner in module.named_modules(prefix=path):
         if type(inner) is RMSNorm:
-            inner.forward = _Norm(inner)
+            inner.forward = _Norm(inner)  # type: ignore[method-assign]
         function = get_seam_function(inner, "attention")
         if isinstance(function, PlainAttention) and any(matches(pattern, name) for pattern in seams):
             inner.attention = _Flash(function.computes)

@@ -172,7 +172,7 @@ class RowsRuntime(Runtime):
             numbers = torch.arange(len(squares)).view(part.shape[:-1])
             for tensor, box, primary in zip(part.tensors, part.boxes, part.primary, strict=True):
                 if primary:
-                    squares[numbers[box.slices[:-1]].reshape(-1)] = norm.sum_row_squares(tensor.grad)
+                    squares[numbers[box.slices[:-1]].reshape(-1)] = norm.sum_row_squares(tensor.grad)  # type: ignore[arg-type]
             every.append(squares)
         flat = self.axes.world.all_reduce(torch.cat(every))
         return norm.compute_norm(flat.split([len(squares) for squares in every]))

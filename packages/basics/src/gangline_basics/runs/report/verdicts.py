@@ -11,7 +11,7 @@ from gangline_basics.runs.report.history import NOTES, History
 from gangline_basics.runs.report.markup import make, make_details, make_note, make_section, make_table
 
 MOST = 200  # maximum number of rows of each table
-RESPONSES = ("order",)  # event of the action that answers a verdict
+RESPONSES = ("response",)  # events (events.jsonl) that record the response to a verdict
 LOST = ("rank", "node")  # reasons of launches after a failure
 NOTICE = "note"  # suggested action of a verdict that only informs
 
