@@ -237,7 +237,7 @@ def test_fitting_layout_of_run_is_planned():
         (f"{SMALL} --budget 1e400", ["--budget 1e400: expected a number between 1e-24 and 1e+24."]),
         (f"{SMALL} --svg nowhere/plan.svg", ["cannot be written.", "mkdir -p nowhere"]),
         (f"{SMALL} parallel.tx=2", ["there is no option parallel.tx"]),
-        ("table cluster=h100_ib llama", ["gangline plan: table takes only cluster=, got llama."]),
+        ("table cluster=h100_ib llama", ["gangline plan: table accepts only cluster=NAME|FILE, got llama."]),
     ],
 )
 def test_invalid_plan_arguments_are_refused(say, words, messages):

@@ -45,4 +45,4 @@ def test_the_command_prints_markdown_with_its_sources(monkeypatch, capsys):
     assert [line.count("|") for line in lines[:3]] == [HEAD.count("|")] * 3
     assert any("Amazon EC2 Capacity Blocks" in line for line in lines)
     assert main(["plan", "table", "model=tiny", "cluster=h100_ib"]) == 2
-    assert "table takes only cluster=, got model=tiny" in capsys.readouterr().err
+    assert "table accepts only cluster=NAME|FILE, got model=tiny" in capsys.readouterr().err

@@ -29,7 +29,7 @@ def dynamic_tree(signed: bool) -> list[float]:
 
 
 @pytest.mark.parametrize("signed", [True, False])
-def test_levels_match_dynamic_tree(signed):
+def test_8bit_codebook_matches_dynamic_tree_quantization(signed):
     found = make_levels(signed, torch.device("cpu"))
     values = found.values
     assert len(values) == 256

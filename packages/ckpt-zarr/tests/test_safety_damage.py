@@ -144,7 +144,7 @@ def test_chunk_of_another_step_is_named(made: Made, chunks, behind: int) -> None
         assert "another save" in str(bad)
 
 
-def test_file_of_another_step_is_named(made: Made, chunks) -> None:
+def test_load_error_names_file_from_another_step(made: Made, chunks) -> None:
     run, number, path = chunks[0]
     path.write_bytes(other(made))
     assert is_named(made.outcome(), run, number, path)

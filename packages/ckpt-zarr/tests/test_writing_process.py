@@ -251,7 +251,7 @@ def test_writer_has_lower_priority_than_trainer(tmp_path: Path, writer: WriterCl
     assert said == str(NICE)
 
 
-def test_be_nice_keeps_priority_of_shared_session() -> None:
+def test_writer_nice_keeps_autogroup_of_shared_session() -> None:
     own = Path("/proc/self/autogroup")
     before = own.read_text() if own.exists() else ""
     subprocess.run(

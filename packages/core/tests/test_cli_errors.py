@@ -344,7 +344,7 @@ def test_second_train_on_a_directory_is_refused(tmp_path, run):
         said = refused(tmp_path, "resume=out")
     finally:
         run.unlock()
-    assert f"is in use by another train: pid {os.getpid()} on " in said
+    assert f"is in use by another train command: pid {os.getpid()} on " in said
 
 
 @pytest.mark.parametrize(

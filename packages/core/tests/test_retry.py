@@ -35,7 +35,7 @@ class HTTPClientError(Exception):
         (OSError(28, "No space left on device"), False),
     ],
 )
-def test_may_pass_detects_transient_errors_and_causes(error: Exception, passes: bool) -> None:
+def test_error_with_transient_cause_is_transient(error: Exception, passes: bool) -> None:
     assert may_pass(error) is passes
     wrapped = OSError(5, "wrapped by the driver")
     wrapped.__cause__ = error

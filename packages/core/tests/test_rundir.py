@@ -187,7 +187,7 @@ def test_locked_directory_refuses_second_process(directory):
     holder = subprocess.Popen([sys.executable, "-c", HOLD, str(directory.path)], stdout=subprocess.PIPE, text=True)
     try:
         assert holder.stdout.readline() == "held\n"
-        with pytest.raises(UserError, match=f"is in use by another train: pid {holder.pid} on "):
+        with pytest.raises(UserError, match=f"is in use by another train command: pid {holder.pid} on "):
             RunDirectory.open(directory.path).lock()
         holder.send_signal(signal.SIGKILL)
         holder.wait()

@@ -62,7 +62,7 @@ def test_command_escapes_prints_and_errors_on_a_terminal(monkeypatch):
     assert stream.getvalue() == "\\x1b]0;pwn\\x07\ntrain: \\x1b[31mred\n  \\x1b]0;pwn\\x07\n"
 
 
-def test_tables_of_runs_escape_their_names(core_alone, monkeypatch, tmp_path):
+def test_run_table_escapes_run_names(core_alone, monkeypatch, tmp_path):
     for name in ("a", "b"):
         directory = RunDirectory.create(build_default_run(run={"dir": str(tmp_path / name), "name": f"{name}\x1b[8m"}))
         directory.unlock()

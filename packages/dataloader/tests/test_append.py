@@ -359,7 +359,7 @@ def test_append_refuses_a_store_that_older_rules_cleaned(two, tmp_path, monkeypa
 
 
 @pytest.mark.parametrize("clean", ["none", "unicode"])
-def test_killed_call_with_cleaning_restarts_after_rules_upgrade(two, tmp_path, monkeypatch, clean):
+def test_killed_prepare_restarts_if_cleaning_rules_changed(two, tmp_path, monkeypatch, clean):
     first, _, _ = two
     store = tmp_path / "killed"
     monkeypatch.setattr(choice, "choose", raise_killed)

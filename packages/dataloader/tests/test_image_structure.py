@@ -67,7 +67,7 @@ def test_random_bytes_in_a_jpeg_are_mostly_found():
     assert sum(found) >= 190
 
 
-def test_restart_markers_out_of_order_are_found():
+def test_jpeg_restart_markers_out_of_order_are_damage():
     content = encoded(restart_marker_blocks=5)
     first = content.index(b"\xff\xd3")
     assert "out of order" in find_damage(content[: first + 1] + b"\xd5" + content[first + 2 :])

@@ -64,7 +64,7 @@ def test_chaos_without_faults_is_refused(runs):
     assert "'burn@3' is not a fault" in runs.expect_refusal("run.dir=out", "health=chaos", "health.chaos.at=[burn@3]")
 
 
-def test_run_survives_kill_hang_and_exception_unchanged(runs):
+def test_losses_are_unchanged_by_kill_hang_and_exception(runs):
     """Check that each fault is injected once, and that the losses equal those of a run without faults bit for bit."""
     words = ("parallel=ddp", "launch.processes=4", "run.steps=60", "checkpoint.every=10", "run.seed=3")
     runs.train("run.dir=calm", *words)

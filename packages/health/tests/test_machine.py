@@ -228,7 +228,7 @@ def test_failing_or_hung_probe_is_unknown() -> None:
     assert hangs.findings == [], "it answered after all"
 
 
-def test_defect_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_errors_are_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gangline_health.monitors.machine.has_gpus", lambda: True)
     monkeypatch.setattr("gangline_health.monitors.machine.Gpus", lambda: Gpus(nvml(errors=(0, 3))))
     monitor = MachineMonitor(MachineOptions(seconds=0.001, memory=0, disk=0, descriptors=1), "/")

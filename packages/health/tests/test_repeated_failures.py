@@ -39,7 +39,7 @@ def written(run_dir: Path, reached: list[int], why: list[str], evidence: str = K
     attempts.append(run_dir, Attempt(1, start, why="resume"))
 
 
-def test_starts_of_several_jobs_count_together(tmp_path: Path) -> None:
+def test_repeated_failures_are_counted_across_jobs(tmp_path: Path) -> None:
     """Check a scheduler or a loop that repeats the command, so that each start is the first start of a job."""
     written(tmp_path, [47, 46, 47], ["start", "start bug", "rank", "start killed"])
     (verdict,) = found(tmp_path)

@@ -83,7 +83,7 @@ def sent(case: Case) -> dict[tuple[str, str], tuple[int, int]]:
 
 
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
-def test_fold_traffic_matches_volume_of_modules(recompute):
+def test_predicted_fold_traffic_matches_module_bytes(recompute):
     case = case_of(dp_shard=4, recompute=recompute)
     each, there = 16 * 32 * 2 // 2, 2 if recompute == "full" else 1
     found = sent(case)

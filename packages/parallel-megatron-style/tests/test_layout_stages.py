@@ -29,7 +29,7 @@ def slowest(sizes, blocks, first, last) -> list[float]:
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=9), st.data())
-def test_balance_is_optimal(blocks, data):
+def test_pipeline_stage_balance_is_optimal(blocks, data):
     stages = data.draw(st.integers(1, len(blocks)))
     first, last = data.draw(st.integers(0, 9)), data.draw(st.integers(0, 9))
     found = balance(blocks, stages, first, last)

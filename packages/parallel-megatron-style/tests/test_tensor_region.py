@@ -358,7 +358,7 @@ def test_external_module_with_sharded_parameters_binds_once():
     assert extra[1].comms == []  # its parameter on the fold is bound to the fold
 
 
-def test_fold_parameter_is_also_sharded_over_tp():
+def test_ep_sharded_parameter_is_also_sharded_over_tp():
     extra = torch.nn.ModuleList([Bound()])
     rules = (ShardRule("extra.0", 0, "ep"), ShardRule.replicated("extra.0.b"), ShardRule("extra.0", 1))
     _, comm = applied(Case(), extra=extra, sharding=rules)

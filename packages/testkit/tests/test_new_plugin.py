@@ -72,7 +72,7 @@ def test_every_suite_has_a_plugin_kind():
 @pytest.mark.parametrize(
     "kind", [pytest.param(k.name, marks=pytest.mark.nightly) if k.name in SLOW else k.name for k in KINDS]
 )
-def test_each_kind_passes_its_suite(kind, tmp_path):
+def test_generated_plugin_passes_conformance_suite(kind, tmp_path):
     """Run the generated suite with no line changed, as `gangline conform` does."""
     folder = write(f"my-{kind}", kind, tmp_path)
     with as_installed(f"gangline-my-{kind}", f"gangline_my_{kind}", path=folder):

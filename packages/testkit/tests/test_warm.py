@@ -199,7 +199,7 @@ def test_nested_train_command_starts_warm(site):
     assert "there is no option no.such" in err
 
 
-def test_rank_server_writes_no_parent_files(tmp_path):
+def test_rank_server_drops_inherited_log_handlers(tmp_path):
     """Check that the server drops inherited log handlers and output files, such as pytest's log file."""
     server, theirs, told = logging.getLogger("of.the.parent"), tmp_path / "theirs", tmp_path / "told"
     code = f"""

@@ -50,10 +50,7 @@ def prepare(run: Run, argv: Sequence[str] = (), job: str | None = None) -> RunDi
 
 
 def launch_all(directories: Sequence[RunDirectory]) -> list[int]:
-    """Launch the runs of a sweep together, with one launcher; return the exit code of each run.
-
-    Raises UserError if their launcher options differ.
-    """
+    """Launch a sweep's runs with one launcher; return their exit codes. Raises UserError if launcher options differ."""
     runs = [directory.run() for directory in directories]
     if any(run.launch != runs[0].launch for run in runs):
         raise UserError(

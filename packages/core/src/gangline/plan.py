@@ -331,7 +331,7 @@ class Plan:
         return ""
 
     def list_blocks_in_head(self, paths: Iterable[str]) -> list[str]:
-        """Return the paths, among these paths of modules or nodes, of blocks inside the head, in order."""
+        """Select the blocks inside the head from `paths` of modules or nodes; keep their order."""
         return [path for path in paths if any(names(pattern, path) for pattern in self.head_blocks)]
 
     def get_owner(self, name: str) -> str:

@@ -28,7 +28,7 @@ class Tracker(ABC):
     """Contract of a writer of step records. An exception of a tracker stops neither the run nor other trackers."""
 
     def begin(self, start: Start) -> None:
-        """Begin, before the first step. Existing records past `start.first_step` are of an abandoned branch."""
+        """Start tracking, before the first step. Records after `start.first_step` belong to an abandoned branch."""
 
     @abstractmethod
     def record(self, record: StepRecord) -> None:

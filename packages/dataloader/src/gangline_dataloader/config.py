@@ -118,8 +118,8 @@ class TokensConfig(SequenceConfig):
     column: str | None = None
     # shuffle window in tokens: windows are shuffled, then sequences in each window; null: one window, the full store
     shuffle_span: PositiveInt | None = None
-    # sample order; shuffled: random order by windows of data.shuffle_span; text: the order of data=text, to compare
-    # runs of data=text and data=tokens
+    # sample order; shuffled: shuffled within windows of data.shuffle_span; text: same order as data=text, for comparing
+    # the two
     order: Literal["shuffled", "text"] = "shuffled"
 
     def list_paths(self) -> list[str]:
@@ -161,7 +161,7 @@ class TokensConfig(SequenceConfig):
         return problems or self._check_files(run)
 
     def _check_files(self, run: Run) -> list[Problem]:
-        """Return a problem for each store with files that are missing or have another size than the manifest says."""
+        """Return a problem for each store with files that are missing or differ in size from the manifest."""
         from gangline_dataloader.sources.build import open_run_parts
         from gangline_dataloader.sources.present import find_file_problems
 

@@ -42,7 +42,8 @@ class AxesConfig(ParallelConfig):
     # tokens
     sequence_parallel: bool = True
     context: Literal["ring", "ulysses"] = "ring"  # context parallelism: ring attention or ulysses (all-to-all of heads)
-    prefetch: NonNegativeInt = 1  # prefetch depth with zero=3: number of blocks whose weights are gathered before use
+    # prefetch depth with zero=3: number of blocks whose weights are gathered ahead of the computing block
+    prefetch: NonNegativeInt = 1
     offload: bool = False  # CPU offload: master weights and optimizer state in host memory, optimizer step on the CPU
     record: bool = False  # whether a pipeline records the time of each action, for `gangline parallel draw RUN_DIR`
     force: bool = False  # permission for a slow layout: tp over more ranks than a node has GPUs

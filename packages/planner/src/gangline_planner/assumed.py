@@ -26,7 +26,10 @@ PRECISION = "bf16"
 
 @dataclass(frozen=True)
 class Planned:
-    """Run to plan, with its model. words: overrides of the user; assumed: overrides that were added to `words`."""
+    """Run to plan, with its model.
+
+    words: the user's overrides, unchanged; assumed: overrides that the planner appends for unset options
+    """
 
     run: Run
     words: tuple[str, ...]

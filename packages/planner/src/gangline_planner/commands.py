@@ -152,7 +152,8 @@ def _print_table(argv: Sequence[str]) -> int:
     options = flags.read(argv)
     cluster, words = parse_cluster(options.words)
     if words:
-        raise UserError(f"table takes only cluster=, got {words[0]}.", "gangline plan table cluster=NAME|FILE")
+        what = f"table accepts only cluster=NAME|FILE, got {words[0]}."
+        raise UserError(what, "gangline plan table cluster=NAME|FILE")
     rows = iterate_rows(cluster)
     print(json.dumps([row.to_dict() for row in rows], indent=1) if options.json else format_table(rows, cluster))
     return 0

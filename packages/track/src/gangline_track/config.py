@@ -101,7 +101,7 @@ class Trackio(Service):
     def check(self, run: Run) -> list[Problem]:
         problems = super().check(run)
         if self.space and self.server:
-            what = "track.trackio.space and track.trackio.server exclude each other."
+            what = "track.trackio.space and track.trackio.server are mutually exclusive."
             problems.append(
                 Problem(
                     what,

@@ -1,1 +1,1 @@
-"""Clusters as data: the network, and the versioned file of compute, bandwidth, power and cost of a machine."""
+"""Cluster descriptions: the network, and a versioned file with compute, bandwidth, power and cost of a node."""

@@ -107,10 +107,10 @@ def feed_forward(node: FeedForwardNode, sizes: ActivationSizes, path: str) -> in
 
 
 def count_node(node: Node, sizes: ActivationSizes, path: str = "") -> int:
-    """Return the bytes that the node at `path` and all nodes in it save.
+    """Return the activation bytes that a node and its descendants save for the backward pass.
 
-    The bytes of a node are its `count_activation_bytes`, or if that is None, the bytes that the module of
-    gangline-basics saves. A node of an unknown class counts the input and output of each of its matrices.
+    `count_activation_bytes` of the node is used if it is not None; otherwise the count for the built-in module of its
+    class. For an unknown class, count the input and output of each of its matrices.
     """
     below = [(child, f"{path}.{name}" if name else path) for name, child in iterate_children(node)]
     own_bytes = node.count_activation_bytes(sizes.local)

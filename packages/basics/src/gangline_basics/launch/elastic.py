@@ -306,7 +306,7 @@ class RankFiles(LogsSpecs):
         super().__init__(str(logs))
         self.logs, self.node = logs, node
         self.start: JobStart | None = None  # newest start
-        self.peers: list[str] = []  # addresses of the other nodes, on the leading node
+        self.peers: list[str] = []  # addresses of the other nodes; set only on the leading node
         self.one_machine = False  # True if all nodes have the same address, so that loopback is enough
 
     @property

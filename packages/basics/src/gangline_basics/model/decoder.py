@@ -10,7 +10,7 @@ from gangline_basics.model.decoder_nodes import DecoderNode
 
 
 class Decoder(nn.Module):
-    """Decoder: batch -> the loss summed over the valid targets of the batch, 0-d."""
+    """Decoder-only transformer; maps a batch to the loss summed over its valid targets, 0-d."""
 
     def __init__(self, node: DecoderNode) -> None:
         super().__init__()

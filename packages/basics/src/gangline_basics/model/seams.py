@@ -1,4 +1,7 @@
-"""Calls at the seams of a model, from its tree and plan. Torch-free."""
+"""Queries on a model tree: calls at seams, and modules without a decoding cache. Torch-free.
+
+A seam is an attention or loss call that a strategy may replace.
+"""
 
 from __future__ import annotations
 

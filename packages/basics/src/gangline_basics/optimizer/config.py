@@ -83,7 +83,8 @@ class Soap(Adamw):
     betas: tuple[ShareBelowOne, ShareBelowOne] = (0.95, 0.95)
     shampoo_beta: ShareBelowOne = 0.95  # decay of the running means of G Gᵀ and Gᵀ G of a gradient matrix G
     precondition_frequency: PositiveInt = 10  # interval between refreshes of the eigenbases, in steps
-    max_precond_dim: PositiveInt = 8192  # maximum matrix dimension with an eigenbasis; longer dimensions have none
+    # maximum size of a dimension with an eigenbasis; larger dimensions stay in the original basis
+    max_precond_dim: PositiveInt = 8192
     damping: PositiveFloat = 1e-3  # damping added to the eigenvalues at a refresh, as a fraction of their mean
 
     def list_sides(self, shape: Sequence[int]) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Text generation with the model of a strategy, on all ranks."""
+"""Text generation on all ranks, with the sharded model of a parallel strategy."""
 
 from __future__ import annotations
 

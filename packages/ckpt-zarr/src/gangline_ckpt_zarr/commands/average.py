@@ -100,7 +100,7 @@ def _check_out(out: str) -> None:
 
 
 def _check_same_model(copies: Sequence[Copy]) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Return (shape, dtype) of every model array, which must be equal in `copies`. Raises UserError, BadCheckpoint."""
+    """Return (shape, dtype) of every model array. Raises UserError if `copies` differ in these, BadCheckpoint."""
     first = copies[0]
     shapes = _read_weight_shapes(first)
     if not shapes:

@@ -62,7 +62,7 @@ def _count_complete(run: ChunkRun, trailer: int, there: int) -> int:
 
 
 def merge_runs(found: list[BadChunks]) -> Iterator[BadChunks]:
-    """Yield the bad chunks, but one entry for a chunk run whose chunks are all bad for the same reason."""
+    """Yield the bad chunks; if all chunks of a run are bad for one reason, yield one entry for the run."""
     first = 0
     while first < len(found):
         run, why = found[first].run, found[first].why

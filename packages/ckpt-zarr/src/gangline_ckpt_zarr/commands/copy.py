@@ -29,7 +29,7 @@ AT_ONCE = 8  # number of chunk files that are written in parallel: each write wa
 
 
 def run(argv: Sequence[str]) -> int:
-    """Copy one checkpoint; it becomes visible once all of it has arrived. Raises UserError, BadCheckpoint."""
+    """Copy one checkpoint; the copy becomes visible when it is complete. Raises UserError, BadCheckpoint."""
     words = make_parser("copy", "Copy a checkpoint to another store. An existing checkpoint is never overwritten.")
     words.add_argument("place", metavar="CHECKPOINT", nargs="+", help=PLACES)
     words.add_argument(

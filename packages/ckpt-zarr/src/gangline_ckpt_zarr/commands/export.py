@@ -42,7 +42,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _run(copy: Copy) -> Run:
-    """Return the run that saved the checkpoint. Raises UserError if it holds no configuration."""
+    """Return the run that saved the checkpoint. Raises UserError if the checkpoint holds no configuration."""
     from gangline.config.serial import from_dict
 
     config = copy.meta.document.get("config")

@@ -15,7 +15,7 @@ from gangline_ckpt_zarr.tiers.stored import StoreTier
 
 
 def run(argv: Sequence[str]) -> int:
-    """Delete checkpoints, tier by tier, and print their ids; return 1 if a kept one is damaged. Raises UserError."""
+    """Delete checkpoints in each tier, print their ids; return 1 if a kept checkpoint is damaged. Raises UserError."""
     words = make_parser("prune", "Delete the checkpoints of a run, except the newest N and one per K steps.")
     words.add_argument("place", metavar="RUN_DIR", help="run directory")
     words.add_argument(
@@ -62,7 +62,7 @@ def _prune(tier: StoreTier, run_dir: str, dry_run: bool) -> bool:
     bad: dict[CheckpointId, str] = {}
 
     def find_copy_error(id: CheckpointId) -> str:
-        """Return why a checkpoint to keep is damaged, "" if it is good, after reading every byte of it."""
+        """Read every byte of a checkpoint to keep; return why the checkpoint is damaged, "" if it is good."""
         store = open_store(f"{tier.store.url}/{id}")
         try:
             damage = check_copy(Copy(str(id), tier.name, store))[0]

@@ -67,7 +67,7 @@ class Place:
     alone: ObjectStore | None = None  # store of a single checkpoint, named by its directory or URL
 
     def select_tier(self, name: str | None) -> Place:
-        """Return this place with only the tier `name`; None: with all tiers. Raises UserError if it is missing."""
+        """Return this place with only the tier `name`; None: all tiers. Raises UserError if the tier is missing."""
         if name is None:
             return self
         tiers = tuple(tier for tier in self.tiers if tier.name == name)
@@ -158,7 +158,7 @@ def _place(word: str) -> Place:
 def open_tiers(run_dir: str) -> tuple[StoreTier, ...]:
     """Return a run's tiers: the disk tier, the durable tier if any, and last the memory of this machine's nodes.
 
-    Raises UserError if another part than checkpoint=zarr wrote the run's checkpoints.
+    Raises UserError if a part other than checkpoint=zarr wrote the run's checkpoints.
     """
     from gangline.run.directory import RunDirectory
 

@@ -130,7 +130,10 @@ def as_native(meta: Meta) -> NativeMeta:
 
 
 def _make_divisions(layout: Layout, chunk: tuple[int, ...], padded: tuple[int, ...]) -> Iterator[Division]:
-    """Yield one division per dim, so that each chunk has its own `tp` coordinate; none if the array is a shard."""
+    """Yield one division per dim, so that each chunk has its own `tp` coordinate.
+
+    Yield nothing for an array with more than `MOST_FILES` chunks, which is stored as one zarr shard.
+    """
     if prod(padded) > MOST_FILES:
         return
     for dim, (length, side, parts) in enumerate(zip(layout.shape, chunk, padded, strict=True)):

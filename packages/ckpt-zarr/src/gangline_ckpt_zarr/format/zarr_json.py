@@ -30,9 +30,9 @@ def read_content(store: ObjectStore, path: str = NAME) -> bytes:
 
 
 def read(content: bytes, file: str, id: CheckpointId | None = None) -> Meta:
-    """Return the metadata in zarr.json. Raises BadCheckpoint if it is damaged, or not of checkpoint `id`.
+    """Return the metadata in zarr.json. Raises BadCheckpoint if it is damaged or of a checkpoint other than `id`.
 
-    Callers that rely on its sizes must first check that the data files exist; see `tiers.completeness`.
+    Callers that rely on the sizes in zarr.json must first check that the data files exist; see `tiers.completeness`.
     """
     try:
         root = json.loads(content)

@@ -29,8 +29,8 @@ def load(
 ) -> list[str]:
     """Fill the shards in place; an error on any rank is raised on all ranks.
 
-    `registry`: the registry of this run, with which ranks that hold equal boxes can share the reads of a remote store;
-    None if every store is local.
+    `registry`: registry of this run; ranks that hold equal boxes use it to share the reads of a remote store. None if
+    every store is local.
 
     Returns notes about damaged copies that were skipped; [] on ranks other than 0. Raises UserError for a missing
     array, another shape or kind of dtype, or a store that does not answer; BadCheckpoint if no tier has a good copy.

@@ -34,7 +34,7 @@ class DeliveryPlan(NamedTuple):
 
 
 class Delivery(ABC):
-    """Delivery in a thread that does little: a writer process writes, and ranks sync through the job's store."""
+    """Delivery of one save, in a light thread: a writer process writes, and ranks sync through the job's store."""
 
     def __init__(self, task: SaveTask, agreement: Agreement) -> None:
         self.task, self.id, self.agreement = task, task.id, agreement
@@ -62,7 +62,7 @@ class Delivery(ABC):
         """Return other checkpoints that retention may not delete now."""
 
     def leaves_out(self, tier: Tier) -> bool:
-        """Return whether to skip the tier because a rank could not write its file. Called once all ranks have tried."""
+        """Return whether to skip the tier because a rank could not write its file. Called after all have tried."""
         return False
 
     def finish_delivery(self, plan: DeliveryPlan) -> None:

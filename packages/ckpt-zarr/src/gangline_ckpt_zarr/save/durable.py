@@ -31,7 +31,7 @@ class DurableCopy(Delivery):
         self._copier, self._copies = copier, copies
 
     def plan(self) -> DeliveryPlan:
-        """Return the plan of the copy: to the durable tier, or to no tier if that has the checkpoint already.
+        """Return the plan of the copy; its target is no tier if the durable tier already has the checkpoint.
 
         Raises FileExistsError if the durable tier has the checkpoint and this is not the last save, OSError.
         """
@@ -86,7 +86,7 @@ class DurableCopies:
         return {copy.id for copy in self._list_running()}
 
     def join(self, waiting: Callable[[], None] = lambda: None) -> None:
-        """Wait until no copy is running; `waiting` is called every quarter of a second meanwhile."""
+        """Wait until all copies are done; call `waiting` every quarter of a second during the wait."""
         for copy in self._all:
             while wait([copy.done], _LOOK).not_done:
                 waiting()

@@ -23,8 +23,8 @@ class Tier(ABC):
     """A store of checkpoints, and how often runs save to it.
 
     `every`: steps between two saves to the tier; None: each requested save. `scope`: ranks that one commit covers: ""
-    for all ranks, else the number of their machine. `beside`: another scope: in a save, rank 0 also waits for its
-    commit; "": none. `left_out`: why all ranks skip the tier in further saves; "": no skip.
+    for all ranks, else the number of their machine. `beside`: second scope whose commit rank 0 also waits for in
+    a save; "": none. `left_out`: reason why all ranks skip the tier in later saves; "": not skipped.
     """
 
     scope: str = ""
@@ -51,7 +51,7 @@ class Tier(ABC):
         """Add a rank's sealed file, which is `staging` if `get_target` returned None, to the tier as `path`."""
 
     def copy(self, id: CheckpointId, path: str, seconds: float, waiting: Callable[[], None]) -> str:
-        """Copy this rank's file to other nodes if the tier has copies. Return why that failed, "" if it did not.
+        """Copy this rank's file to other nodes if the tier has copies. Return why the copy failed, "" on success.
 
         `seconds`: time-out of a node that does not answer. `waiting`: called repeatedly during the copy.
         """

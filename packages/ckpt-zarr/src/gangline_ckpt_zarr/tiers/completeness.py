@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from gangline_ckpt_zarr.format.base import Meta
 
-LOOKED_AT = 200_000  # maximum boxes whose offsets are computed to check file sizes; further files need only exist
+# maximum number of chunk runs checked for file size; files beyond this limit are only checked for existence
+LOOKED_AT = 200_000
 
 
 def find_file_error(meta: Meta, sizes: Mapping[str, int]) -> str:

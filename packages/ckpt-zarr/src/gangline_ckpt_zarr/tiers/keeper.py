@@ -108,7 +108,7 @@ def _is_dead(owner: str) -> bool:
 def choose_host(shares: bool, environ: Mapping[str, str] = os.environ) -> str:
     """Return the address that a keeper binds to: loopback if all ranks are on this machine, else "" (all interfaces).
 
-    Under torchrun and Slurm the environment of the ranks decides; with a launcher of gangline `shares` does.
+    Under torchrun and Slurm the environment of the ranks decides; with a gangline launcher, `shares` decides.
     """
     here = not shares and environ.get("WORLD_SIZE") == environ.get("LOCAL_WORLD_SIZE")
     return "127.0.0.1" if here else ""

@@ -218,7 +218,7 @@ class MemoryTier(Tier):
         self._holds[staging] = id
 
     def copy(self, id: CheckpointId, path: str, seconds: float, waiting: Callable[[], None]) -> str:
-        """Copy this rank's file to the next nodes. Return why that failed, "" if it did not."""
+        """Copy this rank's file to the next nodes. Return why the copy failed, "" on success."""
         self._copied = {id}
         return self._copies.put(path, self.root / path, seconds, waiting)
 

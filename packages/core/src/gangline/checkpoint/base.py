@@ -56,9 +56,9 @@ class SaveHandle:
 
     visible  done when the checkpoint can be found and restored: its first tier is durable, and another save may begin
     settled  done when every tier is written and no work is left; never before `visible`
-    Each future results in None or raises SaveFailed. An error before the checkpoint is visible is in both futures, an
-    error of a later tier in `settled` alone. All ranks get the same outcome, but at different times: before a decision
-    that must be equal on all ranks, wait until the future is done on every rank.
+    Each future results in None or raises SaveFailed. An error before the checkpoint is visible is set on both
+    futures, an error in a later tier only on `settled`. All ranks get the same outcome, but at different times: before
+    a decision that must be equal on all ranks, wait until the future is done on every rank.
     """
 
     id: CheckpointId
@@ -156,7 +156,7 @@ class Checkpointer(ABC):
         """
 
     def find_latest(self) -> CheckpointId | None:
-        """Return the newest complete checkpoint of the current attempt, else the one that the attempt started from.
+        """Return the newest complete checkpoint of the current attempt, else the checkpoint that it started from.
 
         `gangline.run.attempts.find_latest` chooses it from ``attempts.jsonl``, never from an abandoned branch.
         """

@@ -99,7 +99,7 @@ class BaseWeights:
     def complete(
         self, arrays: Shapes, read: Read, record: Record, checkpoint: str
     ) -> tuple[Shapes, Read, Callable[[], None]]:
-        """Return `arrays` and `read`, with the base weights that the checkpoint leaves out added, and `check`.
+        """Return `arrays` and `read`, both with the base weights that the checkpoint lacks, and a function `check`.
 
         Base weights are recreated one array at a time, because all may not fit into memory. Call `check` after all
         reads: it recreates the arrays that were not read, and raises UserError as `fill` does.

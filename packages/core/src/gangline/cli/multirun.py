@@ -104,7 +104,7 @@ def _print_table(done: list[FinishedRun]) -> None:
 
 
 def _read_last(metrics: Path) -> tuple[str, str, str]:
-    """Return step and loss of a run's last record, and its last validation loss, as text."""
+    """Return as text the step and loss of a run's last record, and the run's last validation loss."""
     try:
         records = read_records(metrics, make_notes("train"))
     except OSError:

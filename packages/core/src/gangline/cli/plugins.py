@@ -18,10 +18,7 @@ NARROWEST = 20  # minimum width of the summaries
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print the tables and return 0, or 2 if names of packages clash, because then no run can start.
-
-    Raises UserError for a group that does not exist.
-    """
+    """Print the tables; return 2 if package names clash, else 0. Raises UserError for an unknown group."""
     parser = argparse.ArgumentParser(prog="gangline plugins", description="List installed parts and failed plugins.")
     parser.add_argument("group", nargs="?", help="show only this group")
     parser.add_argument("--names", action="store_true", help="print only group=name lines, for scripts")

@@ -17,7 +17,7 @@ class EditedWeights(ABC):  # noqa: B024  # each of its methods has a default
     """Methods that export the weights of an edit; the defaults suit an edit that wraps no modules."""
 
     def merge(self, name: str, weight: torch.Tensor, stored: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
-        """Return `weight`, the full parameter `name`, merged with this edit's weights around it, if there are any.
+        """Merge `weight`, the full parameter `name`, with the weights that this edit adds around it; return the result.
 
         Returns None if merging is not supported. If several edits wrap one node, the innermost edit is called first.
         stored: all parameters of the checkpoint by name, read on access.

@@ -97,7 +97,7 @@ def get_defaults(cls: type) -> dict[str, Any]:
 
 
 def get_opened_defaults(cls: type, name: str, chosen: type) -> dict[str, Any]:
-    """Return the option defaults of field `name`: its own default if that is a `chosen`, else those of `chosen`."""
+    """Return the option defaults of field `name`: from the field's default if it is a `chosen`, else from `chosen`."""
     factory = next(item.default_factory for item in fields(cls) if item.name == name)
     own = None if factory is MISSING else factory()
     return to_plain(own) if type(own) is chosen else get_defaults(chosen)

@@ -40,7 +40,7 @@ class KnownOptions:
                 yield from iterate_options(offer.part.config, place, inner_classes)
 
     def _is_opened(self, place: str) -> bool:
-        """Return whether `place` is a group inside another part, which contains the options of the group."""
+        """Return whether `place` is a group inside another part, so that the part contains the group's options."""
         parent = place.rpartition(".")[0]
         return parent in self._offers
 
@@ -159,7 +159,7 @@ def _add_member(group: str, name: str) -> list[str]:
 
 
 def _explain_install(*lines: str) -> list[str]:
-    """Return how to install the missing parts among the parts that the lines name as group=part."""
+    """Return how to install the missing parts that `lines` name as group=part."""
     pairs = dict.fromkeys(pair for line in lines for pair in re.findall(r"(\w+)=(\w+)", line))
     absent = [
         pair for pair in pairs if catalogue.find_supplier(*pair) and pair[1] not in installed().get_offers(pair[0])

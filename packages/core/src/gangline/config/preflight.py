@@ -83,7 +83,7 @@ def _explain_no_key(key: str, sign: str, value: str) -> list[str]:
 def find_unclosed(text: str) -> str:
     """Return the closing quote or bracket that is missing at the end of a text; "" if all are closed."""
     open_now: list[str] = []
-    for sign in re.sub(r"\\.", "", text):  # an escaped character opens and closes nothing
+    for sign in re.sub(r"\\.", "", text):  # escaped quotes and brackets do not count
         if open_now and open_now[-1] in "\"'":
             if sign == open_now[-1]:
                 open_now.pop()

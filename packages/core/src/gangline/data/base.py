@@ -29,7 +29,7 @@ class ReferenceModel:
     step       number of steps done: 0 if the model has its initial weights
     writes     whether this rank writes the source's files into the directory; True on one rank
     tell       function that reports a line of the source's progress to the user
-    parent     directory of the run that this run took its first weights from (`run.weights`); None: no such run
+    parent     directory of the run whose weights this run started from (`run.weights`); None: no such run
     """
 
     score: Callable[..., np.ndarray]  # (samples, losses per sample = 1)

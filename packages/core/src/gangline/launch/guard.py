@@ -30,7 +30,7 @@ def _wait_and_die(pid: int, grace_seconds: float) -> None:
 
 
 def wait_for_end(pid: int, seconds: float | None = None) -> bool:
-    """Wait at most `seconds` (None: no limit); return whether `pid`, child or other, has ended, even if unreaped."""
+    """Wait up to `seconds` (None: no limit) for any process `pid`; return whether it has ended, even if unreaped."""
     try:
         handle = os.pidfd_open(pid)
     except ProcessLookupError:

@@ -23,8 +23,8 @@ _REAL_TIME = getattr(signal, "SIGRTMIN", None)
 STACKS = None if _REAL_TIME is None else _REAL_TIME + 5  # a rank writes the stacks of its threads into its log
 ANSWER = None if _REAL_TIME is None else _REAL_TIME + 11  # a rank calls the function that `answer_signal` set
 
-# A launcher forwards a request as SIGRTMIN + 6 to SIGRTMIN + 10. Ctrl-C, and a scheduler that signals process groups,
-# also reach the ranks directly; a separate signal identifies the forwarded request, however late it arrives.
+# A launcher forwards a stop request as SIGRTMIN+6 to +10, so that a rank can tell it from a Ctrl-C or SIGTERM that
+# reached the rank directly.
 HandedOn = IntEnum(  # type: ignore[misc]
     "HandedOn", {asked.name: asked if _REAL_TIME is None else _REAL_TIME + 6 + i for i, asked in enumerate(STOP)}
 )
@@ -118,7 +118,7 @@ def name_of(signum: int) -> str:
 
 
 def exit_code(ended: int) -> int:
-    """Return the exit code of a command whose process ended with `ended`: 128 + n for -n, the end by signal n."""
+    """Return a command's exit code from the return code `ended` of its process: 128 + n for -n (killed by signal n)."""
     if ended >= 0:
         return ended
     return 128 + (find_asker(-ended) if -ended in list(HandedOn) else -ended)

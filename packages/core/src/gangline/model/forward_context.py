@@ -168,7 +168,7 @@ def emit_loss(hidden: Tensor, term: Tensor, name: str = "loss") -> Tensor:
 
 
 def get_loss_mask(like: Tensor) -> Tensor:
-    """Return a mask of the tokens of `like` (B, T, D), the input of a block, whose target counts: (B, T) bool."""
+    """Return the mask of the tokens whose target counts, (B, T) bool. like: the input of a block, (B, T, D)."""
     current = _frame
     if current is None or current.loss_mask is None:
         return torch.ones(like.shape[:2], dtype=torch.bool, device=like.device)

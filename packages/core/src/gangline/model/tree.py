@@ -86,7 +86,7 @@ class Node(ABC):
         return False
 
     def chunk_loss(self, tokens: int) -> Node:
-        """Return this node with its loss, if it has one, computed in chunks of `tokens` tokens (`run.loss_chunk`)."""
+        """Return this node; a node that computes a loss is set to chunks of `tokens` tokens (`run.loss_chunk`)."""
         return self
 
     def get_ties(self) -> dict[str, str]:
@@ -96,7 +96,7 @@ class Node(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class WrapNode(Node):
-    """Node that wraps `inner` at an equal path, such as an adapter around a linear; parameters of `inner` keep names.
+    """Node that wraps `inner` at the path of `inner`, such as an adapter; parameters of `inner` keep their names.
 
     `module` names a class that becomes the first base of the wrapped module's class (`gangline.model.build.Wrapper`).
     Child nodes of the wrapper are siblings of the parameters of `inner`: `wq.lora_a` next to `wq.weight`.

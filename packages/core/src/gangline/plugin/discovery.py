@@ -91,7 +91,8 @@ class Found:
     failures: list[BrokenPlugin] = field(default_factory=list)
     clashes: list[tuple[str, str]] = field(default_factory=list)  # (why no run can start, how to fix it)
     clashing: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)  # (group, name) -> the clash
-    unbuilt: dict[tuple[str, str], BrokenPlugin] = field(default_factory=dict)  # (group, name) -> why it is never built
+    # (group, name) of a part -> reason why it cannot be built
+    unbuilt: dict[tuple[str, str], BrokenPlugin] = field(default_factory=dict)
     modules: list[ModuleType] = field(default_factory=list)  # entry modules of the loaded plugins
     left_out: dict[str, str] = field(default_factory=dict)  # distribution -> its plugin, excluded by GANGLINE_PLUGINS
 

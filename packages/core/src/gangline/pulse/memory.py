@@ -33,7 +33,7 @@ def list_pulses(run_dir: str | Path) -> list[Path]:
 
 
 def sweep() -> None:
-    """Remove the pulses whose launcher is dead, and no others."""
+    """Remove the pulses whose launcher is dead; keep all other pulses."""
     for match, file in _list_files():
         if not _is_alive(match):
             file.unlink(missing_ok=True)

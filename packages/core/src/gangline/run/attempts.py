@@ -250,8 +250,8 @@ def compute_rate(lines: Iterable[Attempt], step: int) -> float:
 def branch(run_dir: str | Path, ids: Iterable[CheckpointId]) -> list[CheckpointId]:
     """Return the checkpoints that led to the run's current state, newest first, without abandoned branches.
 
-    First the checkpoints of the current attempt, then those of the attempt that it started from, up to the checkpoint
-    of this start, and so on.
+    Start with the checkpoints of the current attempt; continue with its parent attempt up to the checkpoint that it
+    resumed from, and so on.
     """
     sorted_ids, lines = sorted(ids, reverse=True), read(run_dir)
     number, last = max((line.attempt for line in lines), default=1), math.inf
@@ -266,5 +266,5 @@ def branch(run_dir: str | Path, ids: Iterable[CheckpointId]) -> list[CheckpointI
 
 
 def find_latest(run_dir: str | Path, ids: Iterable[CheckpointId]) -> CheckpointId | None:
-    """Return the newest checkpoint of the current attempt, else the one that the attempt started from."""
+    """Return the newest checkpoint of the current attempt, else the checkpoint that the attempt started from."""
     return next(iter(branch(run_dir, ids)), None)

@@ -139,7 +139,7 @@ class RunDirectory:
         self._write(run, argv, None, changed or {}, run_dir)
 
     def put_back(self) -> None:
-        """Restore the files from before `rewrite`, because the configuration was refused; not if the run has begun."""
+        """Restore the files from before `rewrite` after a refused configuration, unless ranks have resumed the run."""
         if self._handed_over:
             return
         if self._replaced and self._count_start_bytes() == self._begun and not self._lock.is_held_by_others():
@@ -343,7 +343,7 @@ def _flatten(parts: dict[str, Any]) -> dict[str, str]:
 
 
 def _list_siblings(path: Path) -> str:
-    """Return a line with the newest runs in the parent folder of `path`, else in runs/; or that there are none."""
+    """Return a line with the newest runs in the parent folder of `path`, else in runs/; if none exist, say so."""
     for folder in (path.parent, Path("runs")):
         try:
             runs = [entry for entry in folder.iterdir() if (entry / "config.yaml").exists()]

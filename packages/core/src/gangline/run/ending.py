@@ -21,10 +21,11 @@ EXIT_STOPPED = 3  # a verdict ended the run; the message has the kind of the ver
 EXIT_REQUEUE = 75  # all steps are saved and the job should be requeued: EX_TEMPFAIL of sysexits.h
 PREEMPTING = ("SIGTERM", "SIGUSR1", "SIGUSR2")  # signals of schedulers; Ctrl-C sends SIGINT
 
-# Reason of an ending by the failure of a rank (others: "bug"); for the failure "ended" by the exit code of the rank
-# (others: "signal" or "bug"), for the failure "lost" by the exit code of the job (others: "killed").
+# failure -> ending reason; other failures except "ended" and "lost": "bug"
 FAILURES = {"user": "mistake", "restart": "restart"}
+# failure "ended": exit code of the rank -> reason; other codes: "signal" or "bug"
 RANK_CODES = {EXIT_USER_ERROR: "mistake", EXIT_STOPPED: "verdict", EXIT_REQUEUE: "preempted"}
+# failure "lost": exit code of the job -> reason; other codes: "killed"
 JOB_CODES = {0: "done", EXIT_USER_ERROR: "mistake", EXIT_STOPPED: "verdict"}
 EXCLUDES = ("restart", "verdict")  # reasons of jobs that a response ended
 

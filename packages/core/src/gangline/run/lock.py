@@ -149,8 +149,8 @@ def explain_unwritable(path: Path, error: OSError) -> UserError:
 
 def _explain_in_use(path: Path, holder: str) -> UserError:
     return UserError(
-        f"{path} is in use by another train: {holder}.",
-        "Wait until the other train ends, or end it; to start another run, choose another directory (run.dir=...).",
+        f"{path} is in use by another train command: {holder}.",
+        "Wait for it or stop it; to start another run, choose another directory (run.dir=...).",
     )
 
 

@@ -195,7 +195,7 @@ def write_whole(
     replace: bool = True,
     temporary: str = "",
 ) -> None:
-    """Replace a file atomically by one with this content; options as in `open_replacement`."""
+    """Replace a file atomically by a new file with this content; options as in `open_replacement`."""
     with open_replacement(path, mode=mode, durable=durable, replace=replace, temporary=temporary) as file:
         file.write(content.encode() if isinstance(content, str) else content)
 

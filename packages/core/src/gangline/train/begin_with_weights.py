@@ -22,7 +22,7 @@ FACT = "weights"  # key in provenance.json
 
 
 def find_parent(directory: RunDirectory) -> Path | None:
-    """Return the directory of the run that this run took its first weights from; None if there is no such run."""
+    """Return the directory of the run whose weights this run started from; None if there is no such run."""
     facts = directory.read_provenance().get(FACT)
     return Path(facts["run"]) if facts else None
 

@@ -133,7 +133,7 @@ def check_replicas(s: Session) -> None:
 
 
 def announce(composed: Composed, directory: RunDirectory, ranks: int) -> None:
-    """Print model, size and ranks if the build takes seconds, because the trackers begin only after it."""
+    """Print model, size and ranks before a large model is built, because trackers start only after the build."""
     count = count_parameters(composed.tree)
     if count >= LARGE:
         name = registry.installed().find_part(composed.run.model).part.name

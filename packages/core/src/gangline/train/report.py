@@ -26,7 +26,7 @@ from gangline.record import StepRecord
 from gangline.track import Start, Tracker
 from gangline.train.peaks import find_peak_flops
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errno of a full disk, a transient error
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # full disk, quota or file size limit: tracker is retried in each step
 
 
 class Clock:

@@ -79,7 +79,7 @@ def _is_same(line: Attempt, earlier: Attempt) -> bool:
 
 
 def announce(s: Session, response: Response, agreed: Agreed) -> None:
-    """Report the verdicts in events.jsonl, and those that are not overridden to the user, with the action taken."""
+    """Write all verdicts to events.jsonl; report those that are not overridden to the user, with the action."""
     overridden = {kind for verdict in agreed.verdicts for kind in verdict.overrides}
     for verdict in agreed.verdicts:
         action = response.action if verdict.kind in response.kinds else verdict.suggestion

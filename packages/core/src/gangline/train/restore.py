@@ -141,7 +141,7 @@ def begin(session: Session, line: Attempt) -> None:
 def load(session: Session, id: CheckpointId, *, same_run: bool = True, same_data: bool = True) -> str | None:
     """Load a checkpoint into the session on all ranks; return its damage, or None. Raises UserError if it does not fit.
 
-    same_run: whether to refuse a checkpoint of other settings. same_data: whether to refuse one of other data.
+    same_run: refuse a checkpoint of other settings. same_data: refuse a checkpoint of other data.
     """
     bad = ""
     try:

@@ -160,7 +160,7 @@ def explain_cut_off(s: Session) -> str:
 
 
 def give_up(s: Session, error: SaveFailed) -> None:
-    """Report a failed save, once, and continue; the end of the run looks at it again."""
+    """Report a failed save to the user and store the failure; training continues, and the end of the run checks it."""
     s.failed_save = error.why
     s.cut_off = s.cut_off or explain_cut_off(s)
     goes_on = ", and training continues" if s.step < s.run.steps else ""

@@ -27,7 +27,7 @@ def find_damage(content: bytes) -> str:
 
 
 def describe_beginning(content: bytes) -> str:
-    """Return a sentence about the first bytes of a file unless a JPEG or PNG begins with them, else ""."""
+    """Return "" for a file that begins like a JPEG or PNG, else a sentence about its first bytes."""
     if content.startswith((PNG, JPEG)):
         return ""
     return f"Not a JPEG or PNG: the content begins with {content[:16]!r}." if content else "The image has 0 bytes."

@@ -47,7 +47,7 @@ class SourceEpochs:
 
 
 def grow_sizes(sizes: Sequence[Sequence[int]], rows: int, samples: int) -> Sizes:
-    """Return the history of a source: `sizes` for its first `samples` samples, then `rows` from its next epoch on."""
+    """Return a source's size history: `sizes` for the first `samples` samples, then `rows` from the next epoch on."""
     read = [(int(start), int(each)) for start, each in sizes if start <= samples]
     start, each = read[-1]
     begins = start - (start - samples) // each * each  # first sample of the next epoch

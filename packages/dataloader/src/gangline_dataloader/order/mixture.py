@@ -27,7 +27,7 @@ from gangline_dataloader.order.epochs import Sizes, SourceEpochs, grow_sizes
 from gangline_dataloader.order.permutation import U64, derive_round_keys, mix
 
 BLOCK = 1 << 16
-LEAST = Fraction(1, BLOCK)  # smallest share: one sample per block
+LEAST = Fraction(1, BLOCK)  # minimum mixture weight of a source: one sample per block
 
 
 @dataclass(frozen=True)

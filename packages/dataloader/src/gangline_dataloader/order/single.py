@@ -24,7 +24,10 @@ class SingleOrder:
 
     @property
     def deciding(self) -> list[list[int]]:
-        """JSON value that determines the order, together with the key: [[first sample, rows of its epochs], ...]."""
+        """Return the JSON value that, with the shuffle key, determines the order.
+
+        Its form is [[first sample, rows per epoch from that sample on], ...].
+        """
         return [list(size) for size in self.epochs.sizes]
 
     def __call__(self, numbers: np.ndarray) -> RowPlace:
@@ -47,7 +50,7 @@ class TextOrder:
 
     @property
     def deciding(self) -> list[list[int]]:
-        """JSON value that determines the order, together with the key: [[0, rows of an epoch]]."""
+        """Return the JSON value that, with the shuffle key, determines the order: [[0, rows per epoch]]."""
         return [[0, int(self.rows[0])]]
 
     def __call__(self, numbers: np.ndarray) -> RowPlace:

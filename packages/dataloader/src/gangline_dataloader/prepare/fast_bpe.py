@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tiktoken import Encoding
 
 SAMPLED = 64
-# Split pattern of GPT-2 (Radford et al. 2019), which tokenizers' ByteLevel implies.
+# GPT-2 split pattern (Radford et al. 2019), the default of ByteLevel in the tokenizers library.
 GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 

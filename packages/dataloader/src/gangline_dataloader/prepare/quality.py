@@ -111,7 +111,7 @@ def _count_duplicates(parts: Sequence[str]) -> tuple[int, int]:
 
 
 def _count_top_ngram(words: Sequence[str], n: int) -> int:
-    """Count the characters of the repeated n-gram that takes up most characters; 0 if none is repeated."""
+    """Count the characters of the repeated n-gram that takes up most characters; 0 without repetition."""
     grams = Counter(zip(*(words[i:] for i in range(n)), strict=False))
     return max((count * sum(map(len, gram)) for gram, count in grams.items() if count > 1), default=0)
 

@@ -225,7 +225,8 @@ def lock_store(folder: Path) -> Iterator[None]:
 def find_finished(folder: Path, identity: str, append: bool, older: OlderIdentity) -> Manifest | None:
     """Return the manifest if the call with this identity has been carried out, else None.
 
-    Raises UserError if the folder holds other files, without `append` another store, or with `append` no store.
+    Raises UserError if the folder holds other files; if it holds another store and `append` is false; or if it holds no
+    store and `append` is true.
     """
     if not folder.exists() and not append:
         return None

@@ -100,7 +100,7 @@ class Settings:
         return int(token)
 
     def check(self) -> None:
-        """Raise UserError for invalid values and for options that exclude each other."""
+        """Raise UserError for invalid values and for mutually exclusive options."""
         if not self.field:
             raise UserError(
                 "--field is empty: it must name the field that holds the text of each JSONL or Parquet row."
@@ -161,7 +161,7 @@ class Settings:
         return self._hash([(file.path, file.size, file.modified, file.split, file.name, file.source) for file in files])
 
     def compute_older_identity(self, files: Sequence[Input]) -> str:
-        """Compute the identity of older stores, from before names and sources of files were part of the hash."""
+        """Return the identity hash of stores made before file names and sources were hashed."""
         return self._hash([(file.path, file.size, file.modified, file.split) for file in files])
 
     def _hash(self, listed: Sequence[tuple]) -> str:

@@ -14,7 +14,7 @@ from gangline_dataloader.sources.windows import WindowSource
 
 
 class GrowingSource(WindowSource, ABC):
-    """One store that may get new shards: the current epoch continues without new shards, the next epoch has them."""
+    """Source of one store that may grow: the current epoch ignores new shards, the next epoch includes them."""
 
     def continues(self, fingerprint: str, cursor: int, state: dict[str, Any]) -> bool:
         if fingerprint == self.compute_fingerprint():

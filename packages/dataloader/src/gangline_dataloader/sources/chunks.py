@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 CHUNK = 1 << 22  # maximum tokens of a chunk, unless a single step has more; three chunks are in memory
 GROUP = 4  # number of chunks that are located in one call, which costs as much as a call for one chunk
-# maximum seconds until a failure after which the steps of a chunk are read one by one; a later failure is probably a
-# fetch timeout
+# if reading a chunk fails within this many seconds, its steps are read one by one; a later failure is probably a fetch
+# timeout and is raised
 PATIENCE = 5.0
 
 

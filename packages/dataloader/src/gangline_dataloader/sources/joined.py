@@ -17,7 +17,7 @@ from gangline_dataloader.sources.windows import SampleOrder
 
 
 class JoinedOrder:
-    """An order of sources with several parts: a source's rows are the rows of its first part, then of the next part."""
+    """Order of sources that consist of parts: a source's rows are the rows of all its parts, one part after another."""
 
     end: int | None = None
 
@@ -42,5 +42,5 @@ class JoinedOrder:
 
 
 def join_groups(order: SampleOrder, groups: Sequence[Sequence[SplitRows]]) -> SampleOrder:
-    """Return an order over the parts of all `groups`, made from `order`, in which each group is one source."""
+    """Return an order over the parts of all `groups`; each group of parts is one source of `order`."""
     return order if all(len(parts) == 1 for parts in groups) else JoinedOrder(order, groups)

@@ -34,8 +34,8 @@ def _check_store(store: StoreTokens, wanted: dict[str, int]) -> list[Problem]:
     reasons = [f"Missing: {_format_names(missing_files)}."] * bool(missing_files) + [
         f"Wrong size: {_format_names(other)}."
     ] * bool(other)
-    what = f"{store.name}: {len(missing_files) + len(other)} of {len(wanted)} files are missing or of a wrong size."
-    fix = f"Copy these files again, or prepare the store again; to check all files:  gangline data verify {store.name}"
+    what = f"{store.name}: {len(missing_files) + len(other)} of {len(wanted)} files are missing or have the wrong size."
+    fix = f"Copy these files again, or rerun the preparation. To check all files:  gangline data verify {store.name}"
     return [Problem(what, " ".join(reasons), fix)]
 
 

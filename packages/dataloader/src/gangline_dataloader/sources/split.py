@@ -64,7 +64,7 @@ class SplitRows:
         return [self.name, self.share or 0, self.store.identity, *plan]
 
     def holds(self, identity: list[str | float]) -> bool:
-        """Return whether this is the part with that identity, possibly with shards appended.
+        """Return whether this part has the identity, or had it before shards were appended.
 
         Raises UserError if only the held-out fraction differs.
         """

@@ -60,7 +60,7 @@ def sample(file: BinaryIO, digest: Any, pieces: int) -> None:
 
 
 def compute_sampled_checksum(path: Path) -> str:
-    """Compute the XXH3-128 of PIECES blocks of a file: detects another file, but mostly not a few changed bytes."""
+    """Compute the XXH3-128 of PIECES blocks of a file: detects a different file, but rarely a few changed bytes."""
     digest = xxhash.xxh3_128()
     with path.open("rb") as file:
         sample(file, digest, PIECES)

@@ -51,7 +51,11 @@ class Tokens(ABC):
 
     @abstractmethod
     def find_borders(self, starts: np.ndarray, length: int, at: np.ndarray) -> np.ndarray:
-        """Find document ends in windows (start, start + length] (N,); return at + end - start, ascending (n,) int64."""
+        """Return the sorted document ends inside the windows (start, start + length], (n,) int64.
+
+        starts, at (N,): an end in window i is returned as at[i] + end - starts[i], where at[i] is the offset of window
+        i in the output.
+        """
 
     def announce(self, starts: np.ndarray) -> None:
         """Announce the starts of windows that will be read soon, so that a remote store prefetches their shards."""

@@ -19,7 +19,8 @@ class AskedRow(NamedTuple):
     """Row of tokens to score.
 
     answer_length  number of tokens to score, at the end of the row
-    greedy         true if the caller uses whether these tokens are the likeliest; if false, that result is arbitrary
+    greedy         whether the caller needs `is_greedy` (each answer token is the argmax); if false, that result is
+                   undefined
     """
 
     tokens: list[int]

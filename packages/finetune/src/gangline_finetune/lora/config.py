@@ -36,7 +36,8 @@ class LoraConfig(EditConfig):
 
     rank: PositiveInt = 8  # LoRA rank of the matrices A and B
     alpha: PositiveFloat = 16.0  # LoRA alpha: B A x is scaled by alpha / rank (rslora: alpha / sqrt(rank))
-    targets: list[str] = field(default_factory=lambda: ["*"])  # target linears by last name (wq) or path; *: all
+    # target linear layers: full path or last path component (wq); *: all linear layers
+    targets: list[str] = field(default_factory=lambda: ["*"])
     dropout: Annotated[float, Ge(0), Lt(1)] = 0.0  # dropout probability of the adapter's input features
     rslora: bool = False  # rank-stabilised LoRA: scale alpha / sqrt(rank) instead of alpha / rank
     dora: bool = False  # DoRA: train the row norms (magnitudes) of the weights separately

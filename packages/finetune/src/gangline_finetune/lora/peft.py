@@ -30,7 +30,7 @@ PARTS = {
 }
 SAME = {"rank": "r", "alpha": "lora_alpha", "rslora": "use_rslora", "dora": "use_dora"}  # option -> key of peft
 DEFAULTS: dict[str, Any] = {"r": 8, "lora_alpha": 8, "use_rslora": False, "use_dora": False}  # peft's defaults
-# Keys that may have any value: for training only, for other software, or implied by the tensors.
+# Keys of adapter_config.json that are ignored: training-only, for other software, or implied by the tensors.
 IDLE = {
     "auto_mapping",
     "base_model_name_or_path",

@@ -1,1 +1,1 @@
-"""Ledger of a run's time: each second counts to exactly one kind of time."""
+"""Time ledger of a run: each second belongs to exactly one category."""

@@ -124,9 +124,9 @@ def is_worth_sending(line: Line) -> bool:
 
 
 class Alerts:
-    """Sender of alerts: sends each line of events.jsonl that is an alert once, and stores its offset in the file.
+    """Sender of alerts: send every alert in events.jsonl once; logs/alert.offset stores the read position.
 
-    since  seconds since the epoch; while no offset is stored, earlier lines are not sent
+    since: epoch seconds; without a stored position, older lines are skipped
     """
 
     def __init__(self, run_dir: Path, target: str, since: float = 0.0) -> None:

@@ -3,9 +3,9 @@
 A step is compared with recent steps without a spike, in robust standard deviations of the loss and of the logarithm of
 the gradient norm, whose distribution has a long tail. If batches vary a lot (few tokens, a data mixture), the median
 does not describe the tail, so a spike must also exceed twice the largest rise between consecutive steps. Spikes are not
-added to the window; but after several single spikes in one window, rises of their size count as usual. The optimizer
-of OLMo 2 skips steps by such a criterion (arXiv 2501.00656, section 3). The answer to a lasting spike is the rollback
-of PaLM (arXiv 2204.02311, section 5.1).
+added to the window; after several isolated spikes in one window, rises of that size are treated as normal. The
+optimizer of OLMo 2 skips steps by such a criterion (arXiv 2501.00656, section 3). A lasting spike triggers a rollback,
+as in PaLM (arXiv 2204.02311, section 5.1).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LEAST_LOSS = 0.01  # lower bound on the estimated standard deviation of the loss
 LEAST_LOG_NORM = 0.15
 FARTHER = 2.0  # minimum ratio of a spike's rise above the median to the largest rise between consecutive steps
 SURPRISE = 100.0  # loss sum of one unpredictable sentence, in nats: a smaller rise of a batch's loss sum is not a spike
-SEVERAL = 4  # number of single spikes in one window after which rises of their size count as usual
+SEVERAL = 4  # number of isolated spikes in one window after which rises of that size are treated as normal
 ROUTINE = 24  # number of consecutive non-finite steps not reported while the loss scale is searched for
 
 
@@ -48,7 +48,7 @@ class NumbersMonitor(Monitor):
         self.best: tuple[float, float, int] | None = None  # (lowest median loss, its noise, its step)
         self.found: set[str] = set()  # kinds of verdicts on the current step
         self.once: dict[str, float] = {}  # kind -> height above the centre of a spike just begun
-        self.alone: dict[str, list[tuple[int, float]]] = {}  # kind -> single spikes, as (step, height above the centre)
+        self.alone: dict[str, list[tuple[int, float]]] = {}  # kind -> isolated spikes: (step, height above centre)
 
     def describe(self) -> str:
         limits = f"loss above {self.options.spike:g} and gradient norm above {self.options.gradient_spike:g} deviations"

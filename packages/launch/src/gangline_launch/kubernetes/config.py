@@ -40,7 +40,7 @@ class KubernetesLaunch(ClusterLaunch):
     resources: list[str] | None = None
     volume: str | None = None  # required PersistentVolumeClaim for the run directory, CLAIM:/mount
     secrets: list[str] = field(default_factory=list)  # Kubernetes Secrets whose keys become environment variables
-    # maximum number of consecutive exits of a pod with code 75 (requeue) without a new step
+    # maximum number of consecutive requeues (exit code 75) of a pod without a new step; then the JobSet fails
     futile_requeues: NonNegativeInt = 10
     job_restarts: NonNegativeInt = 3  # maximum number of restarts of the JobSet
 
@@ -108,7 +108,7 @@ class KubernetesLaunch(ClusterLaunch):
 
     def _check_names(self) -> list[Problem]:
         """Return problems of names that Kubernetes would refuse after the submit, or misread."""
-        forms = {  # option: (named object, pattern, maximum length: 63 for label values)
+        forms = {  # option -> (object, pattern, maximum length); 63 if the name is also a label value
             "namespace": ("a namespace", NAME, 63),
             "queue": ("a LocalQueue", SUBDOMAIN, 63),
             "cluster_queue": ("a ClusterQueue", SUBDOMAIN, 253),

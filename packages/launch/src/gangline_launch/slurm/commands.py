@@ -17,7 +17,7 @@ from gangline_launch.state import SchedulerError
 
 Answer = TypeVar("Answer")
 SECONDS = 120.0  # timeout of a command; a busy controller answers late
-PATIENCE = 900.0  # maximum wait for a controller that restarts
+PATIENCE = 900.0  # maximum wait for a restarting slurmctld, in seconds
 ASK_AGAIN, ASK_AGAIN_MOST = 2.0, 60.0  # interval of retries in seconds: initial and maximum
 STATE = re.compile(r"\s(JobState|Reason|Restarts|ExitCode|NodeList)=")  # fields of scontrol that are parsed
 AWAY = re.compile(  # error messages of Slurm's commands if the controller does not answer

@@ -156,7 +156,7 @@ class DeepSeekFormat(FamilyFormat[DeepSeek]):
 
 
 def build(config: DeepSeek, run: Run | None = None) -> tuple[DecoderNode, Plan]:
-    """Build the tree and its plan."""
+    """Build the module tree of the model and its plan: rules for sharding, initialization and names."""
     q, kv = config.head_width, config.nope_dim + config.v_dim
     sharding = (
         ShardRule.colwise("blocks.*.attention.wq", q),

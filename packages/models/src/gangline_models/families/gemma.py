@@ -119,7 +119,7 @@ def make_scalar_json(query_scalar: float) -> dict[str, Any]:
 
 
 def build(config: Gemma2 | Gemma3, run: Run | None = None) -> tuple[DecoderNode, Plan]:
-    """Build the tree and its plan."""
+    """Build the module tree of the model and its plan: rules for sharding, initialization and names."""
     norm, cap = build_norm(config, offset=1.0), None
     own: dict[str, Any] = {"scale": config.query_scalar**-0.5}
     if isinstance(config, Gemma2):

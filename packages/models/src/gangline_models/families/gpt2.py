@@ -116,7 +116,7 @@ class Gpt2Format(FamilyFormat[Gpt2]):
 
 
 def build(config: Gpt2, run: Run | None = None) -> tuple[DecoderNode, Plan]:
-    """Build the tree and its plan."""
+    """Build the module tree of the model and its plan: rules for sharding, initialization and names."""
     dim, prefix, linear = config.dim, config.prefix, LinearNode(bias=config.biases)
     norm = LayerNormNode(dim=dim, eps=config.norm_eps, bias=config.biases)
     linears: dict[str, Any] = dict.fromkeys(("wq", "wk", "wv", "wo"), linear)

@@ -91,7 +91,7 @@ class GptOssFormat(PatternFormat[GptOss]):
 
 
 def build(config: GptOss, run: Run | None = None) -> tuple[DecoderNode, Plan]:
-    """Build the tree and its plan."""
+    """Build the module tree of the model and its plan: rules for sharding, initialization and names."""
     own: dict[str, Any] = dict.fromkeys(("wq", "wk", "wv", "wo"), LinearNode(bias=config.biases))
     own["sinks"] = SinksNode(heads=config.heads)
     gating = Gating(slope=config.slope, limit=config.limit, offset=1.0)

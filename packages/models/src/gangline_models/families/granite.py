@@ -56,7 +56,7 @@ class GraniteFormat(RotaryFormat[Granite]):
 
 
 def build(config: Granite, run: Run | None = None) -> tuple[DecoderNode, Plan]:
-    """Build the tree and its plan."""
+    """Build the module tree of the model and its plan: rules for sharding, initialization and names."""
     sizes = {"vocab_size": config.vocab_size, "dim": config.dim}
     scale, residual = config.attention_multiplier, config.residual_multiplier
     return plan_family(

@@ -43,5 +43,5 @@ class MinistralFormat(PatternFormat[Ministral]):
 
 
 def build(config: Ministral, run: Run | None = None) -> tuple[DecoderNode, Plan]:
-    """Build the tree and its plan."""
+    """Build the module tree of the model and its plan: rules for sharding, initialization and names."""
     return plan_family(config, lambda index: build_block(config, build_attention(config, index, run)))

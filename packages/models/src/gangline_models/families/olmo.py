@@ -85,7 +85,7 @@ class Olmo3Format(TwoRopesFormat[Olmo3]):
 
 
 def build(config: Olmo2 | Olmo3, run: Run | None = None) -> tuple[DecoderNode, Plan]:
-    """Build the tree and its plan."""
+    """Build the module tree of the model and its plan: rules for sharding, initialization and names."""
     norm, head = build_norm(config), config.head_width
     norms: dict[str, Any] = {
         "q_norm": WidthNormNode(dim=config.heads * head, eps=config.norm_eps),

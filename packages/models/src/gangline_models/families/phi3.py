@@ -90,7 +90,7 @@ class Phi3Format(RotaryFormat[Phi3]):
 
 
 def build(config: Phi3, run: Run | None = None) -> tuple[DecoderNode, Plan]:
-    """Build the tree and its plan."""
+    """Build the module tree of the model and its plan: rules for sharding, initialization and names."""
     q, kv = config.heads * config.head_width, config.key_heads * config.head_width
     rows = {
         "attention.wq": (0, q + 2 * kv),

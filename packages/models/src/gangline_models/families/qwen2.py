@@ -59,6 +59,6 @@ class Qwen2Format(PatternFormat[Qwen2]):
 
 
 def build(config: Qwen2, run: Run | None = None) -> tuple[DecoderNode, Plan]:
-    """Build the tree and its plan."""
+    """Build the module tree of the model and its plan: rules for sharding, initialization and names."""
     biased: dict[str, Any] = dict.fromkeys(("wq", "wk", "wv"), BIASED)
     return plan_family(config, lambda index: build_block(config, build_attention(config, index, run, **biased)))

@@ -157,7 +157,7 @@ class Qwen3NextFormat(RotaryFormat[Qwen3Next]):
 
 
 def build(config: Qwen3Next, run: Run | None = None) -> tuple[DecoderNode, Plan]:
-    """Build the tree and its plan."""
+    """Build the module tree of the model and its plan: rules for sharding, initialization and names."""
     values = config.delta_heads // config.delta_key_heads  # value heads per key head; tp keeps them together
     wide = values * config.delta_value_dim
     here, convolutions = "blocks.*.attention", ("conv_q", "conv_k", "conv_v")

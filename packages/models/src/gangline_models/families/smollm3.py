@@ -83,5 +83,5 @@ class SmolLM3Format(RotaryFormat[SmolLM3]):
 
 
 def build(config: SmolLM3, run: Run | None = None) -> tuple[DecoderNode, Plan]:
-    """Build the tree and its plan."""
+    """Build the module tree of the model and its plan: rules for sharding, initialization and names."""
     return plan_family(config, lambda index: build_block(config, build_attention(config, index, run)))

@@ -108,7 +108,7 @@ def find_frozen_bits(shapes: Shapes, plan: Plan, base: str | None) -> int | None
 def write_apart(
     directory: str | Path, adapter: Adapter, arrays: Read, shapes: Shapes, dtype: str, base: str | None = None
 ) -> None:
-    """Write an adapter to `directory`, completely or not at all. base: base directory; None: unknown.
+    """Write an adapter to `directory` atomically. base: directory of the base model; None: unknown.
 
     Raises UserError if `directory` exists or cannot be written.
     """

@@ -66,8 +66,8 @@ def find_hf_tensors(plan: Plan, name: str, shape: tuple[int, ...]) -> list[HFTen
 def find_unknown_names(plan: Plan, names: Iterable[str], shapes: Shapes | None = None) -> list[str]:
     """Return the Hugging Face `names` that match no parameter of the model.
 
-    shapes: shapes of all parameters and persistent buffers; None: unknown, so each block may have every name of the
-    plan. Names that a rule marks with `HFName.unread` are not returned.
+    shapes: shapes of all parameters and persistent buffers. None: shapes unknown, so a block may have any name of the
+    plan. Names marked `HFName.unread` are skipped.
     """
     names = list(names)
     here = None if shapes is None else _list_exact_names(plan, shapes)

@@ -78,7 +78,7 @@ class GatedDelta(nn.Module):
         self, qkvz_BTF: Tensor, ba_BTF: Tensor, document_BT: Tensor | None, cache: Cache | None = None
     ) -> Tensor:
         values = self.each * self.value_dim
-        of_key_head = 2 * self.key_dim + 2 * values  # rows of wqkvz: q, k, v and z of each key head
+        of_key_head = 2 * self.key_dim + 2 * values  # rows of wqkvz per key head: q, k, v, z
         q, k, v, z = (
             y.flatten(-2)
             for y in qkvz_BTF.unflatten(-1, (-1, of_key_head)).split(

@@ -130,5 +130,5 @@ class LatentAttention(nn.Module):
 
 
 def split_pairs(x: Tensor) -> Tensor:
-    """Rearrange x (..., R) from neighbouring pairs to the first features of all pairs, then the second features."""
+    """Convert the last dim of x (..., R) from interleaved RoPE pairs to halves: first, then second features."""
     return torch.cat((x[..., 0::2], x[..., 1::2]), dim=-1)

@@ -27,7 +27,8 @@ class Mup(EditConfig):
     """
 
     base_dim: PositiveInt = 256  # base width: model.dim of the model on which learning rates were tuned
-    base_head_dim: PositiveInt | None = None  # head width of the tuned model; null: this model's head width
+    # base head width: head width of the model on which learning rates were tuned; null: this model's head width
+    base_head_dim: PositiveInt | None = None
 
     def check(self, run: Run) -> list[Problem]:
         from gangline.model.compose import compose_model

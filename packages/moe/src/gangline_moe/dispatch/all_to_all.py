@@ -16,11 +16,17 @@ class AllToAll(ABC):
 
     @abstractmethod
     def to_experts(self, rows: Tensor) -> Pending[Tensor]:
-        """Start to send rows (A, ...) to the ranks of their experts -> (a, ...), the rows for this rank's experts."""
+        """Start the all-to-all of rows (A, ...) to the ranks of their experts.
+
+        Its result is (a, ...), the rows of this rank's experts.
+        """
 
     @abstractmethod
     def from_experts(self, rows: Tensor) -> Pending[Tensor]:
-        """Start to send rows (a, ...) of this rank's experts back -> (A, ...), in the order of `to_experts`' input."""
+        """Start the reverse all-to-all of rows (a, ...) of this rank's experts.
+
+        Its result is (A, ...), in the order of the rows given to `to_experts`.
+        """
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,10 @@ from gangline_moe.dispatch.all_to_all import AllToAll
 
 @dataclass(frozen=True)
 class HierarchicalAllToAll(AllToAll):
-    """All-to-all in two steps. rows_RR[r][s]: number of rows that rank r sends to rank s."""
+    """All-to-all in two steps, within a node and between nodes.
+
+    rows_RR[r][s]: number of rows that rank r sends to rank s
+    """
 
     comm: Comm
     ranks_per_node: int

@@ -101,7 +101,7 @@ def find_weight_problems(options: MoeOptions, run: Run) -> list[Problem]:
     except UserError as error:
         return [Problem(f"model.weights={directory}: {error.what}", *error.details[:2])]
     if stored_experts is None:
-        return [Problem(f"model.weights={directory} holds a model without experts.", "", "moe=off")]
+        return [Problem(f"model.weights={directory} is a dense model (no experts).", "", "moe=off")]
     hidden = options.ffn_dim or max(1, (options.get_dense_hidden(run) or 0) // options.top_k)
     here, there = _describe(options) | {"ffn_dim": hidden}, _describe(stored_experts[0])
     other = [

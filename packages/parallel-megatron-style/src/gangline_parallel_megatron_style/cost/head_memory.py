@@ -78,7 +78,7 @@ def iterate_head_moments(
 
 
 class Shared:
-    """Memory of the gradients of weights that a forward pass uses several times, between the first and the last use."""
+    """Gradient memory of shared (tied) weights, held between their first and last use in a pass."""
 
     def __init__(self, case: Case) -> None:
         self._case = case

@@ -1,10 +1,10 @@
 """Time of a matmul: a roofline (Williams, Waterman and Patterson, CACM 52, 2009) with a fixed overhead.
 
-A matmul of f operations takes (f + half) / rate, plus the time in which its operands cross memory once. `half` is the
-overhead at the start and end of a matmul (launch, pipeline fill, last wave of tiles), as a number of operations. Both
-times are added: tiles that wait for operands do not multiply, and measured grouped matmuls of few rows take the sum,
-not the maximum (SimuMax, configs/system/b200_bf16_ceperm.json, group_matmul). A weight gradient is added to the
-gradient sum of earlier microbatches, which is read and written.
+A matmul of f FLOPs takes (f + half) / throughput, plus the time to read or write each operand once. `half` is the
+overhead at the start and end of a matmul (launch, pipeline fill, last wave of tiles), in FLOPs. Both times are
+added: tiles that wait for operands do not multiply, and measured grouped matmuls of few rows take the sum, not the
+maximum (SimuMax, configs/system/b200_bf16_ceperm.json, group_matmul). A weight gradient is added to the gradient sum
+of earlier microbatches, which is read and written.
 
 Before matmuls in 8 or 4 bits, operands are cast: they are read once and written twice, by rows and by columns. The
 norms and gates of the vendor's kernels (Transformer Engine) write low-precision values themselves, without a cast.

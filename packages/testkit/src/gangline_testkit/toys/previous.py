@@ -1,4 +1,4 @@
-"""Toy callback: a copy of the weights before the newest step, which the run saves and validates."""
+"""Toy callback that saves and validates a copy of the weights from before the newest step."""
 
 from __future__ import annotations
 

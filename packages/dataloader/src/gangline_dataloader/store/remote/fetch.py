@@ -174,5 +174,5 @@ def _is_denied(error: BaseException) -> bool:
 
 
 def _is_retryable(error: BaseException) -> bool:
-    """Return whether to retry: any error may be temporary, except a missing file and denied access."""
+    """Return whether to retry a request: all errors except a missing file and denied access may be temporary."""
     return not isinstance(error, FileNotFoundError) and not _is_denied(error)
