@@ -22,7 +22,7 @@ def read_rows(path: str | list[str] | None) -> Iterator[Row]:
     Raises UserError for a missing, unsupported or damaged file.
     """
     if path is None:
-        fix = "Set it to the chat files (JSONL or Parquet)."
+        fix = "Set it to the data files (JSONL or Parquet)."
         raise UserError("data.path is not set.", fix, "data.path=chats.jsonl")
     for file in list_corpus(path, fix=KINDS):
         name = file.path.lower()
