@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 import recipes
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from gangline.config.compose import compose_one
 from gangline_basics.cluster.file import load_cluster
@@ -73,6 +71,9 @@ def here(tmp_path, monkeypatch):
 @pytest.fixture
 def weights(here):
     """Directory of Qwen3 0.6B with random weights, a byte tokenizer and a chat template."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=151936, hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16,
