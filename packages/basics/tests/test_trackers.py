@@ -24,7 +24,7 @@ from gangline.track import Start, Tracker
 from gangline.train.report import Reporter
 from gangline_basics.track.console import ConsoleTracker, format_duration, format_quantity
 from gangline_basics.track.jsonl import JsonLinesTracker
-from gangline_basics.track.tensorboard import TensorBoardTracker
+from gangline_basics.track.tensorboard import TensorBoardTracker, make_histogram
 
 
 def record(step: int, attempt: int = 1, **more) -> StepRecord:
@@ -208,6 +208,8 @@ def test_tensorboard_reads_the_curves(tmp_path):
     histogram = found.Histograms("blocks.0/load")[0].histogram_value
     assert (histogram.min, histogram.max, histogram.num, histogram.sum) == (1, 4, 3, 7)
     assert sum(histogram.bucket) == 3
+    close = make_histogram([0.10555410624084721, 0.1055541062408472])  # neighbouring float64 numbers
+    assert (close.num, sum(close.bucket)) == (2, 2)
 
 
 def test_tensorboard_drops_points_of_abandoned_branch(tmp_path):

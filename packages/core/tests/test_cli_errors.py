@@ -218,6 +218,14 @@ def test_train_refuses_invalid_arguments_with_exit_code_2(tmp_path, monkeypatch,
         assert message in said.err
 
 
+def test_resume_of_a_checkpoint_names_its_run(tmp_path):
+    (tmp_path / "out" / "checkpoints" / "step-00000010").mkdir(parents=True)
+    said = refused(tmp_path, "resume=out/checkpoints/step-00000010")
+    assert "out/checkpoints/step-00000010 is a checkpoint, not a run directory." in said
+    assert "train resume=out\n" in said
+    assert "train from=out weights=out/step-00000010" in said
+
+
 def test_all_unknown_names_share_one_message(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["--bf16", "--lr", "1e-3"]) == 2

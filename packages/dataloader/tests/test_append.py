@@ -119,7 +119,7 @@ def test_append_keeps_tokenizer_and_refuses_another(two, tmp_path):
 
 
 def test_append_requires_existing_store(two, tmp_path):
-    with pytest.raises(UserError, match="is not a complete token store"):
+    with pytest.raises(UserError, match="none does not exist"):
         commands.main(["prepare", str(two[1]), "--out", str(tmp_path / "none"), "--append"])
 
 

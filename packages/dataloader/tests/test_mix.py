@@ -135,7 +135,7 @@ def test_run_longer_than_capped_sources_is_refused(stores):
         (("data.stages=[{from: 5, weights: {web: 1, code: lots}}]",), "each weight must be a number"),
         (("model.vocab_size=255",), "model.vocab_size=256"),
         (("batch.sequence_length=5000",), "too short"),
-        (("data.sources.code=nowhere",), "is not a complete token store"),
+        (("data.sources.code=nowhere",), "does not exist"),
     ],
 )
 def test_invalid_mixture_is_refused_before_start(stores, settings, why):

@@ -167,7 +167,7 @@ def test_unpackable_data_and_options_are_refused(store, tmp_path):
     assert "data.order=text" in problem.what
     with pytest.raises(UserError, match="--pack 0"):
         commands.main(["prepare", "--out", str(store), "--pack", "0"])
-    with pytest.raises(UserError, match="is not a complete token store"):  # the command creates no other store
+    with pytest.raises(UserError, match="slip does not exist"):  # the command creates no other store
         commands.main(["prepare", "--out", str(tmp_path / "slip"), "--pack", "48"])
     assert not (tmp_path / "slip").exists()
 
@@ -190,3 +190,11 @@ def test_plan_files_are_readable_by_numpy(store):
     assert len(np.load(store / pack_plan.name_pack_file(0, 48))) == 2 * columns["pieces"][0]
     assert (store / FILE).exists()
     assert LocalTokens(store).total == read(store).tokens
+
+
+def test_byte_store_for_large_vocabulary_is_reported(store):
+    run = build_small_run(*SIZES, f"data.path={store}")
+    assert run.data.list_notices(run) == []
+    run = build_small_run(*SIZES, f"data.path={store}", "model.vocab_size=128256")
+    (notice,) = run.data.list_notices(run)
+    assert "a vocabulary of 256, model.vocab_size is 128256" in notice

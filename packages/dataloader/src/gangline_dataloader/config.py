@@ -160,6 +160,22 @@ class TokensConfig(SequenceConfig):
             )
         return problems or self._check_files(run)
 
+    def list_notices(self, run: Run) -> list[str]:
+        """Return a notice if the vocabulary of a local store is much smaller than the model's, as with a byte store."""
+        from gangline_dataloader.store.external import is_external
+        from gangline_dataloader.store.manifest import read
+        from gangline_dataloader.store.remote.tokens import is_remote
+
+        if not isinstance(self.path, str) or is_external(self.path) or is_remote(self.path):
+            return []
+        known, stored = run.model.vocab_size, read(self.path).vocab_size
+        if 2 * stored >= known:
+            return []
+        return [
+            f"data.path={self.path} has tokens of a vocabulary of {stored}, model.vocab_size is {known}: the store may "
+            "be made with another tokenizer (gangline data prepare --tokenizer FILE)"
+        ]
+
     def _check_files(self, run: Run) -> list[Problem]:
         """Return a problem for each store with files that are missing or differ in size from the manifest."""
         from gangline_dataloader.sources.build import open_run_parts

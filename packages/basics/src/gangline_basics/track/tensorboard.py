@@ -70,16 +70,20 @@ class TensorBoardTracker(Tracker):
 
 def _make_value(tag: str, value: float | list[float]) -> Summary.Value:
     if isinstance(value, list):
-        return Summary.Value(tag=tag, histo=_make_histogram(value))
+        return Summary.Value(tag=tag, histo=make_histogram(value))
     return Summary.Value(tag=tag, simple_value=value)
 
 
-def _make_histogram(values: list[float]) -> HistogramProto:
+def make_histogram(values: list[float]) -> HistogramProto:
+    """Return the histogram of the finite values in at most `BINS` bins; empty if no value is finite."""
     finite = np.asarray(values, dtype=np.float64)
     finite = finite[np.isfinite(finite)]
     if not len(finite):
         return HistogramProto()
-    counts, edges = np.histogram(finite, bins=BINS)
+    try:
+        counts, edges = np.histogram(finite, bins=BINS)
+    except ValueError:  # fewer floating-point numbers lie between minimum and maximum than there are bins
+        counts, edges = np.histogram(finite, bins=1)
     return HistogramProto(
         min=finite.min(),
         max=finite.max(),

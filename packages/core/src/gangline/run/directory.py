@@ -111,6 +111,14 @@ class RunDirectory:
         directory = cls(path)
         if not directory.path.is_dir():
             raise UserError(f"there is no run directory {directory.path}.", _list_siblings(directory.path))
+        if CheckpointId.parse(directory.path.name) and not directory.config.exists():
+            run_dir, name = directory.path.parent, directory.path.name
+            run_dir = run_dir.parent if run_dir.name == "checkpoints" else run_dir
+            raise UserError(
+                f"{directory.path} is a checkpoint, not a run directory.",
+                f"To continue the run from its newest checkpoint:  train resume={run_dir}",
+                f"To start a new run from this checkpoint:  train from={run_dir} weights={run_dir}/{name}",
+            )
         if not directory.config.exists():
             raise UserError(
                 f"{directory.path} is not a complete run directory: config.yaml is missing.",

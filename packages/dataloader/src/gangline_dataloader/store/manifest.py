@@ -220,6 +220,9 @@ def _read(folder: Path) -> Manifest:
             raise UserError(f"{path} is too large for a manifest: {path.stat().st_size} bytes.")
         content = json.loads(path.read_bytes())
     except FileNotFoundError as error:
+        if not folder.exists():
+            create = f"To create a store:  gangline data prepare INPUT --out {folder}"
+            raise UserError(f"{folder} does not exist.", create) from error
         raise UserError(
             f"{folder} is not a complete token store: {FILE} is missing.",
             "`gangline data prepare` writes the manifest last, and may have been interrupted.",

@@ -12,6 +12,7 @@ from gangline_basics.runs.report.markup import make, make_details, make_note, ma
 
 MOST = 200  # maximum number of rows of each table
 RESPONSES = ("response",)  # events (events.jsonl) that record the response to a verdict
+REQUESTED = ("signal", "preempted")  # reasons of endings that a user or a scheduler requested
 LOST = ("rank", "node")  # reasons of launches after a failure
 NOTICE = "note"  # suggested action of a verdict that only informs
 
@@ -44,7 +45,7 @@ def list_incidents(history: History) -> Iterator[Incident]:
         elif kind == "end" and event.get("why") not in ("done", None):
             yield Incident(when, f"end of the ranks ({event['why']})", words, event["why"] in ("error", "stop"))
         elif kind == "exit" and event.get("reason") != "done":
-            yield Incident(when, f"end of the job ({event.get('reason')})", words)
+            yield Incident(when, f"end of the job ({event.get('reason')})", words, event.get("reason") not in REQUESTED)
         elif kind == "fault":
             yield Incident(when, f"injected fault ({event.get('kind')})", f"rank {event.get('rank')}")
 
