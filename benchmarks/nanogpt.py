@@ -26,6 +26,7 @@ import torch
 from nanogpt_corpus import TINY_SHA256, write_corpus
 from nanogpt_reference import Batch, Gpt, Settings, Trainer
 
+import gangline_models
 from gangline.comm.transport import connect
 from gangline.config.compose import compose_one
 from gangline.config.schema import Run
@@ -39,7 +40,7 @@ from gangline.train.loop import run_steps
 from gangline.train.session import Session
 from gangline.train.validate import compute_losses
 
-RECIPE = Path(__file__).resolve().parent.parent / "configs" / "shakespeare-char.yaml"
+RECIPE = Path(gangline_models.__file__).parent / "conf/recipe/shakespeare-char.yaml"
 PUBLISHED = 1.88  # validation loss in nanoGPT's README, on tiny Shakespeare
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
 BOUNDS = {"fp32": (20, 1e-5), "fp64": (100, 1e-12)}  # precision -> (first steps that must agree, largest difference)

@@ -39,7 +39,7 @@ Sections = dict[str, dict[str, Any]]
 
 @dataclass(frozen=True)
 class Model:
-    """A published model. billions: number of parameters; length: tokens per sequence; parts: further choices."""
+    """A published model. billions: number of parameters; length: tokens per sequence; parts: choices of parts."""
 
     title: str
     billions: float
@@ -48,7 +48,7 @@ class Model:
 
 
 MODELS = {
-    "gpt2-124m": Model("GPT-2 124M", 0.124, 1024),
+    "gpt2-124m": Model("GPT-2 124M", 0.124, 1024, parts=(("model", "gpt2"),)),
     "gpt2-xl": Model("GPT-2 XL", 1.56, 1024),
     "llama3-1b": Model("Llama 3.2 1B", 1.24, 8192),
     "llama3-8b": Model("Llama 3.1 8B", 8.03, 8192),

@@ -61,7 +61,7 @@ METHODS = ("pretrain", "sft", "lora", "dpo")
 
 def list_recipes(family: str) -> list[Path]:
     """Return the files of the recipes of a family: by model, method, and number of GPUs."""
-    paths = [path for path in FOLDER.glob("*.yaml") if path.stem.startswith(FAMILIES[family])]
+    paths = [path for path in FOLDER.glob("*gpu.yaml") if path.stem.startswith(FAMILIES[family])]
     return sorted(paths, key=_sort_key)
 
 

@@ -23,7 +23,7 @@ SMALL = (
 
 
 def test_every_recipe_belongs_to_one_family():
-    assert sorted(PATHS) == sorted(recipes.FOLDER.glob("*.yaml"))
+    assert sorted(PATHS) == sorted(recipes.FOLDER.glob("*gpu.yaml"))
     assert f"one of {len(PATHS)} [recipes]" in (recipes.PAGE.parent.parent / "README.md").read_text()
 
 

@@ -14,6 +14,7 @@ import torch
 from nanogpt_corpus import download, write_tokenizer
 from nanogpt_reference import Gpt, Settings, find_array
 
+import gangline_models
 from gangline.config.compose import compose_one
 from gangline.model.build import construct, materialise
 from gangline.model.compose import compose_model
@@ -23,7 +24,7 @@ from gangline_testkit.compare import close
 from gangline_testkit.inputs import make_microbatch
 
 ROOT = Path(__file__).resolve().parent.parent
-RECIPE = ROOT / "configs" / "shakespeare-char.yaml"
+RECIPE = Path(gangline_models.__file__).parent / "conf/recipe/shakespeare-char.yaml"
 SCRIPT = ROOT / "benchmarks" / "nanogpt.py"
 
 

@@ -226,6 +226,10 @@ def test_resume_of_a_checkpoint_names_its_run(tmp_path):
     assert "train from=out weights=out/step-00000010" in said
 
 
+def test_too_long_directory_name_is_refused(tmp_path):
+    assert "File name too long" in refused(tmp_path, "recipe=quick", f"run.name={'n' * 300}")
+
+
 def test_all_unknown_names_share_one_message(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["--bf16", "--lr", "1e-3"]) == 2

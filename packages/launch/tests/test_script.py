@@ -271,3 +271,10 @@ def test_sbatch_error_names_option_to_set(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="Invalid account") as caught:
         commands.submit("job.sh")
     assert any("launch.account=" in line for line in caught.value.details)
+
+
+def test_gpus_without_a_process_are_refused(capsys):
+    words = ["recipe=quick", "launch=slurm", "launch.nodes=2", "launch.gpus_per_node=8", "launch.dry_run=true"]
+    assert train([*words, "parallel=single"]) == 2
+    assert "the job would reserve 16 GPUs, and the run has 1 process." in capsys.readouterr().err
+    assert train([*words, "parallel=single", "launch.processes=1"]) == 0

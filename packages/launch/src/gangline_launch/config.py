@@ -91,4 +91,9 @@ class ClusterLaunch(ElasticLaunch, ABC):
             what = f"launch.nodes={self.nodes}: {world} processes need {ranks} GPUs per node, and a node has {gpus}."
             fix = f"launch.processes={gpus * self.count_max_nodes()}, or a larger launch.nodes."
             problems.append(Problem(what, "Each process uses one GPU.", fix))
+        if self.gpus_per_node and self.processes is None and ranks < self.gpus_per_node:
+            world, reserved = self.count_ranks(run), self.gpus_per_node * self.count_max_nodes()
+            what = f"the job would reserve {reserved} GPUs, and the run has {world} process{'es' * (world != 1)}."
+            fix = f"parallel=fsdp, or another layout of {reserved} processes; or a smaller launch.nodes."
+            problems.append(Problem(what, f"launch.nodes={self.nodes} launch.gpus_per_node={self.gpus_per_node}", fix))
         return problems

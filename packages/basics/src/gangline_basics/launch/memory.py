@@ -62,7 +62,7 @@ def find_memory_problems(run: Run) -> list[Problem]:
             f"{count:,.3g} G parameters, {ranks} CPU process{'es' * (ranks > 1)}: {parts} GB, without activations.",
             "Choose a smaller model, such as  model=tiny, or fewer layers  (model.layers=N);\n"
             "or more machines:  launch=elastic launch.nodes=N  with a strategy that shards the model.\n"
-            f"To find a layout that fits:  gangline plan search model={model} launch.processes=64 cluster=h100_ib",
+            "To find a layout that fits on GPUs:  gangline plan search, the same arguments, and  cluster=h100_ib",
         )
     ]
 

@@ -12,6 +12,7 @@ import shlex
 import shutil
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -66,10 +67,11 @@ class RunDirectory:
         """
         refuse_secrets(to_dict(run))
         directory = cls(run.job.dir or make_fresh(run.job.name))
-        directory._made = [path for path in (directory.path, *directory.path.parents) if not path.exists()]
         try:
+            directory._made = [path for path in (directory.path, *directory.path.parents) if not path.exists()]
             directory.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
+            directory._remove_parents()
             raise explain_unwritable(directory.path, error) from error
         directory.lock()
         try:
@@ -98,12 +100,14 @@ class RunDirectory:
             return False
         self.unlock()
         shutil.rmtree(self.path, ignore_errors=True)
-        for parent in self._made[1:]:  # runs/, if it was created for this run and is empty
-            try:
-                parent.rmdir()
-            except OSError:
-                break
+        self._remove_parents()
         return True
+
+    def _remove_parents(self) -> None:
+        """Remove the parent directories that were created for this run, such as runs/, if they are empty."""
+        with suppress(OSError):
+            for parent in self._made[1:]:
+                parent.rmdir()
 
     @classmethod
     def open(cls, path: str | Path) -> RunDirectory:
@@ -209,10 +213,11 @@ class RunDirectory:
         """
         directory = cls(run.job.dir or make_fresh(run.job.name))
         refuse_secrets(to_dict(run))
-        directory._made = [path for path in (directory.path, *directory.path.parents) if not path.exists()]
         try:
+            directory._made = [path for path in (directory.path, *directory.path.parents) if not path.exists()]
             directory.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
+            directory._remove_parents()
             raise explain_unwritable(directory.path, error) from error
         directory.share()
         with directory._lock.enter_alone():

@@ -19,7 +19,8 @@ def find_tokenizer(named: str | None, weights: str | None) -> str:
             if beside is None
             else f"The default {beside} does not exist."
         )
-        raise UserError("data.tokenizer is not given.", why, "data.tokenizer=DIR/tokenizer.json")
+        fix = "data.tokenizer=DIR/tokenizer.json, or model.weights=DIR of a model to fine-tune"
+        raise UserError("data.tokenizer is not given.", why, fix)
     return str(beside)
 
 
