@@ -34,7 +34,10 @@ train --cfg job recipe=llama3-8b-lora-1gpu      # every option, with its default
 gangline plan recipe=llama3-8b-lora-1gpu cluster=h100_ib
 ```
 
-- `pretrain` needs `data.path`: a token store, made by `gangline data prepare`.
+Before the first release, [install from a clone](how-to/install.md).
+
+- `pretrain` needs `data.path`: a token store that `gangline data prepare TEXTS --out STORE --tokenizer
+  Llama-3.1-8B/tokenizer.json` writes. Without `--tokenizer`, the tokens are bytes.
 - `sft`, `lora` and `dpo` need `model.weights`, the directory of the published model, and `data.path`: chats or
   preference pairs. Set `run.steps` to the length of your data: a step reads 128 chats or pairs.
 - Recipes for 64 and 1,024 GPUs start a Slurm job: `launch.partition=NAME`; `launch.dry_run=true` prints its script. For
