@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
-from dataclasses import dataclass, field
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from report_pages import QUICK, copy, read_lines, write_lines, write_report
 
 from gangline.config.compose import compose
 from gangline.errors import UserError
@@ -24,54 +22,6 @@ from gangline_basics.runs.report.plots import format_number
 from gangline_testkit import RealRuns
 
 EVIL = "</title><script>alert('x')</script><img src=x onerror=alert(1)>"
-QUICK = ("recipe=quick", "track=[console,jsonl]", "validate.every=5", "validate.samples=8")
-
-
-@dataclass
-class Page(HTMLParser):
-    """What a browser would find in a page: rows of tables, facts, texts, and the attributes of elements."""
-
-    html: str
-    rows: list[list[str]] = field(default_factory=list)
-    facts: dict[str, str] = field(default_factory=dict)
-    tags: dict[str, int] = field(default_factory=dict)
-    attributes: list[tuple[str, str]] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    headings: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        super().__init__()
-        self._open: list[list[str]] = []
-        self._name = ""
-        self.feed(self.html)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags[tag] = self.tags.get(tag, 0) + 1
-        self.attributes += [(name, value or "") for name, value in attrs]
-        if tag == "tr":
-            self.rows.append([])
-        if tag != "meta":
-            self._open.append([])
-
-    def handle_data(self, data: str) -> None:
-        for text in self._open:
-            text.append(data)
-
-    def handle_endtag(self, tag: str) -> None:
-        text = "".join(self._open.pop())
-        if tag in ("td", "th"):
-            self.rows[-1].append(text)
-        elif tag == "dt":
-            self._name = text
-        elif tag == "dd":
-            self.facts[self._name] = text
-        elif tag == "p":
-            self.notes.append(text)
-        elif tag == "h2":
-            self.headings.append(text)
-
-    def find_row(self, *first: str) -> list[str]:
-        return next(row for row in self.rows if row[: len(first)] == [*first])
 
 
 @pytest.fixture(scope="module")
@@ -82,25 +32,6 @@ def quick(tmp_path_factory: pytest.TempPathFactory) -> Path:
         runs.train("run.dir=done", *QUICK, "checkpoint.every=10")
         runs.train("run.dir=fast", *QUICK, "optimizer.learning_rate=0.01", "schedule=wsd")
     return directory
-
-
-def write_report(*words: str | Path) -> Page:
-    assert report([*map(str, words)]) == 0
-    texts = [str(word) for word in words]
-    out = Path(texts[texts.index("--out") + 1]) if "--out" in texts else Path(texts[0]) / "report.html"
-    return Page(out.read_text())
-
-
-def copy(run: Path, to: Path) -> Path:
-    return Path(shutil.copytree(run, to, ignore=shutil.ignore_patterns("report.html")))
-
-
-def read_lines(run: Path, name: str = "metrics.jsonl") -> list[dict]:
-    return [json.loads(line) for line in (run / name).read_text().splitlines()]
-
-
-def write_lines(run: Path, lines: list[dict], name: str = "metrics.jsonl") -> None:
-    (run / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 def test_report_numbers_equal_the_run_files(quick: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -271,7 +202,7 @@ def test_hostile_text_is_escaped_everywhere(quick: Path, tmp_path: Path) -> None
         line["notes"] = [EVIL]
     write_lines(run, lines)
     verdict = {"event": "verdict", "kind": EVIL, "where": EVIL, "evidence": EVIL, "suggestion": EVIL, "time": EVIL}
-    start = {"event": "start", "nodes": [EVIL], "mesh": {EVIL: 2}, "processes": EVIL}
+    start = {"event": "start", "time": EVIL, "nodes": [EVIL], "mesh": {EVIL: 2}, "processes": EVIL}
     write_lines(run, [*read_lines(run, "events.jsonl"), verdict, start], "events.jsonl")
     provenance = json.loads((run / "provenance.json").read_text())
     provenance["starts"][-1].update(command=["train", EVIL], versions={EVIL: EVIL})
@@ -383,7 +314,7 @@ def test_damaged_files_are_named(quick: Path, tmp_path: Path) -> None:
         (run / name).unlink()
     page = write_report(run)
     text = " ".join(page.notes)
-    assert "1 line does not contain a step record" in text
+    assert "1 record of metrics.jsonl was left out: not valid. First: line 6: not a JSON object." in text
     assert "provenance.json is missing or empty." in text
     assert "events.jsonl is missing or empty." in text
     assert "attempts.jsonl holds no start of the run." in text

@@ -58,6 +58,14 @@ def refuse_other_files(path: Path, run_dir: Path | None) -> None:
             f"{run_dir} belongs to another user, so the report is not written there.",
             "Choose a file of your own:  --out FILE",
         )
+    if path.is_symlink():
+        raise UserError(
+            f"{path} is a symbolic link to {os.readlink(path)}.",
+            "A report replaces no link and follows none.",
+            "Choose another file:  --out FILE",
+        )
+    if path.is_dir():
+        raise UserError(f"{path} is a directory.", "Choose a file:  --out FILE")
     if not os.path.lexists(path):
         return
     refuse_others(path)

@@ -10,6 +10,7 @@ from xml.etree.ElementTree import Element
 
 from gangline.checkpoint.id import CheckpointId
 from gangline.cli.terminal import format_quantity
+from gangline.run import attempts
 from gangline.run.directory import RunDirectory
 from gangline_basics.runs.report.history import History, Series
 from gangline_basics.runs.report.markup import Child, make, make_facts
@@ -44,15 +45,16 @@ def list_facts(history: History, account: TimeAccount | None) -> list[tuple[str,
     """Return the main numbers of a run, as (name, value); "not recorded" for a number that the files lack."""
     series = history.series
     steps = history.summary.steps
+    step = "not known" if history.step is None else f"{history.step}" + ("" if steps is None else f" of {steps}")
     validation = series.get("validation_loss")
     wall = account.wall_seconds if account else 0.0
     return [
-        ("last step", f"{history.summary.step}" + ("" if steps is None else f" of {steps}")),
+        ("last step", step),
         ("training loss", _format_last(series.get("loss"))),
         ("best training loss", format_best(series.get("loss"))),
         ("validation loss", _format_last(validation)),
         ("best validation loss", format_best(validation)),
-        ("tokens", format_quantity(history.tokens)),
+        ("tokens", _format_tokens(history)),
         ("tokens/s in the last 10 % of steps", format_late(series.get("tokens_per_second"))),
         ("MFU in the last 10 % of steps", format_late(series.get("mfu"), "%")),
         ("peak memory of rank 0", _format_memory(series.get("memory_bytes"))),
@@ -63,17 +65,25 @@ def list_facts(history: History, account: TimeAccount | None) -> list[tuple[str,
 
 
 def format_command(history: History) -> str:
-    """Return the command that continues a run, or starts it again without a checkpoint; "" for a running run."""
+    """Return the command that continues a run, or starts it again without a checkpoint.
+
+    Return "" for a running run, and for a run that `train resume=` refuses because of a damaged file.
+    """
     place = shlex.quote(str(history.path))
-    if history.summary.state in RUNNING or not history.config:
+    if history.summary.state in RUNNING or not history.config or attempts.FILE in history.damaged:
         return ""
     try:
         names = [entry.name for entry in RunDirectory(history.path).checkpoints.iterdir()]
     except OSError:
         names = []
-    if not any(map(CheckpointId.parse, names)):
+    ids = [id for name in names if (id := CheckpointId.parse(name))]
+    if not ids:
         return f"train from={place}"
-    return f"train resume={place}" + (f" run.steps={2 * history.summary.step}" * (history.summary.state == "done"))
+    newest = attempts.find_latest(history.path, ids)
+    steps, done = history.summary.steps or 0, newest.step if newest else 0
+    if history.summary.state != "done" and (not steps or done < steps):
+        return f"train resume={place}"
+    return f"train resume={place} run.steps={2 * max(done, steps, history.step or 0)}"
 
 
 def format_best(series: Series | None) -> str:
@@ -103,6 +113,12 @@ def _format_last(series: Series | None) -> str:
     if series is None:
         return "not recorded"
     return f"{format_number(series.values[-1])} at step {series.steps[-1]:.0f}"
+
+
+def _format_tokens(history: History) -> str:
+    if history.left_out and not history.tokens:
+        return "not known"
+    return format_quantity(history.tokens) + " (incomplete)" * bool(history.left_out)
 
 
 def _format_memory(series: Series | None) -> str:

@@ -11,10 +11,16 @@ from typing import Any, TypeVar
 
 from gangline.errors import UserError
 from gangline.record import StepRecord, list_numbers
-from gangline.run import attempts, events
+from gangline.run import attempts
 from gangline.run.directory import RunDirectory
-from gangline_basics.runs.curves import read_step_records
 from gangline_basics.runs.listing import MARKS, RunSummary, read_summary
+from gangline_basics.runs.report.damage import (
+    count_damaged_attempts,
+    count_lines,
+    describe_left_out,
+    read_events,
+    read_steps,
+)
 
 # errors of readers on a file whose values have unexpected types
 DAMAGE = (UserError, OSError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
@@ -56,6 +62,9 @@ class History:
     note_count: int = 0
     skipped: list[tuple[int, str]] = field(default_factory=list)  # step, reason for skipping its update
     tokens: int = 0
+    step: int | None = 0  # last step; None: not known
+    left_out: int = 0  # number of records of metrics.jsonl that are not valid
+    damaged: set[str] = field(default_factory=set)  # names of the files with damaged lines
     began: float = 0.0  # begin of the first step in seconds since the epoch
     ended: float = 0.0  # end of the last step
     missing: list[str] = field(default_factory=list)
@@ -78,17 +87,34 @@ def read_history(path: str, name: str) -> History:
     directory = RunDirectory(run_dir)
     history.config = read("Configuration", directory.read_content, {})
     history.provenance = read("Provenance", directory.read_provenance, {})
-    history.events = read("Events", lambda: events.read_events(run_dir), [])
+    no_events: tuple[list[dict[str, Any]], int] = [], -1
+    history.events, lines = read("Events", lambda: read_events(run_dir), no_events)
+    _note_damage(history, "events.jsonl", lines)
     history.attempts = read("Attempts", lambda: attempts.read(run_dir), [])
-    no_records: list[StepRecord] = []
-    records = read("Steps", lambda: read_step_records(directory.metrics, history.missing.append), no_records)
+    _note_damage(history, "attempts.jsonl", read("Attempts", lambda: count_damaged_attempts(run_dir), -1))
+    no_records: tuple[list[StepRecord], list[str]] = [], []
+    records, reasons = read("Steps", lambda: read_steps(run_dir, history.summary.steps), no_records)
+    history.step, history.left_out = history.summary.step, len(reasons)
+    if reasons:
+        history.missing.append(describe_left_out(reasons))
+        history.damaged.add("metrics.jsonl")
+        history.step = records[-1].step if records else None
     for name, there in (("provenance.json", history.provenance), ("events.jsonl", history.events)):
-        if not there:
+        if not there and name not in history.damaged:
             history.missing.append(f"{name} is missing or empty.")
     if not records:
-        history.missing.append("metrics.jsonl holds no step yet, so there are no curves.")
+        what = "no valid step" if reasons else "no step yet"
+        history.missing.append(f"metrics.jsonl holds {what}, so there are no curves.")
     read("Steps", lambda: _fill(history, records), None)
     return history
+
+
+def _note_damage(history: History, name: str, lines: int) -> None:
+    """Record the number of damaged lines of a file; -1 if the file cannot be read, which `missing` already says."""
+    if lines:
+        history.damaged.add(name)
+    if lines > 0:
+        history.missing.append(f"{count_lines(lines)} in {name}.")
 
 
 def _fill(history: History, records: list[StepRecord]) -> None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 POINTS = 300  # maximum number of points of a curve that is drawn point by point
 BINS = 150  # number of ranges of steps of a longer curve
 MOST_MARKS = 50  # maximum number of restarts, of rollbacks and of values that are not finite that are marked
+LARGEST = 1e100  # largest magnitude that is drawn; matplotlib overflows near the largest float
 HEIGHT = 1.9  # height of a plot in inches
 
 
@@ -48,7 +49,7 @@ def draw_metric(title: str, lines: Mapping[str, Series], marks: Marks | None = N
 def reduce_series(series: Series) -> tuple[Any, Any, Any, Any] | None:
     """Return (last step, minimum, median, maximum) of each of `BINS` ranges of steps; None for a short curve.
 
-    Values that are not finite are left out; a range without a finite value is NaN.
+    Values that cannot be drawn are left out; a range without a value to draw is NaN.
     """
     values = np.asarray(series.values)
     if len(values) <= POINTS:
@@ -57,7 +58,7 @@ def reduce_series(series: Series) -> tuple[Any, Any, Any, Any] | None:
     table = np.full((4, BINS), np.nan)
     for number, (start, stop) in enumerate(pairwise(edges)):
         table[0, number] = series.steps[stop - 1]
-        finite = values[start:stop][np.isfinite(values[start:stop])]
+        finite = values[start:stop][_is_drawable(values[start:stop])]
         if len(finite):
             table[1:, number] = finite.min(), np.median(finite), finite.max()
     return table[0], table[1], table[2], table[3]
@@ -112,15 +113,23 @@ def _list_marks(marks: Marks) -> Sequence[tuple[str, str, list[int]]]:
 
 def _draw_series(axes: Axes, series: Series, label: str) -> None:
     values = np.asarray(series.values)
+    drawable = _is_drawable(values)
     condensed = reduce_series(series)
     if condensed is None:
-        shown = np.where(np.isfinite(values), values, np.nan)
+        shown = np.where(drawable, values, np.nan)
         (line,) = axes.plot(series.steps, shown, marker="." if len(values) <= 50 else "", label=label or None)
     else:
         steps, low, middle, high = condensed
         (line,) = axes.plot(steps, middle, label=label or None)
         axes.fill_between(steps, low, high, color=line.get_color(), alpha=0.3, linewidth=0)
-    broken = [step for step, value in zip(series.steps, values, strict=True) if not np.isfinite(value)]
-    for step in select_marks(broken):
+    broken = [number for number, drawn in enumerate(drawable) if not drawn]
+    for number in select_marks(broken):
+        step = series.steps[int(number)]
         (mark,) = axes.plot(step, 0.03, "x", color=line.get_color(), transform=axes.get_xaxis_transform())
-        add_tip(mark, f"not finite at step {step:.0f}")
+        why = "too large to draw" if np.isfinite(values[int(number)]) else "not finite"
+        add_tip(mark, f"{why} at step {step:.0f}")
+
+
+def _is_drawable(values: Any) -> Any:
+    """Return for each value whether a figure can show it: finite, and not near the largest float."""
+    return np.abs(values) <= LARGEST

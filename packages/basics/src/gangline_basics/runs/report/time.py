@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING
 from xml.etree.ElementTree import Element
 
+from gangline.checkpoint.id import CheckpointId
 from gangline.plugin.registry import installed
+from gangline.run import attempts
 from gangline.run.attempts import Attempt
 from gangline_basics.figure import PALETTE, add_bars, make_subplots, use_style
 from gangline_basics.runs.report.figures import WIDTH, render_svg
@@ -49,7 +51,7 @@ def compute_account(history: History) -> TimeAccount | None:
             module, _, name = spec.partition(":")
             try:
                 account: TimeAccount = getattr(importlib.import_module(module), name)(Path(history.path))
-                return account
+                return _drop_unknown(history, account)
             except (ImportError, *DAMAGE) as error:
                 history.missing.append(f"Time account of {offer.distribution}: {' '.join(str(error).split())}")
     prefix = "seconds/"
@@ -64,6 +66,15 @@ def compute_account(history: History) -> TimeAccount | None:
     seconds = {**phases, "outside of the phases": max(0.0, wall - sum(phases.values()))}
     about = "Sum of the phases of all steps (seconds in metrics.jsonl), from the first step to the last one."
     return TimeAccount(wall, seconds, lambda width: _draw_phases(seconds, width), about=about)
+
+
+def _drop_unknown(history: History, account: TimeAccount) -> TimeAccount:
+    """Return the account without goodput if the files that record the lost time are damaged or missing."""
+    files = sorted(history.damaged & {"events.jsonl", "metrics.jsonl"})
+    if not files and history.events:
+        return account
+    about = f"{account.about} These times are incomplete: {' and '.join(files)} damaged." if files else account.about
+    return replace(account, goodput=None, about=about.strip())
 
 
 def show_time(history: History, account: TimeAccount | None) -> Element:
@@ -105,18 +116,28 @@ def _draw_phases(seconds: Mapping[str, float], width: float) -> Figure:
 
 def _list_attempts(history: History) -> Element:
     if not history.attempts:
+        if attempts.FILE in history.damaged:
+            return make_note("attempts.jsonl is damaged.")
         return make_note("attempts.jsonl holds no start of the run.")
     rows = [
         (
             str(line.attempt),
             line.time.replace("T", " ").replace("+00:00", " UTC"),
-            str(line.step),
+            _format_step(line),
             line.start or "start of the run",
             line.why + _list_effects(line),
         )
         for line in history.attempts
     ]
     return make_table(("attempt", "time", "steps done", "continues from", "why"), rows, (0, 2))
+
+
+def _format_step(line: Attempt) -> str:
+    """Return the steps done at the time of a line; a start of the ranks records only its checkpoint."""
+    if line.step or (line.start is None and not line.action):
+        return str(line.step)
+    start = CheckpointId.parse(line.start or "")
+    return "not recorded" if start is None else str(start.step)
 
 
 def _list_effects(line: Attempt) -> str:

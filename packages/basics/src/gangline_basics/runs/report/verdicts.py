@@ -35,7 +35,8 @@ def list_incidents(history: History) -> Iterator[Incident]:
         if kind == "verdict":
             grave = event.get("suggestion") != NOTICE
             what = f"verdict {event.get('kind')} ({event.get('where')})"
-            yield Incident(when, what, f"{words}; suggestion: {event.get('suggestion')}", grave)
+            suggestion = f"suggestion: {event.get('suggestion') or 'not recorded'}"
+            yield Incident(when, what, f"{words}; {suggestion}" if words else suggestion, grave)
         elif kind in RESPONSES:
             kinds = event.get("kinds")
             answered = ", ".join(map(str, kinds)) if isinstance(kinds, list) else ""
