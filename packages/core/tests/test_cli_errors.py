@@ -122,7 +122,7 @@ def refused(tmp_path: Path, *words: str, strangers=None, module: str = "gangline
         (["optimizer.learning_rat=3"], ["no option optimizer.learning_rat.", "Did you mean optimizer.learning_rate?"]),
         (["optimizer.lr=1"], ["there is no option optimizer.lr.", "Did you mean optimizer.learning_rate?"]),
         (["lr=1"], ["there is no group lr, and no option.", "Did you mean optimizer.learning_rate?"]),
-        (["train.epochs=1"], ["there is no option train.epochs.", "Did you mean run.steps?"]),
+        (["train.epochs=1"], ["there is no option train.epochs.", "run.steps=N  (N = epochs x "]),
         (["model.seq-len=1"], ["there is no option model.seq-len.", "Did you mean batch.sequence_length?"]),
         (["optimizer.momentum=1"], ["Parts of optimizer that have the option momentum: muon."]),
         (["+run.speed=3"], ["there is no option run.speed.", "Options: name, dir, seed, steps"]),
@@ -255,6 +255,57 @@ def test_all_unknown_names_share_one_message(tmp_path, monkeypatch, capsys):
 )
 def test_train_process_refuses_invalid_arguments(tmp_path, words, message):
     assert message in refused(tmp_path, *words)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--validation.steps", "8"], "Did you mean validate.samples?"),
+        (["validation.steps=8"], "Did you mean validate.samples?"),
+        (["--seed", "3"], "Set options without dashes:  run.seed=3"),
+        (["--min-lr", "3e-5"], "Type  schedule.final=N  (schedule.final = min_lr / learning_rate)"),
+        (["--end_lr=0"], "Type  schedule.final=N  (schedule.final = min_lr / learning_rate)"),
+        (["final_lr=3e-5"], "schedule.final = min_lr / learning_rate"),
+        (["schedule.min_lr=3e-5"], "schedule.final = min_lr / learning_rate"),
+        (["--epochs", "3"], "Type  run.steps=N  (N = epochs x "),
+        (["--optimizer.beta1=0.9"], "Type  optimizer.betas=[0.9,0.95]  (a pair: "),
+        (["--adam-beta2", "0.95"], "Type  optimizer.betas=[0.9,0.95]  (a pair: "),
+        (["optimizer.beta2=0.95"], "Type  optimizer.betas=[0.9,0.95]  (a pair: "),
+        (["dataloader_num_workers=4"], "Leave it out: threads prefetch"),
+        (["--num-workers", "0"], "Leave it out: threads prefetch"),
+        (["--untie-embeddings-and-output-weights"], "Type  model.tied=false"),
+        (["bf16.enabled=true"], "Type  precision=bf16"),
+        (["bf16.enabled=false"], "Leave it out: it is off by default  (to turn it on: precision=bf16)"),
+        (["--fp16", "0"], "Leave it out: it is off by default  (to turn it on: precision=fp16)"),
+        (["wandb.enabled=false"], "Leave it out: it is off by default  (to turn it on: track=[console,jsonl,wandb])"),
+        (["--metrics.enable_wandb=false"], "Leave it out: it is off by default"),
+        (["gradient_checkpointing=False"], "Leave it out: it is off by default  (to turn it on: run.recompute=full"),
+        (["fsdp=none"], "(to turn it on: parallel=fsdp launch.processes=N)"),
+        (["communication_data_type=fp32"], "Leave it out: it is off by default  (to turn it on: gradients=bf16)"),
+        (["communication_data_type=fp16"], "Type  gradients=NAME"),
+        (["--training.mixed_precision_param=float32"], "Type  precision=fp32"),
+        (["--training.mixed_precision_param=bfloat16"], "Type  precision=bf16"),
+        (["report_to=mlflow"], "Type  track=[console,jsonl,mlflow]"),
+        (["report_to=[comet]"], "Type  track=[console,jsonl,NAME]"),
+        (["--report_to", "none"], "(to turn it on: track=[console,jsonl,wandb])"),
+        (["metrics.enable_tensorboard=false"], "Type  track=[console,jsonl]"),
+        (["checkpoint.enable=false"], "Type  checkpoint=off"),
+        (["checkpoint.async_mode=disabled"], "(to turn it on: checkpoint=zarr)"),
+        (["lr_scheduler_type=cosine"], "Type  schedule=cosine"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_option_of_another_tool_gets_answer_for_value(tmp_path, monkeypatch, capsys, words, message):
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_recipe_with_minimum_learning_rate_explains_fraction(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.yaml").write_text("schedule: {min_lr: 3e-5}\n")
+    assert main(["recipe=mine.yaml", "--cfg", "job"]) == 2
+    assert "schedule.final = min_lr / learning_rate" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,6 @@ PARTS = (
         default=True,
         synonyms={
             "weight_decay": "wd",
-            "betas": "beta1 beta2 adam_beta1 adam_beta2",
             "eps": "epsilon adam_epsilon",
             "lr_multipliers": "rates lr_mult",
             "weight_decay_overrides": "decay wd_mult",

@@ -78,7 +78,7 @@ PARTS = (
         build="gangline_basics.schedule.shapes:build_cosine",
         summary="Warm-up, then a cosine decay to the end of the run",
         default=True,
-        synonyms={"final": "min_lr final_lr end_lr min_lr_ratio"},
+        synonyms={"final": "min_lr_ratio"},
     ),
     Part(
         name="wsd",

@@ -84,7 +84,7 @@ def read(argv: Sequence[str]) -> CommandLine:
 
 def _refuse_flag(word: str, rest: Sequence[str]) -> UserError:
     from gangline.config.command_line import list_options
-    from gangline.config.suggest import find_options, suggest_near
+    from gangline.config.suggest import answer, find_options, suggest_near
     from gangline.plugin.registry import installed
 
     flags = ("--help", "--cfg job", "--multirun", "-m", "--completion bash|zsh|fish", "--version")
@@ -93,6 +93,8 @@ def _refuse_flag(word: str, rest: Sequence[str]) -> UserError:
         value = rest[0]
     known_options = list_options([])
     paths = find_options(name, known_options.options, installed().get_synonyms())
+    if advice := answer(name, value, installed().get_words()):  # only the option of the advice may take the value
+        paths = [path for path in paths if advice == f"Did you mean {path}?"]
     if paths and value:
         hints = [f"Set options without dashes:  {'  or  '.join(f'{path}={value}' for path in paths)}"]
     else:
@@ -142,10 +144,8 @@ def _show(line: CommandLine) -> int:
         runs = [_resume(line)[1]]
     else:
         runs = compose(line.words) if line.multirun else [compose_one(line.words)]
-    print(
-        "---\n".join(yaml.safe_dump(to_dict(run), sort_keys=False, allow_unicode=True, width=120) for run in runs),
-        end="",
-    )
+    files = (yaml.safe_dump(to_dict(run), sort_keys=False, allow_unicode=True, width=120) for run in runs)
+    print("---\n".join(files), end="")
     return 0
 
 
@@ -182,7 +182,8 @@ def _run(line: CommandLine, argv: Sequence[str]) -> int:
         ready.start()  # loads torch while the run is composed
     try:
         if line.multirun:
-            _refuse_resume(line)
+            if line.resume is not None:
+                raise UserError("resume= continues one run; -m starts several runs.", "Leave out -m, or type from=.")
             from gangline.cli.multirun import run_all
 
             return run_all(line.words)
@@ -215,12 +216,6 @@ def _seems_local(line: CommandLine) -> bool:
     return offer is None or not issubclass(offer.part.config, LaunchConfig) or offer.part.config.here
 
 
-def _refuse_resume(line: CommandLine) -> None:
-    """Raise UserError for a resume in a multirun, because a resume continues one run."""
-    if line.resume is not None:
-        raise UserError("resume= continues one run; -m starts several runs.", "Leave out -m, or type from= instead.")
-
-
 def _prepare(line: CommandLine, argv: Sequence[str], job: str | None = None) -> RunDirectory:
     """Compose and check the run, write its directory and return it, locked unless nodes share a resumed run."""
     from gangline import api
@@ -250,9 +245,7 @@ def _resume(line: CommandLine) -> tuple[RunDirectory, Run, dict]:
 
     others = [word for word in line.words if word.startswith(("from=", "recipe=", "weights="))]
     if others:
-        raise UserError(
-            f"resume= continues a run, but {others[0]} starts a new run.", "Leave out one of the two arguments."
-        )
+        raise UserError(f"resume= continues a run, but {others[0]} starts a new run.", "Leave out one of the two.")
     directory = RunDirectory.open(Path(line.resume or ""))
     run, changes = continue_run(str(directory.path), directory.read_content(), line.words)
     return directory, run, changes

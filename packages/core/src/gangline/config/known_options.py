@@ -122,10 +122,7 @@ class KnownOptions:
             f"{group}=[{','.join(_add_member(group, name))}]" if group in LISTS else f"{group}={name}"
             for group, name in pairs
         ]
-        return [
-            f"Did you mean {' or '.join(words)}?",
-            *_explain_install(*(f"{group}={name}" for group, name in pairs)),
-        ]
+        return [f"Did you mean {' or '.join(words)}?", *_explain_install(*(f"{group}={name}" for group, name in pairs))]
 
     def _explain_within(self, place: str, path: str, text: str) -> list[str]:
         own = [option_path for option_path in self.options if option_path.startswith(place + ".")]

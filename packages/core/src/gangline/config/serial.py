@@ -22,7 +22,7 @@ from gangline.config.fields import REQUIRED, get_defaults, get_opened_defaults, 
 from gangline.config.ranges import list_choices
 from gangline.config.schema import EditConfig, PartConfig, Run
 from gangline.config.sections import SECTIONS
-from gangline.config.suggest import suggest_near, suggest_synonym
+from gangline.config.suggest import answer, suggest_near, suggest_synonym
 from gangline.config.values import InvalidValue, convert, describe, spell, to_plain
 from gangline.errors import Problem, UserError
 from gangline.plugin.hooks import GROUPS, LISTS, SINGLE
@@ -134,7 +134,8 @@ def fill(
     for key in [key for key in values if key not in option_names]:
         listing = f"Options: {', '.join(option_names)}." if option_names else f"{owner} has no options."
         there, synonyms = [f"{path}.{name}" for name in option_names], installed().get_synonyms()
-        guess = suggest_synonym(f"{path}.{key}", there, synonyms) or suggest_near(str(key), option_names)
+        guess = answer(f"{path}.{key}", str(values[key]), installed().get_words())
+        guess = guess or suggest_synonym(f"{path}.{key}", there, synonyms) or suggest_near(str(key), option_names)
         problems.append(Problem(f"{path}.{key}: {owner} has no such option.", guess, listing))
         del values[key]
     arguments = {}

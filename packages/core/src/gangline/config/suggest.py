@@ -20,6 +20,8 @@ def suggest_near(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
 
 # Product that other frameworks support by an option -> its group of parts.
 _GROUP = dict.fromkeys(["wandb", "mlflow", "comet", "neptune", "aim", "clearml"], "track")
+_DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+_FALSE = ("false", "off", "0", "0.0", "no", "none", "null", "disabled", "fp32")
 
 
 def answer(word: str, value: str, words: Mapping[str, str]) -> str:
@@ -32,7 +34,25 @@ def answer(word: str, value: str, words: Mapping[str, str]) -> str:
     template = template or catalogue.PEERS.get(word.lower().replace("-", "_"), "")
     if re.fullmatch(r"[a-z_]+(\.[a-z_]+)+", template):
         return f"Did you mean {template}?"
-    return "Type  " + template.replace("{n}", value if value.isdecimal() else "N") if template else ""
+    return _fit(template, value.lower().strip("'\"[]")) if template else ""
+
+
+def _fit(template: str, value: str) -> str:
+    """Return an answer of the catalogue for a value, which may switch off, or name another part of the same group."""
+    value = _DTYPES.get(value, value)
+    off = value in _FALSE and not re.search("[A-Z]", template)  # a template with a placeholder needs a value
+    template = template.replace("{n}", value if value.isdecimal() and not off else "N")
+    if match := re.fullmatch(r"((\w+)=\[?)((?:\w+,)*)(\w+)(\]?)", template):
+        start, group, others, part, end = match.groups()
+        choice = "off" if part == "NAME" and value in _FALSE else value
+        if choice in (names := catalogue.list_names(group)):
+            return f"Type  {start}{others}{choice}{end}"
+        if off and others and part in catalogue.list_defaults(group):
+            return f"Type  {start}{others[:-1]}{end}  ({part} is on by default)"
+        if names and not off and (value in _DTYPES.values() or value in _GROUP):
+            return f"Type  {start}{others}NAME{end}"
+    line = f"Leave it out: it is off by default  (to turn it on: {template})" if off else template
+    return line if line.startswith("Leave") else f"Type  {line}"
 
 
 def explain_external(word: str, choices: Collection[str]) -> list[str]:
