@@ -53,7 +53,7 @@ class UserError(Exception):
             return cls(problem_list[0].what, *problem_list[0].format_details())
         lines: list[str] = []
         for number, problem in enumerate(problem_list, 1):
-            details = [f"   {line}" for line in problem.format_details()]
+            details = (f"   {line}" for line in problem.format_details())
             lines += [f"{number}. {problem.what}", *(line for line in details if len(line) < 60 or line not in lines)]
         return cls(f"{len(problem_list)} problems:", *lines)
 

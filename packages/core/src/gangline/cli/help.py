@@ -116,9 +116,6 @@ def _format_recipes() -> str:
     recipes = find_recipes()
     counts = Counter(path.parent for path in recipes.values())
     few = {name: path for name, path in recipes.items() if counts[path.parent] <= 12}
-    width = max(map(len, few), default=0)
-    lines = ["Recipes", *(f"  {name:{width}}  {read_summary(path)}".rstrip() for name, path in few.items())]
-    many = " ".join(name for name in recipes if name not in few)
-    return "\n".join(
-        [*lines, *textwrap.wrap(many, _WIDTH - 2, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)]
-    )
+    lines = [f"  {name:{max(map(len, few))}}  {read_summary(path)}".rstrip() for name, path in few.items()]
+    many = textwrap.wrap(" ".join(sorted(recipes.keys() - few)), _WIDTH - 2, break_on_hyphens=False)
+    return "\n".join(["Recipes", *lines, *(f"  {line}" for line in many)])

@@ -116,8 +116,7 @@ class RunDirectory:
         if not directory.path.is_dir():
             raise UserError(f"there is no run directory {directory.path}.", _list_siblings(directory.path))
         if CheckpointId.parse(directory.path.name) and not directory.config.exists():
-            run_dir, name = directory.path.parent, directory.path.name
-            run_dir = run_dir.parent if run_dir.name == "checkpoints" else run_dir
+            run_dir, name = next(p for p in directory.path.parents if p.name != "checkpoints"), directory.path.name
             raise UserError(
                 f"{directory.path} is a checkpoint, not a run directory.",
                 f"To continue the run from its newest checkpoint:  train resume={run_dir}",
