@@ -197,4 +197,4 @@ def test_byte_store_for_large_vocabulary_is_reported(store):
     assert run.data.list_notices(run) == []
     run = build_small_run(*SIZES, f"data.path={store}", "model.vocab_size=128256")
     (notice,) = run.data.list_notices(run)
-    assert "a vocabulary of 256, model.vocab_size is 128256" in notice
+    assert " is 256, model.vocab_size is 128256" in notice

@@ -168,11 +168,11 @@ class TokensConfig(SequenceConfig):
 
         if not isinstance(self.path, str) or is_external(self.path) or is_remote(self.path):
             return []
-        known, stored = run.model.vocab_size, read(self.path).vocab_size
-        if 2 * stored >= known:
+        model_size, store_size = run.model.vocab_size, read(self.path).vocab_size
+        if 2 * store_size >= model_size:
             return []
         return [
-            f"data.path={self.path} has tokens of a vocabulary of {stored}, model.vocab_size is {known}: the store may "
+            f"the vocabulary of data.path={self.path} is {store_size}, model.vocab_size is {model_size}: the store may "
             "be made with another tokenizer (gangline data prepare --tokenizer FILE)"
         ]
 

@@ -75,11 +75,11 @@ def read_steps(run_dir: Path, steps: int | None) -> tuple[list[StepRecord], list
     except OSError as error:
         raise UserError(f"{path} cannot be read.", error.strerror or str(error)) from error
     most = max(steps, read_most_steps(run_dir)) if steps else MOST_STEPS
-    kept = list(_mark_order(lines, most))
-    reasons |= {number: why for number, why in zip(numbers, kept, strict=True) if why}
+    faults = list(_mark_order(lines, most))
+    reasons |= {number: why for number, why in zip(numbers, faults, strict=True) if why}
     if lines and lines[-1] is None:  # a run that still writes
-        lines, kept = lines[:-1], kept[:-1]
-    newest, gaps = keep_newest(record for record, why in zip(lines, kept, strict=True) if not why)
+        lines, faults = lines[:-1], faults[:-1]
+    newest, gaps = keep_newest(record for record, why in zip(lines, faults, strict=True) if not why)
     records = [StepRecord(**{key: value for key, value in line.items() if key in _FIELDS}) for line in newest]
     whys = [f"line {number}: {why}" for number, why in sorted(reasons.items())]
     return records, whys + ["a truncated line"] * gaps
