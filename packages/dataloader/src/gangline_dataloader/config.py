@@ -161,20 +161,21 @@ class TokensConfig(SequenceConfig):
         return problems or self._check_files(run)
 
     def list_notices(self, run: Run) -> list[str]:
-        """Return a notice if the vocabulary of a local store is much smaller than the model's, as with a byte store."""
+        """Return the notices of the base class, and one for a local store with a much smaller vocabulary."""
         from gangline_dataloader.store.external import is_external
         from gangline_dataloader.store.manifest import read
         from gangline_dataloader.store.remote.tokens import is_remote
 
+        notices = super().list_notices(run)
         if not isinstance(self.path, str) or is_external(self.path) or is_remote(self.path):
-            return []
+            return notices
         model_size, store_size = run.model.vocab_size, read(self.path).vocab_size
-        if 2 * store_size >= model_size:
-            return []
-        return [
-            f"the vocabulary of data.path={self.path} is {store_size}, model.vocab_size is {model_size}: the store may "
-            "be made with another tokenizer (gangline data prepare --tokenizer FILE)"
-        ]
+        if 2 * store_size < model_size:
+            notices.append(
+                f"the vocabulary of data.path={self.path} is {store_size}, model.vocab_size is {model_size}: the store "
+                "may be made with another tokenizer (gangline data prepare --tokenizer FILE)"
+            )
+        return notices
 
     def _check_files(self, run: Run) -> list[Problem]:
         """Return a problem for each store with files that are missing or differ in size from the manifest."""
