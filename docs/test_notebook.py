@@ -63,11 +63,11 @@ def test_page_has_cells_outputs_and_images_of_notebook():
 
 
 def test_terminal_output_is_stored_as_shown():
-    assert notebook.clean("a 1\rb 2\r\n\x1b[2K\x1b[91mc\x1b[0m in /work/d\n", Path("/work")) == "b 2\nc in .../d\n"
+    assert notebook.clean("a 1\rb 2\r\n\x1b[2K\x1b[91mc\x1b[0m in /data/d\n", Path("/data")) == "b 2\nc in .../d\n"
 
 
 def test_stored_tables_stay_aligned():
-    table = "path  null  /work/d/a\nlong  null    /work/d\nlora  null         on\n"
-    assert notebook.clean(table, Path("/work/d")) == (
+    table = "path  null  /data/d/a\nlong  null    /data/d\nlora  null         on\n"
+    assert notebook.clean(table, Path("/data/d")) == (
         "path  null      .../a\nlong  null        ...\nlora  null         on\n"
     )

@@ -40,7 +40,7 @@ def test_sweep_removes_semaphores_of_dead_launchers_only():
         semaphores.sweep()
         assert not (semaphores.ROOT / left).exists()
         assert (semaphores.ROOT / kept).exists()
-        assert other.exists(), "it is nobody's that we know"
+        assert other.exists(), "a file of an unknown program must stay"
         other.unlink()
     finally:
         living.communicate("")
