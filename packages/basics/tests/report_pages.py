@@ -15,7 +15,7 @@ QUICK = ("recipe=quick", "track=[console,jsonl]", "validate.every=5", "validate.
 
 @dataclass
 class Page(HTMLParser):
-    """What a browser would find in a page: rows of tables, facts, texts, and the attributes of elements."""
+    """Content of a page as a browser reads it: rows of tables, facts, texts, and the attributes of elements."""
 
     html: str
     rows: list[list[str]] = field(default_factory=list)

@@ -31,7 +31,7 @@ class DurableCopy(Delivery):
         self._copier, self._copies = copier, copies
 
     def plan(self) -> DeliveryPlan:
-        """Return the plan of the copy; its target is no tier if the durable tier already has the checkpoint.
+        """Return the plan of the copy. If the durable tier already has the checkpoint, the plan has no target.
 
         Raises FileExistsError if the durable tier has the checkpoint and this is not the last save, OSError.
         """

@@ -38,7 +38,7 @@ _WORDS = ("nan", "inf", "-inf")  # numbers that JSON lacks, as `StepRecord.to_js
 
 
 def read_events(run_dir: Path) -> tuple[list[dict[str, Any]], int]:
-    """Return (the events, oldest first; the number of damaged lines). An incomplete last line is no damage."""
+    """Return (the events, oldest first; the number of damaged lines). An incomplete last line does not count."""
     contents = [_parse_object(line) for line in _iterate_complete(run_dir / events.FILE)]
     valid = [content for content in contents if content is not None and _is_event(content)]
     return valid, len(contents) - len(valid)
