@@ -192,6 +192,21 @@ def browser(session: nox.Session) -> None:
 
 
 @nox.session(allow_parallel=True)
+def fake_cuda(session: nox.Session) -> None:
+    """Run training on a fake CUDA device, built with g++: gangline's code for GPUs computes on a CPU."""
+    if not shutil.which("g++"):
+        what = "needs a C++ compiler, to build the device:  apt-get install g++"
+        if "fake_cuda" in ASKED or "CI" in os.environ:  # requested by name, or by a CI
+            session.error(what)
+        session.skip(what)
+    install(session, *editable(*PACKAGES), "triton>=3.4; sys_platform == 'linux'", "matplotlib", *SPREADING)
+    one_thread(session)
+    session.env["XDG_CACHE_HOME"] = str(ROOT / ".nox" / ".fake_cuda")
+    plugin = ("-p", "gangline_testkit.fake_cuda.plugin")
+    session.run(*PYTEST, *plugin, "-n", "2", "--dist", "worksteal", "tests_on_fake_cuda", *session.posargs)
+
+
+@nox.session(allow_parallel=True)
 @nox.parametrize("package", LARGEST, ids=LARGEST)
 def tests(session: nox.Session, package: str) -> None:
     """Run the tests of one package, with no other plugin installed than it needs.

@@ -6,28 +6,20 @@ import gc
 import statistics
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from gangline.batch import Batch
-from gangline.comm.base import Comms
 from gangline.comm.transport import connect
 from gangline.config.schema import Run
 from gangline.mesh import Mesh
-from gangline.model.compose import Composed, compose_model
-from gangline.model.init import initialise
-from gangline.optimizer import Optimizer
-from gangline.plugin import registry
 from gangline.run.directory import RunDirectory
-from gangline.runtime import Job, Runtime
 from gangline.train.build import build as build_session
-from gangline.train.recompute_and_compile import make_finish
 from gangline.train.session import Session
-from gangline_testkit.inputs import share
 from gangline_testkit.runs import build_small_run
+from gangline_testkit.trainer import Trainer
 
 CPU = torch.device("cpu")
 
@@ -123,74 +115,6 @@ def numbers(name: str, ours: Iterable[float], theirs: Iterable[float]) -> dict[s
 # --- steps -----------------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class Trainer:
-    """A runtime and its optimizer."""
-
-    run: Run
-    runtime: Runtime
-    optimizer: Optimizer
-    device: torch.device
-    ready: dict[tuple[int, str], list[Batch]] = field(default_factory=dict)
-
-    @classmethod
-    def of(
-        cls,
-        run: Run,
-        device: torch.device,
-        mesh: Mesh | None = None,
-        comms: Comms | None = None,
-        drawn: bool = True,
-    ) -> Trainer:
-        """Build the trainer of a run. mesh, comms: of several ranks; by default one process.
-
-        drawn: with the weights that the run would start with, which the host draws; else with any weights, made on the
-        device
-        """
-        mesh = mesh or Mesh.of({})
-        comms = comms or connect(mesh, device=device, deterministic=run.deterministic)
-        tree, plan = compose_model(run)
-        finish = make_finish(run.job.recompute, run.job.compile, run.job.recompute_every, plan.seams)
-        precision = registry.build(run.precision, run)
-        runtime = registry.build(run.parallel, Job(Composed(run, tree, plan), mesh, comms, precision, finish))
-        if drawn:
-            initialise(runtime.shards(), plan, run.seed)
-        else:
-            for shard in runtime.shards():
-                if shard.local.is_floating_point():
-                    shard.local.normal_(std=0.02) if shard.local.ndim > 1 else shard.local.fill_(1.0)
-        return cls(run, runtime, registry.build(run.optimizer, run, runtime), device)
-
-    def prepare(self, first: int, stop: int, kind: str) -> None:
-        """Make the microbatches of these steps on the device, so that a timed step does not make them."""
-        self.ready = {(number, kind): self.microbatches(number, kind) for number in range(first, stop)}
-
-    def microbatches(self, number: int, kind: str) -> list[Batch]:
-        """Return the microbatches that this rank reads in step `number`."""
-        batch, vocabulary = self.run.batch, getattr(self.run.model, "vocab_size", None) or 256
-        index, width = self.runtime.data_coordinate
-        micro = batch.micro_size or 1
-        sizes = {
-            "size": batch.global_size,
-            "micro_size": micro,
-            "length": batch.sequence_length,
-            "vocab_size": vocabulary,
-        }
-        return [one.to(self.device) for one in share(number, index, width, **sizes, kind=kind)]
-
-    def step(self, number: int, kind: str = "ragged") -> tuple[float, float]:
-        """Run step `number`; return (loss per token, gradient norm)."""
-        result = self.runtime.step(self.ready.pop((number, kind), []) or self.microbatches(number, kind))
-        norm = self.runtime.clip(1.0)
-        self.optimizer.step(1e-3)
-        self.runtime.finish_update()
-        return result.loss_sum / result.tokens, norm
-
-    def steps(self, count: int = 3, kind: str = "ragged") -> tuple[list[float], list[float]]:
-        losses, norms = zip(*(self.step(number, kind) for number in range(count)), strict=True)
-        return list(losses), list(norms)
-
-
 SMALL = (
     "model.layers=2",
     "model.dim=64",
@@ -212,7 +136,7 @@ def small(*words: str) -> Run:
 
 def trained(place: torch.device, *words: str, kind: str = "ragged") -> tuple[list[float], list[float]]:
     """Return the losses and gradient norms of three steps in one process."""
-    return Trainer.of(small(*words), place).steps(kind=kind)
+    return Trainer.of(small(*words), place).run_steps(kind=kind)
 
 
 def compared(

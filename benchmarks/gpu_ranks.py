@@ -62,7 +62,7 @@ def trained(device: str, words: tuple[str, ...], axes: dict[str, int], kind: str
     """Return the losses and gradient norms of three steps, on each rank of a pool; equal on all ranks."""
     registry.installed.cache_clear()
     here, mesh = torch.device(device), Mesh.of(axes)
-    return Trainer.of(small(*words), here, mesh, HostComms(mesh, here)).steps(kind=kind)
+    return Trainer.of(small(*words), here, mesh, HostComms(mesh, here)).run_steps(kind=kind)
 
 
 def twice(device: str, words: tuple[str, ...]) -> list[tuple[list[float], list[float]]]:
