@@ -50,10 +50,10 @@ def test_sync_wait_counts_toward_next_step(tmp_path, monkeypatch):
     """Wait in the sync, while a GPU would still run the optimizer; a rank's local seconds exclude this wait."""
     told, real = [], loop.agree
 
-    def slow(world, device, seconds, *rest):
+    def slow(world, seconds, *rest):
         told.append(seconds)
         time.sleep(0.2)
-        return real(world, device, seconds, *rest)
+        return real(world, seconds, *rest)
 
     monkeypatch.setattr(loop, "agree", slow)
     rank.train(open_session(tmp_path / "out", "run.steps=3"))

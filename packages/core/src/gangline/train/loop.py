@@ -50,7 +50,7 @@ def run_steps(s: Session) -> Ending:
         due, ahead = request is not None, Clock()
         with ahead("sync"):  # counts in the next step's seconds; on a GPU it includes the wait for the optimizer
             rows, same = clock.pulse.take_rows(), hash_metrics(emitted)
-            status = agree(s.comms.world, s.device, own, stop_requested(), own_verdicts, due, rows, own_loss, same)
+            status = agree(s.comms.world, own, stop_requested(), own_verdicts, due, rows, own_loss, same)
         if not status.metrics_alike:
             refuse_unlike(s, emitted)
         record.rank_seconds, record.rank_phases = status.rank_seconds, status.rank_phases

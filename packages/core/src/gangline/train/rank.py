@@ -172,7 +172,7 @@ def make_ending(s: Session, ending: Ending) -> RunEnding:
 def find_lost_save(s: Session) -> Ending | None:
     """Return a restart, equal on all ranks, if the last save failed because the store was lost; new ranks can save."""
     own_verdicts = [cut_off(s)] if s.failed_save and s.cut_off else []
-    verdicts, _ = gather_verdicts(s.comms.world, s.device, own_verdicts)
+    verdicts, _ = gather_verdicts(s.comms.world, own_verdicts)
     return Ending("restart", "; ".join(map(str, verdicts)), requeue=True) if verdicts else None
 
 
