@@ -47,7 +47,9 @@ def choose_device(run: Run) -> torch.device:
     name = run.job.device or ("cuda" if torch.cuda.is_available() else "cpu")
     device = torch.device(name)
     if device.type == "cuda":
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) if device.index is None else device.index)
+        # Modulo, because some schedulers show each task only its own GPU.
+        local = int(os.environ.get("LOCAL_RANK", "0")) % max(1, torch.cuda.device_count())
+        device = torch.device("cuda", local if device.index is None else device.index)
         torch.cuda.set_device(device)
     return device
 
