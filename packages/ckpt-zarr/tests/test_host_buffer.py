@@ -68,7 +68,7 @@ def test_buffer_for_a_gpu_is_pinned_once_and_released(monkeypatch, works: bool) 
     meta, _ = staged(REGISTRY)
     calls: list[tuple[str, int]] = []
     monkeypatch.setattr(host_buffer, "pin", lambda memory: calls.append(("pin", memory.nbytes)) or works)
-    monkeypatch.setattr(host_buffer, "unpin", lambda memory: calls.append(("unpin", memory.nbytes)))
+    monkeypatch.setattr(host_buffer, "release", lambda memory: calls.append(("release", memory.nbytes)))
     buffer = HostBuffer(make_shards(), meta, 20_000)
     assert not buffer._pins, "no shard is on a GPU"
     buffer._pins = True
@@ -80,4 +80,4 @@ def test_buffer_for_a_gpu_is_pinned_once_and_released(monkeypatch, works: bool) 
 
     with pytest.raises(RuntimeError):
         fail()
-    assert calls == [("pin", buffer._size), ("unpin", buffer._size)][: 1 + works]
+    assert calls == [("pin", buffer._size), ("release", buffer._size)][: 1 + works]

@@ -19,6 +19,6 @@ def pin(memory: torch.Tensor) -> bool:
     return True
 
 
-def unpin(memory: torch.Tensor) -> None:
+def release(memory: torch.Tensor) -> None:
     """Release a tensor that `pin` has pinned, before its memory is freed."""
     torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())

@@ -14,7 +14,7 @@ import torch
 from gangline.shard import Box, Shard
 from gangline_ckpt_zarr.format.base import Meta
 from gangline_ckpt_zarr.load.read_plan import Target
-from gangline_ckpt_zarr.pinned import pin, unpin
+from gangline_ckpt_zarr.pinned import pin, release
 
 GROUP_BYTES = 1 << 30  # maximum size of the buffer: the hosts of a node's ranks have memory for several models at most
 ALIGNMENT = 64  # bytes
@@ -80,7 +80,7 @@ class HostBuffer:
             yield (HostGroup(group, memory, pinned) for group in self._groups)
         finally:
             if pinned:
-                unpin(memory)
+                release(memory)
 
 
 class HostGroup:

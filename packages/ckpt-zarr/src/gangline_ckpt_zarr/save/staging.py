@@ -18,7 +18,7 @@ from gangline.shard import Shard
 from gangline_ckpt_zarr.format.chunks import ChunkRun, RankFile
 from gangline_ckpt_zarr.format.dtypes import map_dtype
 from gangline_ckpt_zarr.format.views import make_views
-from gangline_ckpt_zarr.pinned import pin, unpin
+from gangline_ckpt_zarr.pinned import pin, release
 
 SCRATCH = 1 << 28  # bytes of GPU memory in which chunks are assembled before they are transferred
 Place = tuple[tuple[slice, ...], torch.Tensor]  # (part of a box, view of its bytes in the buffer)
@@ -112,7 +112,7 @@ class Staging:
         if file.size > self.size:
             # Raises OSError if memory or tmpfs is full. Without it, a later write would kill the process by SIGBUS.
             os.posix_fallocate(self.fd, 0, file.size)
-            self._unpin()
+            self._release()
             self._bytes = torch.frombuffer(mmap.mmap(self.fd, file.size), dtype=torch.uint8)
             self.size, self._pageable = file.size, False
         self._places = [(run, [*self._of(run, file.dtypes[run.name])]) for run in file.runs]
@@ -129,14 +129,14 @@ class Staging:
             self._pinned = pin(self._bytes)
             self._pageable = not self._pinned
 
-    def _unpin(self) -> None:
+    def _release(self) -> None:
         if self._pinned:
-            unpin(self._bytes)
+            release(self._bytes)
         self._pinned = False
 
     def close(self) -> None:
         """Free the memory."""
-        self._unpin()
+        self._release()
         self._places, self._file = [], None
         os.close(self.fd)
 
