@@ -50,7 +50,7 @@ def test_groups_fill_shards_within_the_limit(limit: int | None, groups: int) -> 
         assert torch.equal(shard.local, made.whole(shard.name, REGISTRY[shard.name]).to(shard.dtype))
 
 
-def test_row_larger_than_the_limit_is_its_own_group() -> None:
+def test_row_above_the_limit_has_own_group() -> None:
     meta, files = staged(REGISTRY)
     shards = make_shards()[:1]
     buffer = HostBuffer(shards, meta, 100)
@@ -63,7 +63,7 @@ def test_row_larger_than_the_limit_is_its_own_group() -> None:
 
 
 @pytest.mark.parametrize("works", [True, False])
-def test_buffer_for_a_gpu_is_pinned_once_and_released(monkeypatch, works: bool) -> None:
+def test_buffer_for_gpu_is_pinned_and_released(monkeypatch, works: bool) -> None:
     """Pin by a stub, because this machine may have no GPU; the buffer is released also after an error."""
     meta, _ = staged(REGISTRY)
     calls: list[tuple[str, int]] = []

@@ -55,7 +55,7 @@ def made(samples, numbers=(7, 8)) -> Batch:
         (("document", "position", "filled", "loss_mask", "patches"), 8),
     ],
 )
-def test_copies_to_gpu_are_pinned_and_do_not_block(monkeypatch, fields, expected):
+def test_copies_to_gpu_are_pinned_and_nonblocking(monkeypatch, fields, expected):
     """Record the copies to the meta device, with a stub of pinned memory: a blocking copy would drain a GPU."""
     every = {
         "document": np.array([0, 0, 1, 1, 2]),

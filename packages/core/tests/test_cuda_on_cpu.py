@@ -119,7 +119,7 @@ def test_rank_takes_visible_gpu_modulo_their_number(tmp_path, monkeypatch, visib
         ("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync", None),
     ],
 )
-def test_allocator_is_set_before_the_device_unless_by_user(tmp_path, monkeypatch, name, value, expected):
+def test_allocator_is_set_first_unless_by_user(tmp_path, monkeypatch, name, value, expected):
     """End a rank where it would open its GPU, and read the variable that the allocator of GPU memory reads."""
     s, seen = open_session(tmp_path / "out"), []
     for variable in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):

@@ -183,7 +183,7 @@ def find_lost_save(s: Session) -> Ending | None:
 
 @contextmanager
 def pause_collection(every: int | None) -> Iterator[None]:
-    """Disable Python's garbage collection in the block, whose code collects every `every` steps; None: no change.
+    """Pause Python's automatic garbage collection in the block, unless `every` is None: the loop collects instead.
 
     A rank that collects alone makes all others wait. Objects from before the block are not scanned, which saves time.
     """
