@@ -130,7 +130,7 @@ def one_step(s) -> None:
     record, own_loss, before = training.step(s, clock)
     mine = verdicts.after_step(s, record)
     seconds, phases = record.step_seconds, clock.pulse.take_rows()
-    agreed = training.agree(s.comms.world, s.device, seconds, training.stop_requested(), mine, False, phases, own_loss)
+    agreed = training.agree(s.comms.world, seconds, training.stop_requested(), mine, False, phases, own_loss)
     record.rank_seconds, record.rank_phases = agreed.rank_seconds, agreed.rank_phases
     record.rank_losses = agreed.rank_losses
     verdicts.judge(s, [*before, *agreed.verdicts], agreed.now, record)

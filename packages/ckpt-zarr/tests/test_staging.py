@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from pathlib import Path
 
 import made
@@ -153,3 +154,38 @@ def test_staging_works_without_pinned_memory(monkeypatch) -> None:
     assert (staging._pinned, asked) == (False, [1])
     assert launched == ["cuda"], "the next kernel of the run would raise the error of the refused call"
     staging.close()
+
+
+def test_memory_is_pinned_before_the_first_save(tmp_path: Path, monkeypatch) -> None:
+    """Prepare saves in a process that uses GPU 3; stubs of CUDA record where and what is pinned, and its release."""
+    calls: list[tuple[object, ...]] = []
+
+    class Runtime:
+        def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
+            calls.append(("pin", threading.current_thread().name, size))
+            return 0
+
+        def cudaHostUnregister(self, address: int) -> None:
+            calls.append(("unpin",))
+
+    found = checkpointer(tmp_path)
+    with monkeypatch.context() as stubs:
+        stubs.setattr(torch.cuda, "is_initialized", lambda: True)
+        stubs.setattr(torch.cuda, "current_device", lambda: 3)
+        stubs.setattr(torch.cuda, "set_device", lambda gpu: calls.append(("device", gpu)))
+        stubs.setattr(torch.cuda, "cudart", Runtime)
+        stubs.setattr(torch.cuda, "check_error", lambda code: None)
+        found.prepare(REGISTRY)
+        found._buffers._join()
+        size = PackedFiles(REGISTRY).get_rank_file(0).size
+        assert calls == [("device", 3), ("pin", "prepare", size)]
+        staging = found._buffers._prepared
+        assert staging is not None
+        staging._pin()
+        assert len(calls) == 2, "the first save finds the memory pinned"
+        larger = Registry.of(Mesh.of({}), {"model/w": Layout((600, 50))})
+        staging._fit(PackedFiles(larger).get_rank_file(0))
+        assert calls[2:] == [("unpin",)], "before the memory is replaced"
+        staging._pin()
+        found.close()
+        assert calls[3:] == [("pin", "MainThread", staging.size), ("unpin",)]

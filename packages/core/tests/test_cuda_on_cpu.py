@@ -1,7 +1,8 @@
-"""CUDA behaviour tested without a GPU: waits between ranks, host copies, peak FLOP/s, out of memory."""
+"""CUDA behaviour tested without a GPU: waits, host copies, device, allocator, peak FLOP/s, out of memory."""
 
 from __future__ import annotations
 
+import os
 import time
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 
 from gangline.errors import UserError
 from gangline.record import read_records
-from gangline.train import loop, peaks, rank
+from gangline.train import build, loop, peaks, rank
 from gangline_basics.model import rope
 from gangline_basics.sampling import show
 from gangline_testkit.sessions import open_session
@@ -50,10 +51,10 @@ def test_sync_wait_counts_toward_next_step(tmp_path, monkeypatch):
     """Wait in the sync, while a GPU would still run the optimizer; a rank's local seconds exclude this wait."""
     told, real = [], loop.agree
 
-    def slow(world, device, seconds, *rest):
+    def slow(world, seconds, *rest):
         told.append(seconds)
         time.sleep(0.2)
-        return real(world, device, seconds, *rest)
+        return real(world, seconds, *rest)
 
     monkeypatch.setattr(loop, "agree", slow)
     rank.train(open_session(tmp_path / "out", "run.steps=3"))
@@ -94,3 +95,44 @@ def test_gpu_peak_flops_depends_on_matmul_precision(monkeypatch, dtype, precisio
         assert peaks.find_peak_flops(torch.device("cuda"), dtype)[0] == rate
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.parametrize(("visible", "local", "index"), [(8, "5", 5), (1, "5", 0), (2, "5", 1)])
+def test_rank_takes_visible_gpu_modulo_their_number(tmp_path, monkeypatch, visible, local, index):
+    """Show a rank some of its node's GPUs, as schedulers do that give each task its own GPU; stubs of torch.cuda."""
+    s, current = open_session(tmp_path / "out"), []
+    monkeypatch.setenv("LOCAL_RANK", local)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    s.run.job.device = "cuda"
+    assert build.choose_device(s.run) == torch.device("cuda", index)
+    assert current == [torch.device("cuda", index)]
+    s.run.job.device = "cuda:3"
+    assert build.choose_device(s.run) == torch.device("cuda", 3), "the user's choice stays"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        (None, None, "expandable_segments:True"),
+        ("PYTORCH_ALLOC_CONF", "max_split_size_mb:64", "max_split_size_mb:64"),
+        ("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync", None),
+    ],
+)
+def test_allocator_is_set_first_unless_by_user(tmp_path, monkeypatch, name, value, expected):
+    """End a rank where it would open its GPU, and read the variable that the allocator of GPU memory reads."""
+    s, seen = open_session(tmp_path / "out"), []
+    for variable in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.setenv(variable, "")  # restored after the test
+        monkeypatch.delenv(variable)
+    if name is not None:
+        monkeypatch.setenv(name, value)
+
+    def opens(run):
+        seen.append(os.environ.get("PYTORCH_ALLOC_CONF"))
+        raise UserError("no GPU here.")
+
+    monkeypatch.setattr(rank, "choose_device", opens)
+    with pytest.raises(UserError, match="no GPU here"):
+        rank.train_rank(str(s.directory.path))
+    assert seen == [expected]

@@ -26,7 +26,7 @@ def told(knowing: int) -> Gathered:
     verdicts = [Verdict("spike", "step 3", 0.5, "the loss", Action.WARN)] if mine else []
     phases = [0.25 * rank.index] * len(ROWS)
     loss = None if rank.index == 1 else 2.0 + rank.index
-    return agree(world, CPU, 1.0 + rank.index, "SIGTERM" if mine else None, verdicts, mine, phases, loss)
+    return agree(world, 1.0 + rank.index, "SIGTERM" if mine else None, verdicts, mine, phases, loss)
 
 
 def test_sync_shares_signal_verdicts_and_save_request() -> None:
@@ -78,7 +78,7 @@ class Opened(DataSource):
 def opened(late: int | None) -> str:
     world = rank.make_comms(Mesh.of({"dp_replicate": rank.world})).world
     try:
-        check_same_data(world, CPU, {"train": Opened(4 if rank.index == late else 3), "validation": Opened(1)})
+        check_same_data(world, {"train": Opened(4 if rank.index == late else 3), "validation": Opened(1)})
     except UserError as error:
         return str(error)
     return ""

@@ -55,6 +55,26 @@ def test_chunked_delta_rule_matches_recurrence(chunk, document):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-11)
 
 
+def test_deterministic_kernels_need_no_cumsum(monkeypatch):
+    """Refuse cumsum as torch does for floats on a GPU in deterministic mode; results equal those of cumsum."""
+    arguments, results = given(), []
+    weight = torch.randn(B, T, H, V, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+    def refuse(x, dim):
+        raise RuntimeError("cumsum_cuda_kernel does not have a deterministic implementation")
+
+    try:
+        for deterministic in (False, True):
+            torch.use_deterministic_algorithms(deterministic)
+            out = apply_delta_rule(*arguments, DOCUMENTS, chunk=8)[0]
+            results.append((out, *torch.autograd.grad(out, arguments, weight)))
+            monkeypatch.setattr(Tensor, "cumsum", refuse)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-13)
+
+
 @pytest.mark.parametrize("first", [1, 8, 13, 21])
 @pytest.mark.parametrize("document", [None, DOCUMENTS], ids=["one document", "documents"])
 def test_decoding_from_chunk_state_matches_recurrence(first, document):

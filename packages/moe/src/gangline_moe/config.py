@@ -20,6 +20,7 @@ from gangline.config import (
     TrackConfig,
     list_divisors,
 )
+from gangline.launch.devices import count_gpus
 from gangline.mesh import Mesh
 from gangline.plugin.registry import installed
 from gangline_basics.parallel.config import Ddp, Single
@@ -131,6 +132,13 @@ class MoeOptions(EditConfig):
         if self.top_k > self.experts:
             what = f"moe.top_k={self.top_k} is more than moe.experts={self.experts}."
             yield Problem(what, "A token uses each expert at most once.", f"moe.top_k={self.experts} or less.")
+        if run.precision.get_matmul_format() == "fp8" and count_gpus(run.job.device):
+            yield Problem(
+                f"moe=on does not support precision={installed().find_part(run.precision).part.name} on a GPU.",
+                "No grouped float8 matmul is available: each layer would compute its experts one by one, and wait for "
+                "the GPU nine times per microbatch.",
+                "precision=bf16, or moe=off, or run.device=cpu for a test",
+            )
         if self.shared_gate and not self.shared:
             yield Problem(
                 "moe.shared_gate=true needs at least one shared expert.",

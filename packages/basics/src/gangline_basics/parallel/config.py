@@ -68,7 +68,7 @@ class Ddp(ParallelConfig):
 
     reduces: ClassVar[bool] = True
 
-    bucket_mb: PositiveFloat = 4.0  # bucket size of the gradient all-reduce, in MiB; a bucket is sent when it is full
+    bucket_mb: PositiveFloat = 25.0  # bucket size of the gradient all-reduce, in MiB; a bucket is sent when it is full
 
     def count_ranks(self, gpus: int) -> int:
         return gpus or 2

@@ -110,7 +110,7 @@ class Tally:
 
     def _agree(self) -> None:
         """Set the keys to the sorted union of the keys of all ranks, which is the layout of the vectors."""
-        everyone = gather_json(self.comm, self.device, sorted({*self.agreed, *self._values}))
+        everyone = gather_json(self.comm, sorted({*self.agreed, *self._values}))
         self.agreed = sorted({(path, name, how, tuple(shape)) for keys in everyone for path, name, how, shape in keys})
 
     def _read(self, into: Tallied, values: Tensor, numbers: list[float], in_maxima: int, tokens: int) -> None:

@@ -48,5 +48,5 @@ def share_writing(
     """Generate this rank's share of the texts, and return all texts; each rank of `comm` has the complete model."""
     first, last = (len(prompts) * index // comm.size for index in (comm.index, comm.index + 1))
     own_texts = decode(forward, prompts[first:last], sampling, cached=cached, device=device, stop=stop, first=first)
-    parts = gather_json(comm, device, [[one.tokens, one.why] for one in own_texts])
+    parts = gather_json(comm, [[one.tokens, one.why] for one in own_texts])
     return [Written(tokens, why) for part in parts for tokens, why in part]

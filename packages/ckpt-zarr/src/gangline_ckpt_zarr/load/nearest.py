@@ -17,16 +17,15 @@ _NO_DAMAGE = (StoreError, PermissionError, ConnectionError, TimeoutError)  # cau
 
 def fill_from_nearest(
     id: CheckpointId, copies: Sequence[tuple[Tier, Meta]], targets: Iterable[Target], verify: bool = True
-) -> list[str]:
-    """Fill the targets. Return a line for each file that had to be read from a farther tier.
+) -> dict[int, str]:
+    """Fill the targets. Return a line for each file that had to be read from a farther tier, by the file's rank.
 
     All copies must be of one save. If no tier has a good copy of a file, raises UserError if the store of any tier does
     not answer, else the BadCheckpoint of the nearest tier.
     """
-    lines = (
-        _read_nearest(id, copies, rank, items, verify) for rank, items in plan_reads(copies[0][1], targets).items()
-    )
-    return [line for line in lines if line]
+    plan = plan_reads(copies[0][1], targets)
+    lines = {rank: _read_nearest(id, copies, rank, items, verify) for rank, items in plan.items()}
+    return {rank: line for rank, line in lines.items() if line}
 
 
 def _read_nearest(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-import numpy as np
 import torch
 
 from gangline import BadCheckpoint, UserError
@@ -13,8 +12,8 @@ from gangline.checkpoint.id import CheckpointId
 from gangline.shard import Registry, Shard
 from gangline_ckpt_zarr.agreement import Agreement, Failed
 from gangline_ckpt_zarr.format.base import Meta
+from gangline_ckpt_zarr.load.host_buffer import GROUP_BYTES, HostBuffer
 from gangline_ckpt_zarr.load.nearest import fill_from_nearest
-from gangline_ckpt_zarr.load.read_plan import Target
 from gangline_ckpt_zarr.load.shared import SharedLoad, agree_to_share
 from gangline_ckpt_zarr.tiers.base import Tier
 
@@ -39,21 +38,22 @@ def load(
         copies = _select_one_save(copies, agreement)
         _check(id, copies[0][1], shards)
         meta = copies[0][1]
-        shard_targets = [(shard, *_make_target(shard, meta)) for shard in shards if prod(shard.local.shape)]
-        targets = [target for _, target, _ in shard_targets]
-        sharing = None
-        if registry is not None and agree_to_share(agreement, registry, targets, far=not copies[0][0].store.local):
-            sharing = SharedLoad(meta, registry, agreement.rank, targets)
-        notes = fill_from_nearest(id, copies, targets if sharing is None else sharing.list_targets(), verify)
-        if notes and agreement.count("passed over", len(notes)) == len(notes):
-            agreement.publish("first passed over", notes[0])
-        agreement.count("read", 1)
-        agreement.wait_for_all("read")
-        if sharing is not None:
-            sharing.exchange()
-        for shard, _, memory in shard_targets:
-            if memory is not None:
-                shard.local.detach().copy_(memory)
+        shards = [shard for shard in shards if prod(shard.local.shape)]
+        boxes, far = {(shard.name, shard.box) for shard in shards}, not copies[0][0].store.local
+        if registry is not None and agree_to_share(agreement, registry, boxes, far):
+            with HostBuffer(shards, meta, limit=None).open_groups() as groups:
+                for group in groups:
+                    sharing = SharedLoad(meta, registry, agreement.rank, group.targets)
+                    _finish_reads(agreement, fill_from_nearest(id, copies, sharing.list_targets(), verify))
+                    sharing.exchange()
+                    group.copy()
+        else:
+            notes: dict[int, str] = {}
+            with HostBuffer(shards, meta, GROUP_BYTES).open_groups() as groups:
+                for group in groups:
+                    notes |= fill_from_nearest(id, copies, group.targets, verify)
+                    group.copy()
+            _finish_reads(agreement, notes)
         return _report_passed_over(id, agreement) if agreement.rank == 0 else []
     except UserError as error:
         agreement.fail({"user": [error.what, *error.details]})
@@ -80,6 +80,14 @@ def _select_one_save(copies: Sequence[tuple[Tier, Meta]], agreement: Agreement) 
     return [(tier, meta) for tier, meta in save_copies if meta.registry == save_copies[0][1].registry]
 
 
+def _finish_reads(agreement: Agreement, notes: dict[int, str]) -> None:
+    """Wait until all ranks have read; `notes`: a line for each file whose nearest copy is damaged, by its rank."""
+    if notes and agreement.count("passed over", len(notes)) == len(notes):
+        agreement.publish("first passed over", next(iter(notes.values())))
+    agreement.count("read", 1)
+    agreement.wait_for_all("read")
+
+
 def _report_passed_over(id: CheckpointId, agreement: Agreement) -> list[str]:
     number = agreement.count("passed over", 0)
     if not number:
@@ -104,20 +112,3 @@ def _check(id: CheckpointId, meta: Meta, shards: list[Shard]) -> None:
         stored_dtype = getattr(torch, layout.dtype)
         if stored_dtype != shard.dtype and not (stored_dtype.is_floating_point and shard.dtype.is_floating_point):
             raise UserError(f"{shard.name} is {layout.dtype} in checkpoint {id}, and {shard.dtype} in this run.")
-
-
-def _make_target(shard: Shard, meta: Meta) -> tuple[Target, torch.Tensor | None]:
-    """Return (target, buffer to copy to the shard; None if the target is the shard's own CPU memory of equal dtype)."""
-    stored_dtype = getattr(torch, meta.registry[shard.name].dtype)
-    local = shard.local.detach()
-    memory = None
-    if not local.is_cpu or local.dtype != stored_dtype:
-        local = memory = torch.empty(local.shape, dtype=stored_dtype)
-    if stored_dtype is torch.bfloat16:
-        return Target(shard.name, shard.box, local.view(torch.int16).numpy(), bits=True), memory
-    if (
-        stored_dtype.is_floating_point and stored_dtype.itemsize == 1
-    ):  # float8: stored as float32, which represents every float8 value
-        local = memory = torch.empty(local.shape, dtype=torch.float32)
-    array: np.ndarray = local.numpy()
-    return Target(shard.name, shard.box, array), memory

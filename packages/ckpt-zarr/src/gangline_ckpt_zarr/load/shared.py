@@ -7,7 +7,7 @@ bytes that a rank sends do not grow with the world size: 1,024 replicas read a s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
@@ -84,27 +84,22 @@ def _split_rows(box: Box, chunk: tuple[int, ...], itemsize: int) -> Iterator[Box
         start = stop
 
 
-def agree_to_share(agreement: Agreement, registry: Registry, targets: Sequence[Target], far: bool) -> bool:
+def agree_to_share(agreement: Agreement, registry: Registry, boxes: Collection[tuple[str, Box]], far: bool) -> bool:
     """Return whether all ranks share the load: each has a remote store (`far`) and loads all its boxes in the registry.
 
-    All ranks must call this. (Sampling loads the weights alone, and a test may load any boxes.)
+    boxes: (array, box) of each shard to fill. All ranks must call this. (Sampling loads the weights alone, and a test
+    may load any boxes.)
     """
     if agreement.world == 1 or registry.mesh.world != agreement.world or not dist.is_initialized():
         return False
-    agreement.count("do not share", int(not (far and _loads_everything(registry, agreement.rank, targets))))
+    agreement.count("do not share", int(not (far and _loads_everything(registry, agreement.rank, boxes))))
     agreement.count("asked to share", 1)
     agreement.wait_for_all("asked to share")
     return agreement.count("do not share", 0) == 0
 
 
-def _loads_everything(registry: Registry, rank: int, targets: Sequence[Target]) -> bool:
-    targets_by_box = _map_by_box(targets)
-    return all(
-        (name, box) in targets_by_box
-        for name in registry
-        for box, _ in registry.list_rank_boxes(name, rank)
-        if box.size
-    )
+def _loads_everything(registry: Registry, rank: int, boxes: Collection[tuple[str, Box]]) -> bool:
+    return all((name, box) in boxes for name in registry for box, _ in registry.list_rank_boxes(name, rank) if box.size)
 
 
 class SharedLoad:

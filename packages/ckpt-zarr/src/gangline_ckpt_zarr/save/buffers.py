@@ -1,7 +1,8 @@
 """Staging buffers of a rank, and the offset of each chunk in them.
 
 A buffer belongs to the memory tier if the run has one; otherwise the writer process inherits the buffer. Allocating
-fresh memory costs several times the copy into it, so a thread prepares the first buffer during the first steps.
+fresh memory costs several times the copy into it, so a thread prepares the first buffer during the first steps. On a
+GPU the thread also pins the buffer, which takes seconds.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import threading
 from typing import TYPE_CHECKING
+
+import torch
 
 from gangline_ckpt_zarr.errors import describe_error
 from gangline_ckpt_zarr.format.packed import PackedFiles
@@ -37,7 +40,9 @@ class Buffers:
     def prepare(self, registry: Registry, rank: int) -> None:
         """Start a thread that prepares files and memory for the first save, and return at once."""
         if self._files is None and self._preparing is None:
-            self._preparing = threading.Thread(target=self._prepare, args=(registry, rank), daemon=True, name="prepare")
+            gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+            arguments = registry, rank, gpu
+            self._preparing = threading.Thread(target=self._prepare, args=arguments, daemon=True, name="prepare")
             self._preparing.start()
 
     def get_files(self, registry: Registry) -> PackedFiles:
@@ -74,11 +79,11 @@ class Buffers:
             self._own.close()
             self._own = None
 
-    def _prepare(self, registry: Registry, rank: int) -> None:
+    def _prepare(self, registry: Registry, rank: int, gpu: int | None) -> None:
         self._files = PackedFiles(registry)
         with contextlib.suppress(OSError):  # the first save reports the error
             staging = self._find(rank)
-            staging.prepare(self._files.get_rank_file(rank))
+            staging.prepare(self._files.get_rank_file(rank), gpu)
             self._prepared = staging
 
     def _find(self, rank: int) -> Staging:

@@ -10,7 +10,6 @@ import errno
 import mmap
 import os
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import replace
 
 import torch
@@ -19,6 +18,7 @@ from gangline.shard import Shard
 from gangline_ckpt_zarr.format.chunks import ChunkRun, RankFile
 from gangline_ckpt_zarr.format.dtypes import map_dtype
 from gangline_ckpt_zarr.format.views import make_views
+from gangline_ckpt_zarr.pinned import pin, release
 
 SCRATCH = 1 << 28  # bytes of GPU memory in which chunks are assembled before they are transferred
 Place = tuple[tuple[slice, ...], torch.Tensor]  # (part of a box, view of its bytes in the buffer)
@@ -37,12 +37,18 @@ class Staging:
         self._stream: torch.cuda.Stream | None = None
         self._pinned = self._pageable = False  # pageable: pinning has failed
 
-    def prepare(self, file: RankFile) -> None:
-        """Allocate the memory for `file` and touch every page of it, while other threads run. Raises OSError."""
+    def prepare(self, file: RankFile, gpu: int | None = None) -> None:
+        """Allocate the memory for `file` and touch every page of it, while other threads run. Raises OSError.
+
+        gpu: index of the GPU for which the memory is also pinned, which becomes the thread's current GPU.
+        """
         fresh = file.size > self.size
         self._fit(file)
         if fresh:
             self._bytes[:: mmap.PAGESIZE].zero_()
+        if gpu is not None:
+            torch.cuda.set_device(gpu)  # in a new thread CUDA would otherwise open a context on GPU 0
+            self._pin()
 
     def fill(self, file: RankFile, shards: Iterable[Shard]) -> None:
         """Copy the shards to their offsets in `file`. Raises OSError if the host or a GPU has too little memory."""
@@ -106,8 +112,9 @@ class Staging:
         if file.size > self.size:
             # Raises OSError if memory or tmpfs is full. Without it, a later write would kill the process by SIGBUS.
             os.posix_fallocate(self.fd, 0, file.size)
+            self._release()
             self._bytes = torch.frombuffer(mmap.mmap(self.fd, file.size), dtype=torch.uint8)
-            self.size, self._pinned, self._pageable = file.size, False, False
+            self.size, self._pageable = file.size, False
         self._places = [(run, [*self._of(run, file.dtypes[run.name])]) for run in file.runs]
         self._file = file
 
@@ -117,22 +124,19 @@ class Staging:
             yield view.slices, elements.as_strided(view.sizes, view.strides, view.offset)
 
     def _pin(self) -> None:
-        """Pin (page-lock) the buffer, so that GPU copies run at full speed during kernels. Ignores a failure."""
-        if self._pinned or self._pageable or not self.size:
-            return
-        try:
-            torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(self._bytes.data_ptr(), self.size, 0))
-            self._pinned = True
-        except RuntimeError:  # a limit on locked memory, or a driver without support
-            self._pageable = True
-            # CUDA raises the error again at the next kernel launch: launch a kernel here, so that no step fails.
-            with suppress(RuntimeError):
-                torch.zeros(1, device="cuda")
+        """Pin the buffer. After a failure it stays pageable, and copies are slower."""
+        if not self._pinned and not self._pageable and self.size:
+            self._pinned = pin(self._bytes)
+            self._pageable = not self._pinned
+
+    def _release(self) -> None:
+        if self._pinned:
+            release(self._bytes)
+        self._pinned = False
 
     def close(self) -> None:
         """Free the memory."""
-        if self._pinned:
-            torch.cuda.cudart().cudaHostUnregister(self._bytes.data_ptr())
+        self._release()
         self._places, self._file = [], None
         os.close(self.fd)
 

@@ -4,11 +4,7 @@ The package exports the base class of each group's options, types with ranges, `
 methods of a configuration return, and functions that list divisors.
 """
 
-from gangline.config.answers import (
-    ItemSizes as ItemSizes,
-    LayoutBounds as LayoutBounds,
-    Sidecar as Sidecar,
-)
+from gangline.config.answers import ItemSizes as ItemSizes, LayoutBounds as LayoutBounds, Sidecar as Sidecar
 from gangline.config.ranges import (
     NonNegativeFloat as NonNegativeFloat,
     NonNegativeInt as NonNegativeInt,

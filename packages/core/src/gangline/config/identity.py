@@ -20,6 +20,7 @@ MAY_CHANGE = (
     "run.recompute_every",
     "run.loss_chunk",
     "run.compile",
+    "run.gc_every",
     "run.sample",
     "run.save_on_signal",
     "batch.micro_size",

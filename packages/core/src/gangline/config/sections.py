@@ -33,6 +33,7 @@ class RunSection:
     recompute_every: PositiveInt = 1  # activation checkpointing interval in blocks: every n-th block is recomputed
     loss_chunk: PositiveInt | None = None  # chunked loss: tokens per chunk; backward recomputes logits; null: no chunks
     compile: bool = False  # compilation of each block by torch.compile
+    gc_every: PositiveInt | None = 50  # Python garbage collection interval in steps, on all ranks; null: automatic
     sample: NonNegativeInt = 200  # length of the text generated at the end of the run, in tokens; 0: no text
     save_on_signal: bool = True  # checkpoint on SIGTERM or Ctrl-C, at the step boundary at which the run stops
     weights: str | None = None  # run directory or checkpoint that gives initial weights and optimizer state; null: none

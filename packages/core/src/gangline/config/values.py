@@ -19,14 +19,7 @@ _BARE = re.compile(r"(?!(?i:null|true|false|on|off|yes|no|nan|inf)$)(\.{0,2}/|[A
 _WORDS_ONLY = re.compile(rf"{_BARE.pattern}(:[\w./@%+:-]+| +[\w./@%+-]+)*")  # unquoted text outside a list
 _REFERENCE = re.compile(r"\$\{oc\.env:\w+\}")
 
-_NOUNS = {
-    bool: "true or false",
-    int: "an integer",
-    float: "a number",
-    str: "text",
-    dict: "a mapping",
-    Any: "anything",
-}
+_NOUNS = {bool: "true or false", int: "an integer", float: "a number", str: "text", dict: "a mapping", Any: "anything"}
 
 
 class InvalidValue(ValueError):

@@ -15,17 +15,17 @@ from gangline.model.document_ends import tell_ends
 
 
 def expand(stored: StoredBatch, step: int, device: torch.device) -> Batch:
-    """Return the microbatch on `device`, in new memory. From pinned memory the copies do not block.
+    """Return the microbatch on `device`, in new memory; the host does not wait for a GPU.
 
     Tokens are copied in their stored dtype and then cast. The host counts valid targets before it copies the mask.
     """
-    tokens = stored.tokens.to(device, non_blocking=True).to(torch.int64, copy=True)
+    tokens = _send(stored.tokens, device, torch.int64)
     B, T = tokens.shape[0], tokens.shape[1] - 1
     mask = torch.ones(B, T, dtype=torch.bool, device=device)
     if stored.loss_mask is not None:
-        mask = stored.loss_mask.to(device, torch.bool, non_blocking=True, copy=True)
+        mask = _send(stored.loss_mask, device, torch.bool)
     elif stored.ends is not None:
-        mask.view(-1)[stored.ends.to(device, torch.int64, non_blocking=True) - 1] = False
+        mask.view(-1)[_send(stored.ends, device, torch.int64) - 1] = False
     if stored.counted is not None:
         mask[stored.counted :] = False
     document = ends = None
@@ -34,12 +34,12 @@ def expand(stored: StoredBatch, step: int, device: torch.device) -> Batch:
         ends = _add_rows(stored.ends, B, T)
         document, position = _derive(ends, B, T, device)
     if stored.document is not None:
-        document = stored.document.to(device, torch.int64, non_blocking=True, copy=True)
+        document = _send(stored.document, device, torch.int64)
     if stored.position is not None:
-        position = stored.position.to(device, torch.int64, non_blocking=True, copy=True)
+        position = _send(stored.position, device, torch.int64)
     padding = None
     if stored.filled is not None:
-        padding = torch.arange(T, device=device) >= stored.filled.to(device, torch.int64, non_blocking=True)[:, None]
+        padding = torch.arange(T, device=device) >= _send(stored.filled, device, torch.int64)[:, None]
     if document is not None and ends is not None and stored.document is None:
         tell_ends(document, ends)
     return Batch(
@@ -47,14 +47,21 @@ def expand(stored: StoredBatch, step: int, device: torch.device) -> Batch:
         targets=tokens[:, 1:],
         loss_mask=mask,
         position=position,
-        sample=stored.sample.to(device, copy=True),
+        sample=_send(stored.sample, device),
         document=document,
         padding=padding,
         ends=ends,
         step=step,
         valid=None if device.type == "cpu" else count(stored),
-        extra={name: x.to(device, non_blocking=True, copy=True) for name, x in stored.extra.items()},
+        extra={name: _send(x, device) for name, x in stored.extra.items()},
     )
+
+
+def _send(x: Tensor, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+    """Return a copy on the device, through pinned memory, from which a copy to a GPU does not block the host."""
+    if x.device.type == "cpu" != device.type and not x.is_pinned():
+        x = x.pin_memory()
+    return x.to(device, dtype, non_blocking=True, copy=True)
 
 
 def count(stored: StoredBatch) -> int:
@@ -74,16 +81,16 @@ def _derive(ends: Tensor, B: int, T: int, device: torch.device) -> tuple[Tensor,
     starts = torch.cat((ends.new_zeros(1), ends[:-1]))
     row = starts.div(T, rounding_mode="floor")
     number = torch.arange(len(ends)) - torch.searchsorted(row, row)  # number of the document within its row
-    few = torch.stack((number, starts)).to(torch.int64)
-    number, starts = _find_repeated(few, ends - starts, B * T, device)
+    number, starts = _find_repeated(torch.stack((number, starts, ends - starts)), B * T, device)
     return number.view(B, T), (torch.arange(B * T, device=device) - starts).view(B, T)
 
 
-def _find_repeated(x: Tensor, counts: Tensor, total: int, device: torch.device) -> Tensor:
-    """Return x (k, n) as (k, total) on the device, with column j repeated `counts[j]` times."""
+def _find_repeated(x: Tensor, total: int, device: torch.device) -> Tensor:
+    """Return rows x[:-1] (k, n) as (k, total) on the device, with column j repeated `x[-1, j]` times."""
     if device.type == "cpu":  # on the CPU torch gathers by index, many times slower than numpy
-        return torch.from_numpy(np.repeat(x.numpy(), counts.numpy(), axis=1))
-    return x.to(device).repeat_interleave(counts.to(device), dim=1, output_size=total)
+        return torch.from_numpy(np.repeat(x[:-1].numpy(), x[-1].numpy(), axis=1))
+    x = _send(x, device)
+    return x[:-1].repeat_interleave(x[-1], dim=1, output_size=total)
 
 
 def _add_rows(ends: Tensor, B: int, T: int) -> Tensor:

@@ -65,14 +65,7 @@ class RunDirectory:
 
         Raises UserError if the directory cannot be written, already holds a run, or is in use by another `train`.
         """
-        refuse_secrets(to_dict(run))
-        directory = cls(run.job.dir or make_fresh(run.job.name))
-        try:
-            directory._made = [path for path in (directory.path, *directory.path.parents) if not path.exists()]
-            directory.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            directory._remove_parents()
-            raise explain_unwritable(directory.path, error) from error
+        directory = cls._make(run)
         directory.lock()
         try:
             if directory.config.exists():
@@ -87,6 +80,18 @@ class RunDirectory:
             directory.unlock()
             directory.discard()
             raise
+        return directory
+
+    @classmethod
+    def _make(cls, run: Run) -> RunDirectory:
+        refuse_secrets(to_dict(run))
+        directory = cls(run.job.dir or make_fresh(run.job.name))
+        try:
+            directory._made = [path for path in (directory.path, *directory.path.parents) if not path.exists()]
+            directory.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            directory._remove_parents()
+            raise explain_unwritable(directory.path, error) from error
         return directory
 
     def discard(self) -> bool:
@@ -210,14 +215,7 @@ class RunDirectory:
 
         Raises UserError if the directory cannot be written or holds a different run.
         """
-        directory = cls(run.job.dir or make_fresh(run.job.name))
-        refuse_secrets(to_dict(run))
-        try:
-            directory._made = [path for path in (directory.path, *directory.path.parents) if not path.exists()]
-            directory.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            directory._remove_parents()
-            raise explain_unwritable(directory.path, error) from error
+        directory = cls._make(run)
         directory.share()
         with directory._lock.enter_alone():
             if not directory.config.exists():

@@ -1,4 +1,4 @@
-"""Sync of ranks at every step boundary: one small all-gather, and a second one only if a rank has verdicts."""
+"""Sync of ranks at every step boundary: one small all-gather of host tensors, which does not wait for the device."""
 
 from __future__ import annotations
 
@@ -37,7 +37,6 @@ class Gathered:
 
 def agree(
     world: Comm,
-    device: torch.device,
     seconds: float,
     signal: str | None,
     verdicts: list[Verdict],
@@ -55,33 +54,22 @@ def agree(
         return Gathered(None, group_by_phase([own_phases]), None, signal or "", verdicts, due, time.time())
     number = _SIGNALS.index(signal) if signal in _SIGNALS else 0
     none = -1.0 if own_loss is None else 0.0  # NaN is a valid loss
-    row = [
-        seconds,
-        float(number),
-        float(len(verdicts)),
-        float(due),
-        time.time(),
-        none,
-        own_loss or 0.0,
-        metrics,
-        *own_phases,
-    ]
-    own_row = torch.tensor([row], dtype=torch.float64, device=device)
-    rows = world.all_gather(own_row).tolist()
+    row = [seconds, number, len(verdicts), due, time.time(), none, own_loss or 0.0, metrics, *own_phases]
+    rows = world.all_gather(torch.tensor([row], dtype=torch.float64)).tolist()
     times = [row[0] for row in rows]
     spread = {"min": min(times), "median": statistics.median(times), "max": max(times)}
-    all_verdicts = _share(world, device, verdicts) if any(row[2] for row in rows) else []
+    all_verdicts = _share(world, verdicts) if any(row[2] for row in rows) else []
     signalled = _SIGNALS[int(max(row[1] for row in rows))]
     phases, losses = group_by_phase([row[8:] for row in rows]), [None if row[5] else row[6] for row in rows]
     due, alike = any(row[3] for row in rows), all(row[7] == metrics for row in rows)
     return Gathered(spread, phases, losses, signalled, all_verdicts, due, rows[0][4], alike)
 
 
-def check_all_true(world: Comm, device: torch.device, mine: bool) -> bool:
+def check_all_true(world: Comm, mine: bool) -> bool:
     """Return whether `mine` is true on all ranks. Not recorded in the pulse: a watcher sees a polling rank as idle."""
     if world.size == 1:
         return mine
-    return bool(unwrap_pulse(world).all_gather(torch.tensor([float(mine)], device=device)).all())
+    return bool(unwrap_pulse(world).all_gather(torch.tensor([float(mine)])).all())
 
 
 def group_by_phase(rows: Sequence[Sequence[float]]) -> dict[str, list[float]] | None:
@@ -104,20 +92,19 @@ def compute_rank_mfu(mfu: float | None, step_seconds: float, gathered: Gathered)
     return [mfu * (step_seconds / seconds) if seconds > 0 else mfu for seconds in own]
 
 
-def gather_verdicts(world: Comm, device: torch.device, verdicts: list[Verdict]) -> tuple[list[Verdict], float]:
+def gather_verdicts(world: Comm, verdicts: list[Verdict]) -> tuple[list[Verdict], float]:
     """Return (the verdicts of all ranks, in rank order; seconds since the epoch on rank 0)."""
     if world.size == 1:
         return verdicts, time.time()
-    own_row = torch.tensor([[float(len(verdicts)), time.time()]], dtype=torch.float64, device=device)
-    rows = world.all_gather(own_row).tolist()
-    return _share(world, device, verdicts) if any(row[0] for row in rows) else [], rows[0][1]
+    rows = world.all_gather(torch.tensor([[len(verdicts), time.time()]], dtype=torch.float64)).tolist()
+    return _share(world, verdicts) if any(row[0] for row in rows) else [], rows[0][1]
 
 
-def check_same_data(world: Comm, device: torch.device, sources: dict[str, DataSource]) -> None:
+def check_same_data(world: Comm, sources: dict[str, DataSource]) -> None:
     """Raise UserError if ranks opened different data under one name, for example while a corpus is being extended."""
     if world.size == 1:
         return
-    everyone = gather_json(world, device, {name: source.compute_fingerprint() for name, source in sources.items()})
+    everyone = gather_json(world, {name: source.compute_fingerprint() for name, source in sources.items()})
     for name in sources:
         odd = [rank for rank, one in enumerate(everyone) if one[name] != everyone[0][name]]
         if odd:
@@ -129,6 +116,6 @@ def check_same_data(world: Comm, device: torch.device, sources: dict[str, DataSo
             )
 
 
-def _share(world: Comm, device: torch.device, verdicts: list[Verdict]) -> list[Verdict]:
-    contents = gather_json(world, device, [verdict.to_dict() for verdict in verdicts])
+def _share(world: Comm, verdicts: list[Verdict]) -> list[Verdict]:
+    contents = gather_json(world, [verdict.to_dict() for verdict in verdicts])
     return [Verdict.of(content) for part in contents for content in part]

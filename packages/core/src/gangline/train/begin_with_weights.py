@@ -74,7 +74,7 @@ def _choose(s: Session, directory: RunDirectory, wanted: CheckpointId | None) ->
     """Return the checkpoint chosen in an earlier start, else `wanted`, else the newest one; equal on all ranks."""
     earlier = s.directory.read_provenance().get(FACT, {}).get("checkpoint")
     checkpoint = earlier or wanted or s.checkpointer.find_latest()
-    name = gather_json(s.comms.world, s.device, None if checkpoint is None else str(checkpoint))[0]
+    name = gather_json(s.comms.world, None if checkpoint is None else str(checkpoint))[0]
     id = None if name is None else CheckpointId.parse(name)
     if id is None:
         raise UserError(

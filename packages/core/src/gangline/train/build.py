@@ -47,7 +47,9 @@ def choose_device(run: Run) -> torch.device:
     name = run.job.device or ("cuda" if torch.cuda.is_available() else "cpu")
     device = torch.device(name)
     if device.type == "cuda":
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) if device.index is None else device.index)
+        # Modulo, because some schedulers show each task only its own GPU.
+        local = int(os.environ.get("LOCAL_RANK", "0")) % max(1, torch.cuda.device_count())
+        device = torch.device("cuda", local if device.index is None else device.index)
         torch.cuda.set_device(device)
     return device
 
@@ -97,7 +99,7 @@ def build_held_out_sources(run: Run) -> dict[str, DataSource]:
 def build(run: Run, directory: RunDirectory, mesh: Mesh, comms: Comms, device: torch.device) -> Session:
     """Build every part and restore the newest checkpoint, if there is one. Called by all ranks."""
     events, composed = Events(directory.path if comms.rank == 0 else None, read_generation()), Composed.of(run)
-    nodes = gather_json(comms.world, device, name_of_this_node())
+    nodes = gather_json(comms.world, name_of_this_node())
     checks = identify_code(run) if comms.rank == 0 else {}
     if comms.rank == 0:
         announce(composed, directory, comms.world.size)
@@ -106,7 +108,7 @@ def build(run: Run, directory: RunDirectory, mesh: Mesh, comms: Comms, device: t
         with events.enter_phase("build"):
             session = assemble(composed, directory, mesh, comms, device)
             session.events, session.nodes = events, nodes
-            check_same_data(comms.world, device, list_sources(session))
+            check_same_data(comms.world, list_sources(session))
             attach(session)
             check_replicas(session)
         with events.enter_phase("restore"):

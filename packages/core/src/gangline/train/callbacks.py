@@ -63,11 +63,11 @@ def _leave_out_blamed(s: Session) -> None:
     """
     if not s.health:
         return
-    for place, why in gather_json(s.comms.world, s.device, find_blamed(s.directory.path))[0].items():
+    for place, why in gather_json(s.comms.world, find_blamed(s.directory.path))[0].items():
         _, name, *part = place.split("/", 2)
         if name not in s.health:
             continue
-        answers = gather_json(s.comms.world, s.device, _explain_absence(s, name, part))
+        answers = gather_json(s.comms.world, _explain_absence(s, name, part))
         if refused := [answer for answer in answers if answer is not None]:
             del s.health[name]
             place, why = f"health/{name}", why + max(refused, key=len)
@@ -115,7 +115,7 @@ def identify_code(run: Run) -> dict[str, str]:
 
 def _leave_out(s: Session, failed: dict[str, str]) -> None:
     """Leave out, on all ranks, each check whose `attach` failed on any rank: all ranks must have equal arrays."""
-    for rank, other in enumerate(gather_json(s.comms.world, s.device, failed)):
+    for rank, other in enumerate(gather_json(s.comms.world, failed)):
         for place, why in other.items():
             name = place.partition("/")[2]
             if s.health.pop(name, None) is not None:

@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from numbers import Real
 from typing import Any
 
-import torch
-
 from gangline.comm.objects import gather_json
 from gangline.train.session import Session
 
@@ -50,13 +48,12 @@ def _describe_type(value: float | list[float]) -> str | list[str]:
 
 def match_metrics(s: Session, metrics: Emitted) -> bool:
     """Return whether all ranks have the same metrics, by an all-gather; in a step `agree` does so."""
-    own_hash = torch.tensor([hash_metrics(metrics)], dtype=torch.float64, device=s.device)
-    return s.comms.world.all_gather(own_hash).unique().numel() == 1
+    return len(set(gather_json(s.comms.world, hash_metrics(metrics)))) == 1
 
 
 def refuse_unlike(s: Session, metrics: Emitted) -> None:
     """Raise ValueError on every rank, with the callback or check and its values; called if metric hashes differ."""
-    everyone = gather_json(s.comms.world, s.device, {name: _describe_type(value) for name, value in metrics.items()})
+    everyone = gather_json(s.comms.world, {name: _describe_type(value) for name, value in metrics.items()})
     for name in dict.fromkeys(name for one in everyone for name in one):
         values = [one.get(name, "nothing") for one in everyone]
         odd = next((rank for rank, value in enumerate(values) if value != values[0]), None)

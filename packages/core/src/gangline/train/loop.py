@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import time
 
@@ -49,8 +50,10 @@ def run_steps(s: Session) -> Ending:
         own = record.step_seconds - clock.seconds.get("sync", 0.0)  # without the wait for slower ranks
         due, ahead = request is not None, Clock()
         with ahead("sync"):  # counts in the next step's seconds; on a GPU it includes the wait for the optimizer
+            if s.run.job.gc_every and s.step % s.run.job.gc_every == 0:
+                gc.collect()
             rows, same = clock.pulse.take_rows(), hash_metrics(emitted)
-            status = agree(s.comms.world, s.device, own, stop_requested(), own_verdicts, due, rows, own_loss, same)
+            status = agree(s.comms.world, own, stop_requested(), own_verdicts, due, rows, own_loss, same)
         if not status.metrics_alike:
             refuse_unlike(s, emitted)
         record.rank_seconds, record.rank_phases = status.rank_seconds, status.rank_phases

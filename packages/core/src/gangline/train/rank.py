@@ -74,7 +74,12 @@ def train_rank(run_dir: str) -> int:
 
 
 def set_environment(run: Run) -> None:
-    """Set the environment variables that the run's parts need, except variables that the user has set."""
+    """Set the environment variables that the run's parts need, except variables that the user has set.
+
+    Called before the first tensor on a GPU, because the allocator of GPU memory reads its variable once.
+    """
+    if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:  # the older name
+        os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")  # less fragmentation
     for _, config in run.iterate_parts():
         for name, value in config.get_environment(run).items():
             os.environ.setdefault(name, value)
@@ -172,13 +177,33 @@ def make_ending(s: Session, ending: Ending) -> RunEnding:
 def find_lost_save(s: Session) -> Ending | None:
     """Return a restart, equal on all ranks, if the last save failed because the store was lost; new ranks can save."""
     own_verdicts = [cut_off(s)] if s.failed_save and s.cut_off else []
-    verdicts, _ = gather_verdicts(s.comms.world, s.device, own_verdicts)
+    verdicts, _ = gather_verdicts(s.comms.world, own_verdicts)
     return Ending("restart", "; ".join(map(str, verdicts)), requeue=True) if verdicts else None
+
+
+@contextmanager
+def pause_collection(every: int | None) -> Iterator[None]:
+    """Pause Python's automatic garbage collection in the block, unless `every` is None: the loop collects instead.
+
+    A rank that collects alone makes all others wait. Objects from before the block are not scanned, which saves time.
+    """
+    if every is None:
+        yield
+        return
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.unfreeze()
 
 
 def run_loop(s: Session, first: int) -> Ending:
     """Run the loop, save the last checkpoint and call `end` of every callback; return how the run ends."""
-    ending = run_steps(s)
+    with pause_collection(s.run.job.gc_every):
+        ending = run_steps(s)
     settle(s, every_tier=True)
     flush(s)
     get_current().enter(NUMBER["end"])  # "end" includes the last save

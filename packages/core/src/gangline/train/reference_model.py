@@ -31,7 +31,7 @@ def introduce(s: Session) -> str | None:
     last_time = time.monotonic()
 
     def score(samples: Sequence[Sample], losses_per_sample: int = 1) -> np.ndarray:
-        if signal := agree(s.comms.world, s.device, 0.0, stop_requested(), [], False).signal:
+        if signal := agree(s.comms.world, 0.0, stop_requested(), [], False).signal:
             raise _StopAskedError(signal)
         return score_samples(s.runtime, samples, s.device, losses_per_sample)
 

@@ -9,8 +9,6 @@ from collections.abc import Collection, Iterable
 from copy import deepcopy
 from dataclasses import replace
 
-import torch
-
 from gangline.checkpoint.base import Checkpointer
 from gangline.checkpoint.document import Document
 from gangline.checkpoint.id import CheckpointId
@@ -120,17 +118,13 @@ def restore(session: Session) -> None:
 def list_common(session: Session) -> list[CheckpointId]:
     """Return the checkpoints that every rank can list; equal on all ranks, so all try them in the same order."""
     own_ids = session.checkpointer.list()
-    everyone = gather_json(session.comms.world, session.device, [str(id) for id in own_ids])
+    everyone = gather_json(session.comms.world, [str(id) for id in own_ids])
     return [id for id in own_ids if all(str(id) in other for other in everyone)]
 
 
 def begin(session: Session, line: Attempt) -> None:
     """Append a line to attempts.jsonl, durable before any rank continues, and to every rank's history."""
-    clock = torch.zeros(1, dtype=torch.float64, device=session.device)
-    if session.comms.rank == 0:
-        clock += time.time()
-    session.comms.world.all_reduce(clock, op="max")
-    line = replace(line, time=line.time or attempts.stamp(float(clock)))
+    line = replace(line, time=line.time or attempts.stamp(gather_json(session.comms.world, time.time())[0]))
     if session.comms.rank == 0:
         with hold(session.directory.path):
             attempts.append(session.directory.path, line)
@@ -210,9 +204,8 @@ def holds_weights_alone(session: Session, id: CheckpointId) -> bool:
 
 def agree_on_damage(session: Session, id: CheckpointId, bad: str) -> str:
     """Return the damage that any rank has detected; "" on all ranks if no rank has."""
-    flag = torch.tensor([float(bool(bad))], dtype=torch.float64, device=session.device)
-    session.comms.world.all_reduce(flag, op="max")
-    return bad or (f"checkpoint {id} is damaged (detected by another rank)" if float(flag) else "")
+    anywhere = any(gather_json(session.comms.world, bool(bad)))
+    return bad or (f"checkpoint {id} is damaged (detected by another rank)" if anywhere else "")
 
 
 def _select_wanted(session: Session, id: CheckpointId, document: Document) -> tuple[list[Shard], set[str]]:
@@ -255,7 +248,7 @@ def _check(session: Session, id: CheckpointId, document: Document) -> None:
 def _check_leftover(session: Session, id: CheckpointId, stored: Iterable[str], wanted: Iterable[Shard]) -> None:
     """Raise UserError for stored arrays that this run does not use and may not drop. Called by all ranks."""
     loaded = sorted({shard.name for shard in wanted if shard.name not in session.registry})
-    loaded_names = {name for names in gather_json(session.comms.world, session.device, loaded) for name in names}
+    loaded_names = {name for names in gather_json(session.comms.world, loaded) for name in names}
     leftovers = [name for name in stored if name not in session.registry and name not in loaded_names]
     refused = [name for name in leftovers if not name.startswith((OPTIMIZER, *OPTIONAL))]
     if own := [name for name in leftovers if name.startswith(OPTIMIZER)]:

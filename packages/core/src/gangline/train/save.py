@@ -81,13 +81,9 @@ def find_nonfinite_weights(s: Session) -> str:
     # aminmax propagates nan, and takes a tenth of the time of an infinity norm.
     ends = [torch.stack(torch.aminmax(shard.local.detach())).to(s.device) for shard in shards]
     finite = torch.stack(ends).isfinite().all(1) if ends else torch.ones(1, device=s.device)
-    flag = (~finite.bool()).any().to(torch.float64).reshape(1)
-    s.comms.world.all_reduce(flag, op="max")
-    if not float(flag):
-        return ""
     bad = [shard.name for shard, good in zip(shards, finite.tolist(), strict=False) if not good][:1]
-    everyone = gather_json(s.comms.world, s.device, bad)
-    return next(f"rank {rank}: {names[0]}" for rank, names in enumerate(everyone) if names)
+    everyone = gather_json(s.comms.world, bad)
+    return next((f"rank {rank}: {names[0]}" for rank, names in enumerate(everyone) if names), "")
 
 
 def settle(s: Session, every_tier: bool = False) -> None:
@@ -99,7 +95,7 @@ def settle(s: Session, every_tier: bool = False) -> None:
     pause, began, patience = _SHORTEST_PAUSE, time.monotonic(), _PATIENCE
     while True:
         saves = [save for save in saves if not is_over(save, every_tier)]
-        if check_all_true(s.comms.world, s.device, not saves):
+        if check_all_true(s.comms.world, not saves):
             break
         if time.monotonic() - began > patience:
             which = ", ".join(f"{save.id} ({save.progress:.0%} written here)" for save in saves) or "other ranks' saves"

@@ -29,7 +29,7 @@ def before_run(s: Session) -> tuple[Response, Agreed]:
         for name, check in s.health.items()
         for verdict in call_together(s, f"health/{name}", lambda check=check: list(check.before_run()))
     ]
-    return judge(s, *gather_verdicts(s.comms.world, s.device, own_verdicts), None)
+    return judge(s, *gather_verdicts(s.comms.world, own_verdicts), None)
 
 
 def before_update(s: Session, loss: float, grad_norm: float) -> tuple[str, tuple[Verdict, ...]]:
@@ -38,7 +38,7 @@ def before_update(s: Session, loss: float, grad_norm: float) -> tuple[str, tuple
     if not asking:
         return "", ()
     own_verdicts = [v for name, check in asking.items() for v in ask(s, name, check.before_update, loss, grad_norm)]
-    response, agreement = judge(s, *gather_verdicts(s.comms.world, s.device, own_verdicts), None)
+    response, agreement = judge(s, *gather_verdicts(s.comms.world, own_verdicts), None)
     why = "; ".join(str(verdict) for verdict in agreement.verdicts if verdict.kind in response.kinds)
     return why if response.action >= Action.SKIP else "", agreement.verdicts
 
@@ -69,7 +69,7 @@ def judge(s: Session, verdicts: Iterable[Verdict], now: float, record: StepRecor
         for name, check in s.health.items()
     ]
     response = decide(agreement, [one for one in responses if one is not None])
-    return Response.of(gather_json(s.comms.world, s.device, asdict(response))[0]), agreement
+    return Response.of(gather_json(s.comms.world, asdict(response))[0]), agreement
 
 
 def ask(s: Session, name: str, call: Callable[..., Iterable[Verdict]], *arguments: object) -> list[Verdict]:

@@ -33,7 +33,7 @@ class EvalCallback(Callback):
     def attach(
         self, runtime: Runtime, optimizer: Optimizer, comms: Comms, store: Store | None, device: torch.device
     ) -> None:
-        self.comms, self.device = comms, device
+        self.comms = comms
         self.writer = LiveWriter(self.run, runtime, comms)
 
     def begin(self, step: int) -> None:
@@ -48,7 +48,7 @@ class EvalCallback(Callback):
                 self.questions.check(self.model)
             except Exception as error:
                 self.failed = error
-        (why, *_) = gather_json(self.comms.world, self.device, _format_error(self.failed))
+        (why, *_) = gather_json(self.comms.world, _format_error(self.failed))
         self._raise(why)
 
     def after_step(self, record: StepRecord, applied: bool) -> Metrics | None:

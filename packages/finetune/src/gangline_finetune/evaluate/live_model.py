@@ -71,18 +71,18 @@ class LiveWriter(Writer):
 
     def tell(self, answer: Any) -> Any:
         """End `serve` on the other ranks, which return `answer`. Call it on rank 0."""
-        return gather_json(self.comms.world, self.device, ["end", answer])[0][1]
+        return gather_json(self.comms.world, ["end", answer])[0][1]
 
     def serve(self) -> Any:
         """Serve rank 0's requests until `tell`, and return its answer. Call it on every other rank."""
         while True:
-            what, *arguments = gather_json(self.comms.world, self.device, None)[0]
+            what, *arguments = gather_json(self.comms.world, None)[0]
             if what == "end":
                 return arguments[0]
             self._get_function(what)(*arguments)
 
     def _call_together(self, what: str, *asked: Any) -> Any:
-        gather_json(self.comms.world, self.device, [what, *asked])
+        gather_json(self.comms.world, [what, *asked])
         try:
             return self._get_function(what)(*asked)
         except BaseException:

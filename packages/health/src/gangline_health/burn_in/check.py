@@ -48,11 +48,11 @@ class BurnInCheck(HealthCheck):
         return ()
 
     def before_run(self) -> Iterable[Verdict]:
-        answers = gather_json(self.world, self.device, [name_of_this_node(), read_measured_nodes(self.run_dir)])
+        answers = gather_json(self.world, [name_of_this_node(), read_measured_nodes(self.run_dir)])
         nodes = [node for node, _ in answers]
         if answers[0][1] == nodes:  # these nodes were measured and are good: skip burn-in, so that a restart is fast
             return []
-        rows = [RankRates.of(row) for row in gather_json(self.world, self.device, self._measure(nodes))]
+        rows = [RankRates.of(row) for row in gather_json(self.world, self._measure(nodes))]
         if self.rank:  # only rank 0 reports, for all ranks
             return []
         return self._judge(rows)

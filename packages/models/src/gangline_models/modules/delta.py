@@ -121,7 +121,7 @@ def apply_delta_rule(
     q, k = (normalise_length(x.to(wide)).repeat_interleave(each, dim=2) for x in (q_BTKC, k_BTKC))
     q, k, v = (split_chunks(x, L) for x in (q * q.shape[-1] ** -0.5, k, v_BTHC.to(wide)))  # (B, H, chunks, L, C)
     g, beta = (split_chunks(x.to(wide)[..., None], L) for x in (log_decay_BTH, beta_BTH))  # (B, H, chunks, L, 1)
-    g = g.cumsum(3)
+    g = accumulate(g)
     document = torch.zeros(B, T, dtype=torch.int64, device=v.device) if document_BT is None else document_BT
     # The last chunk is padded at its end, with the last token's document; padding does not change the state.
     padded_document = torch.cat((document, document[:, -1:].expand(-1, -T % L)), dim=1)
@@ -167,6 +167,14 @@ def step_delta_rule(
 def normalise_length(x: Tensor) -> Tensor:
     """Divide x (..., C) by its L2 norm over the last dim."""
     return x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt()
+
+
+def accumulate(x_L1: Tensor) -> Tensor:
+    """Return the sums of x (.., L, 1) up to each token of a chunk."""
+    if not torch.are_deterministic_algorithms_enabled():
+        return x_L1.cumsum(-2)
+    # In this mode torch refuses cumsum of floats on a GPU: sum the rows of a lower triangle.
+    return x_L1.mT.expand(*x_L1.shape[:-2], x_L1.shape[-2], -1).tril().sum(-1, keepdim=True)
 
 
 def split_chunks(x_BTHF: Tensor, length: int) -> Tensor:
