@@ -20,6 +20,7 @@ from gangline.comm.base import Comm
 from gangline.model.build import construct
 from gangline.model.calls import AttentionCall
 from gangline_basics.model import documents, flex
+from gangline_basics.model.attention_backend import use_backend
 from gangline_basics.model.decoder_nodes import AttentionNode, SinksNode
 from gangline_basics.model.kept_tokens import KeyValues
 from gangline_basics.model.last_value_cache import LastValueCache
@@ -119,6 +120,7 @@ class GroupedAttention(nn.Module, ABC):
         self.magnitude = node.rope.scaling.magnitude if node.rope and node.rope.scaling else 1.0
         self.call = node.call
         self.attention = get_plain_attention(node.call)
+        use_backend(node.backend)
         self.sinks = construct(node.sinks) if node.sinks else None
 
     @abstractmethod
