@@ -11,6 +11,7 @@ from gangline.model.linear_nodes import LINEAR, fit_linears
 from gangline.model.local_sizes import CommVolume, LocalSizes
 from gangline.model.matmuls import AnyMatmul, AttentionMatmuls
 from gangline.model.tree import Decoding, Node
+from gangline_basics.model.attention_backend import AttentionBackend
 from gangline_basics.model.decoder_nodes import NormNode
 from gangline_basics.model.rope_rates import Rope
 
@@ -45,6 +46,7 @@ class MlaNode(Node):
 
     wq           query projection if queries have no latent vector; otherwise `q` projects them
     interleaved  true if RoPE rotates pairs of neighbouring features; false: pairs of features rope_dim / 2 apart
+    backend      kernels of the process that computes the attention
     """
 
     module: ClassVar[str] = "gangline_models.modules.latent:LatentAttention"
@@ -61,6 +63,7 @@ class MlaNode(Node):
     wkv_a: Node = LINEAR
     kv: LatentUpNode
     wo: Node = LINEAR
+    backend: AttentionBackend = "auto"
 
     def __post_init__(self) -> None:
         sizes = {"wkv_a": (self.dim, self.kv.rank + self.rope_dim), "wo": (self.heads * self.v_dim, self.dim)}

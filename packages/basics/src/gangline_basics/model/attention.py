@@ -19,9 +19,9 @@ from gangline.batch import Batch
 from gangline.comm.base import Comm
 from gangline.model.build import construct
 from gangline.model.calls import AttentionCall
-from gangline_basics.model import documents
+from gangline_basics.model import documents, flex
+from gangline_basics.model.attention_backend import use_backend
 from gangline_basics.model.decoder_nodes import AttentionNode, SinksNode
-from gangline_basics.model.flex import attend_flex, make_block_mask, takes
 from gangline_basics.model.kept_tokens import KeyValues
 from gangline_basics.model.last_value_cache import LastValueCache
 from gangline_basics.model.reference_attention import attend, make_mask
@@ -72,10 +72,9 @@ class PlainAttention:
             out = documents.attend_documents(q_BHTC, k_BKTC, v_BKTC, document_BT, call, self._spans)
             if out is not None:
                 return out
+        if call != PLAIN and flex.takes(q_BHTC):
+            return flex.attend_in_blocks(q_BHTC, k_BKTC, v_BKTC, document_BT, position_BT, sinks_H, call, self._cache)
         source_BT = position_BT if document_BT is None else document_BT
-        if call != PLAIN and takes(q_BHTC) and not torch.compiler.is_compiling():
-            mask = self._cache("blocks", source_BT, lambda: make_block_mask(call, document_BT, position_BT))
-            return attend_flex(q_BHTC, k_BKTC, v_BKTC, mask, call, sinks_H)
         key_mask = self._cache("keys", source_BT, lambda: make_mask(call, document_BT, position_BT))
         if call.soft_cap is not None or sinks_H is not None:
             return attend(q_BHTC, k_BKTC, v_BKTC, key_mask, call, sinks_H)
@@ -121,6 +120,7 @@ class GroupedAttention(nn.Module, ABC):
         self.magnitude = node.rope.scaling.magnitude if node.rope and node.rope.scaling else 1.0
         self.call = node.call
         self.attention = get_plain_attention(node.call)
+        use_backend(node.backend)
         self.sinks = construct(node.sinks) if node.sinks else None
 
     @abstractmethod

@@ -11,6 +11,7 @@ from gangline.config.ranges import NonNegativeFloat, PositiveFloat, PositiveInt,
 from gangline.config.schema import ModelConfig
 from gangline.errors import Problem
 from gangline.plugin.parts import Part
+from gangline_basics.model.attention_backend import AttentionBackend, find_missing
 
 if TYPE_CHECKING:
     from gangline.config.schema import Run
@@ -24,6 +25,7 @@ class DecoderConfig(ModelConfig):
     """Decoder-only transformer: RMSNorm, rotary positions, grouped-query attention, SwiGLU."""
 
     file_options: ClassVar[tuple[str, ...]] = ("weights",)
+    layout_options: ClassVar[tuple[str, ...]] = ("attention_backend",)
 
     dim: PositiveInt = 768  # width of the residual stream
     layers: PositiveInt = 12  # number of blocks of attention and feed-forward
@@ -46,6 +48,9 @@ class DecoderConfig(ModelConfig):
     attention_scale: PositiveFloat | None = None  # softmax scale of the attention scores; null: 1 / sqrt(head_dim)
     soft_cap: PositiveFloat | None = None  # logit soft cap: cap · tanh(scores / cap), as in Gemma 2; null: none
     sinks: bool = False  # attention sinks: a learned extra logit in each head's softmax, as in gpt-oss
+    # attention kernels on CUDA: auto (torch's choice), cudnn, flash (FlashAttention 2), efficient, math; fa3 and fa4
+    # (FlashAttention 3 and 4) need a separate package
+    attention_backend: AttentionBackend = "auto"
     # z-loss coefficient: weight of log²Z in the gradients; not part of the reported loss (PaLM: 1e-4)
     z_loss: NonNegativeFloat = 0.0
     # standard deviation of initial weights; matrices that write to the residual stream: init_std / sqrt(2 · layers)
@@ -61,7 +66,7 @@ class DecoderConfig(ModelConfig):
     def check(self, run: Run) -> list[Problem]:
         from gangline_basics.advice import suggest_nearest
 
-        problems = []
+        problems = find_missing(self.attention_backend)
         if self.head_dim is None and self.dim % self.heads:
             problems.append(
                 Problem(

@@ -11,6 +11,7 @@ from gangline.model.linear_nodes import LINEAR, fit_linears
 from gangline.model.local_sizes import LocalSizes
 from gangline.model.matmuls import AnyMatmul, AttentionMatmuls
 from gangline.model.tree import Decoding, Node, Shape, iterate_children, iterate_nodes
+from gangline_basics.model.attention_backend import AttentionBackend
 from gangline_basics.model.gating import SWIGLU, Gating
 from gangline_basics.model.rope_rates import PLAIN_ROPE, Rope
 
@@ -49,7 +50,8 @@ class SinksNode(Node):
 class AttentionNode(Node):
     """Self-attention with grouped key and value heads; `q_norm` and `k_norm` normalise each head's features.
 
-    causal, window, scale, soft_cap and sinks are the fields of the `AttentionCall` at the `attention` seam.
+    causal, window, scale, soft_cap and sinks are the fields of the `AttentionCall` at the `attention` seam. backend:
+    kernels of the process that computes the attention.
     """
 
     module: ClassVar[str] = "gangline_basics.model.attention:Attention"
@@ -69,6 +71,7 @@ class AttentionNode(Node):
     scale: float | None = None
     soft_cap: float | None = None
     sinks: SinksNode | None = None
+    backend: AttentionBackend = "auto"
 
     def __post_init__(self) -> None:
         q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim

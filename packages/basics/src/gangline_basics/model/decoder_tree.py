@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from gangline.model.linear_nodes import LinearNode
 from gangline.model.tree import Node
+from gangline_basics.model.attention_backend import AttentionBackend
 from gangline_basics.model.decoder_nodes import AttentionNode, BlockNode, FeedForwardNode, NormNode
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ class DecoderOptions(Protocol):
     norm_eps: float
     z_loss: float
     init_std: float
+    attention_backend: AttentionBackend
 
     @property
     def key_heads(self) -> int:
@@ -64,6 +66,7 @@ def build_attention(
         head_dim=config.head_width,
         rope=config.get_rope(block, get_length(run)),
         window=config.get_window(block),
+        backend=config.attention_backend,
         **own,
     )
 

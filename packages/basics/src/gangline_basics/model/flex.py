@@ -1,6 +1,8 @@
 """Attention with windows, soft caps and sinks by FlexAttention, on CUDA.
 
-FlexAttention is imported and compiled only when a GPU needs it.
+FlexAttention is imported and compiled only when a GPU needs it. A compiled block calls it outside of its graph: the
+block mask depends on the documents of a batch and serves all layers, and the kernel is then the same as without
+run.compile.
 
 B batch, T tokens, H query heads, K key and value heads, C width of a head
 """
@@ -15,12 +17,35 @@ import torch
 from torch import Tensor
 
 from gangline.model.calls import AttentionCall
+from gangline.model.untraced import untraced
+from gangline_basics.model.last_value_cache import LastValueCache
+
+DEVICES = ("cuda",)  # types of devices with kernels for both passes
+SMALLEST_WIDTH = 16  # smallest head width of the kernels; they pad a width that is not a power of two
 
 
 def takes(q_BHTC: Tensor) -> bool:
     """Return whether FlexAttention supports these queries: on CUDA, with a dtype and head width of its kernels."""
-    width = q_BHTC.shape[-1]
-    return q_BHTC.is_cuda and q_BHTC.dtype != torch.float64 and width >= 16 and width & (width - 1) == 0
+    if torch.compiler.is_compiling() and not attend_in_blocks.is_out:
+        return False
+    return q_BHTC.device.type in DEVICES and q_BHTC.dtype != torch.float64 and q_BHTC.shape[-1] >= SMALLEST_WIDTH
+
+
+@untraced  # the block mask depends on the batch, so a compiled graph would make it again in every layer
+def attend_in_blocks(
+    q_BHTC: Tensor,
+    k_BKTC: Tensor,
+    v_BKTC: Tensor,
+    document_BT: Tensor | None,
+    position_BT: Tensor,
+    sinks_H: Tensor | None,
+    call: AttentionCall,
+    cache: LastValueCache,
+) -> Tensor:
+    """Return (B, H, T, C) as `AttentionCall` defines. cache: cache of the block mask for the next layer."""
+    source_BT = position_BT if document_BT is None else document_BT
+    mask = cache("blocks", source_BT, lambda: make_block_mask(call, document_BT, position_BT))
+    return attend_flex(q_BHTC, k_BKTC, v_BKTC, mask, call, sinks_H)
 
 
 def make_block_mask(call: AttentionCall, document_BT: Tensor | None, position_BT: Tensor, compiled: bool = True) -> Any:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from gangline import Problem
 from gangline.config import ModelConfig, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, list_divisors
+from gangline_basics.model.attention_backend import AttentionBackend, find_missing
 from gangline_basics.model.rope_rates import Rope
 from gangline_models.rope.base import PlainRope, RopeChoice
 
@@ -19,6 +20,7 @@ class FamilyConfig(ModelConfig):
     """Base options of every family's decoder."""
 
     file_options: ClassVar[tuple[str, ...]] = ("weights",)
+    layout_options: ClassVar[tuple[str, ...]] = ("attention_backend",)
 
     dim: PositiveInt = 768  # hidden size: width of the residual stream
     layers: PositiveInt = 12  # number of decoder blocks (attention and feed-forward)
@@ -26,6 +28,9 @@ class FamilyConfig(ModelConfig):
     ffn_dim: PositiveInt = 2048  # intermediate size: width of the feed-forward
     tied: bool = False  # weight tying: the head shares the embedding's weight
     norm_eps: NonNegativeFloat = 1e-6  # epsilon of the norms, added to the mean square (RMSNorm) or variance
+    # attention kernels on CUDA: auto (torch's choice), cudnn, flash (FlashAttention 2), efficient, math; fa3 and fa4
+    # (FlashAttention 3 and 4) need a separate package
+    attention_backend: AttentionBackend = "auto"
     # z-loss coefficient: weight of log²Z in the gradients; not in the reported loss (PaLM: 1e-4)
     z_loss: NonNegativeFloat = 0.0
     init_std: NonNegativeFloat = 0.02  # standard deviation of initial weights; output projections: / sqrt(2 · layers)
@@ -58,11 +63,12 @@ class FamilyConfig(ModelConfig):
         return None
 
     def check(self, run: Run) -> list[Problem]:
+        problems = find_missing(self.attention_backend)
         if self.dim % self.heads == 0 or self.head_width != self.dim // self.heads:
-            return []
+            return problems
         what = f"model.dim={self.dim} is not divisible by model.heads={self.heads}"
         fix = f"Choose model.heads among {list_divisors(self.dim)}."
-        return [Problem(what, "The head width is model.dim / model.heads.", fix)]
+        return [*problems, Problem(what, "The head width is model.dim / model.heads.", fix)]
 
 
 @dataclass

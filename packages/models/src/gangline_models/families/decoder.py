@@ -51,7 +51,7 @@ class DecoderFormat(ModelFormat):
     def describe(self, options: DecoderConfig) -> dict[str, Any]:
         values = {item.name: getattr(options, item.name) for item in fields(DecoderConfig)}
         values |= {"kv_heads": options.key_heads, "head_dim": options.head_width}
-        silent = {"init_std", "weights", "z_loss"}
+        silent = {"init_std", "weights", "z_loss", "attention_backend"}
         if options.rope_scaling_factor is None:
             silent |= {"rope_low_freq_factor", "rope_high_freq_factor", "rope_original_max_position"}
         return {name: value for name, value in values.items() if name not in silent}

@@ -187,6 +187,7 @@ def _build_latent_attention(config: DeepSeek, block: int, run: Run | None) -> Ml
         rope=config.get_rope(block, get_length(run)),
         interleaved=config.interleaved,
         scale=config.scale,
+        backend=config.attention_backend,
         wkv_a=biased,
         kv=_make_up(config, config.kv_rank, config.nope_dim + config.v_dim),
         wo=biased,

@@ -17,7 +17,7 @@ from gangline_models.hugging_face.contract import ModelFormat
 from gangline_models.hugging_face.layers import list_layer_types
 from gangline_models.hugging_face.rope import read_rope
 
-TRAINING = {"weights", "init_std", "z_loss"}  # options without a field in config.json
+TRAINING = {"weights", "init_std", "z_loss", "attention_backend"}  # options without a field in config.json
 SIZES = {
     "vocab_size": "vocab_size",
     "dim": "hidden_size",

@@ -33,6 +33,7 @@ from gangline.model.build import construct
 from gangline.model.forward_context import gather_heads
 from gangline.model.linear import Linear
 from gangline_basics.model.attention import get_plain_attention
+from gangline_basics.model.attention_backend import use_backend
 from gangline_basics.model.kept_tokens import KeptTokens, KeyValues, attend_one_query
 from gangline_basics.model.rope import rotate_pair
 from gangline_basics.model.rope_rates import compute_frequencies
@@ -67,6 +68,7 @@ class LatentAttention(nn.Module):
         self.magnitude = node.rope.scaling.magnitude if node.rope.scaling else 1.0
         self.call = node.call
         self.attention = get_plain_attention(node.call)
+        use_backend(node.backend)
 
     def forward(self, x_BtD: Tensor, batch: Batch) -> Tensor:
         q_BTF = self.wq(x_BtD) if self.wq is not None else self.q(x_BtD)  # type: ignore[misc]

@@ -2,7 +2,8 @@
 
 In a block of ring attention a query sees keys of its own document: all of them, or in the block of the rank's own keys
 only keys up to the query. The tokens of a document are consecutive, so queries and keys of a document are a rectangle,
-which needs no mask. On a CPU the flash kernel computes one rectangle after another; a GPU uses a mask.
+which needs no mask. On a CPU the flash kernel computes one rectangle after another; a GPU computes segments
+(`gangline_parallel_megatron_style.context.varlen`).
 
 B batch, H query heads, K key and value heads, T queries, S keys, C width of a head
 """
