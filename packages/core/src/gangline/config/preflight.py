@@ -153,7 +153,8 @@ def read_request(words: Sequence[str], layers: Sequence[Mapping[str, Any]] = ())
     known_options = KnownOptions(offers)
     values = []
     for override in overrides:
-        if override.key_or_group in groups or _is_missing(override.key_or_group, missing):
+        path = override.key_or_group
+        if path in groups or any(path.startswith(f"{place}.") for place in missing):  # cannot be checked
             continue
         try:
             values.append(known_options.format_setting(override))
@@ -162,11 +163,6 @@ def read_request(words: Sequence[str], layers: Sequence[Mapping[str, Any]] = ())
     if errors:
         raise UserError.of(error.to_problem() for error in errors)
     return Asked(choices, offers, layers, values)
-
-
-def _is_missing(path: str, missing: Iterable[str]) -> bool:
-    """Return whether an option belongs to a part that is not available, so that it cannot be checked."""
-    return any(path.startswith(f"{place}.") for place in missing)
 
 
 def _refuse_grammar(override: Override) -> None:
