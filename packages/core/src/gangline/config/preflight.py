@@ -161,6 +161,11 @@ def read_request(words: Sequence[str], layers: Sequence[Mapping[str, Any]] = ())
         except UserError as error:
             errors.append(error)
     if errors:
+        lines = (line.partition("is supplied by ")[2] for error in errors for line in error.details)
+        packages = dict.fromkeys(filter(None, (line.partition(":  pip install ")[2] for line in lines)))
+        if len(packages) > 1:
+            install = f"To install all of them:  pip install {' '.join(packages)}"
+            errors.append(UserError(f"{len(packages)} packages are missing.", install))
         raise UserError.of(error.to_problem() for error in errors)
     return Asked(choices, offers, layers, values)
 
