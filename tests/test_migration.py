@@ -39,6 +39,6 @@ def test_option_of_another_framework_suggests_gangline_option(
     assert not list(tmp_path.iterdir())
 
 
-def test_readme_and_options_lead_to_names_of_other_frameworks() -> None:
+def test_readme_and_options_link_names_of_peers() -> None:
     for page, link in (("README.md", "docs/migrate/names.md"), ("docs/options.md", "migrate/names.md")):
         assert f"]({link})" in (Path(__file__).parent.parent / page).read_text()

@@ -90,13 +90,13 @@ def find_absent_inputs(place: str, config: PartConfig) -> dict[str, str]:
 
 def report_unchecked(runs: Iterable[Run]) -> None:
     """Print one notice on stderr that names the inputs of the runs whose check a dry run leaves out."""
-    absent: dict[str, str] = {}
+    inputs: dict[str, str] = {}
     for run in runs:
         sets = [(f"{SETS}.{name}", config) for name, config in read_sets(run)[0].items()]
         for place, config in [*sets, ("data", run.data), ("model", run.model)]:
-            absent |= find_absent_inputs(place, config)
-    if absent:
-        words = ", ".join(f"{option}={path}" for path, option in absent.items())
+            inputs |= find_absent_inputs(place, config)
+    if inputs:
+        words = ", ".join(f"{option}={path}" for path, option in inputs.items())
         print(
             f"train: note: not checked, because this machine does not have the files: {words}\n"
             "  The job needs them. The check runs when you submit without launch.dry_run.",
@@ -115,7 +115,7 @@ def _list_paths(place: str, config: PartConfig) -> Iterator[tuple[str, str]]:
     """Yield (option, path) of each file that the options of a part name, such as ("data.sources.web", "/data/web")."""
     for name in config.file_options:
         value = getattr(config, name)
-        named = value if isinstance(value, dict) else {}
+        mapping = value if isinstance(value, dict) else {}
         paths = value if isinstance(value, list) else [value]
-        yield from ((f"{place}.{name}.{key}", path) for key, path in named.items() if path)
+        yield from ((f"{place}.{name}.{key}", path) for key, path in mapping.items() if path)
         yield from ((f"{place}.{name}", path) for path in paths if isinstance(path, str) and path)

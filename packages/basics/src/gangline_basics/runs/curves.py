@@ -27,8 +27,8 @@ class _Point:
     time: float
     step_seconds: float
     value: Any
-    names: tuple[str, ...]  # of its metrics that are one number
-    lists: tuple[str, ...]  # of its metrics that are a list of numbers
+    names: tuple[str, ...]  # names of the metrics that are one number
+    lists: tuple[str, ...]  # names of the metrics that are a list of numbers
 
 
 def read_curve(run_dir: str | Path, metric: str, over: str) -> Curve:
@@ -58,9 +58,11 @@ def _read_points(path: Path, metric: str, report: Callable[[str], object]) -> li
 
     Raises UserError for a file that cannot be read, holds no record, or is of another version.
     """
-    known: dict[tuple[str, ...], tuple[str, ...]] = {}
+    shared_names: dict[tuple[str, ...], tuple[str, ...]] = {}
     try:
-        lines = (line and _shorten(line, metric, known) for line in (iterate_lines(path) if path.exists() else ()))
+        lines = (
+            line and _shorten(line, metric, shared_names) for line in (iterate_lines(path) if path.exists() else ())
+        )
         newest, missing = keep_newest(lines)
     except OSError as error:
         raise UserError(f"{path} cannot be read.", error.strerror or str(error)) from error
@@ -77,10 +79,12 @@ def _read_points(path: Path, metric: str, report: Callable[[str], object]) -> li
     return points
 
 
-def _shorten(content: dict[str, Any], metric: str, known: dict[tuple[str, ...], tuple[str, ...]]) -> dict[str, Any]:
+def _shorten(
+    content: dict[str, Any], metric: str, shared_names: dict[tuple[str, ...], tuple[str, ...]]
+) -> dict[str, Any]:
     """Return the step of a record and its point, or the error of a record that is of another version.
 
-    known: names of the metrics of earlier records, so that equal names are stored once.
+    shared_names: names of the metrics of earlier records, so that equal names are stored once.
     """
     try:
         record = StepRecord(**{key: value for key, value in content.items() if key in StepRecord.__dataclass_fields__})
@@ -90,7 +94,7 @@ def _shorten(content: dict[str, Any], metric: str, known: dict[tuple[str, ...], 
     lists = tuple(name for name, value in numbers.items() if isinstance(value, list))
     names = tuple(name for name in numbers if name not in lists)
     value = numbers[metric] if metric in names else None
-    names, lists = known.setdefault(names, names), known.setdefault(lists, lists)
+    names, lists = shared_names.setdefault(names, names), shared_names.setdefault(lists, lists)
     return {"step": record.step, "point": _Point(record.tokens, record.time, record.step_seconds, value, names, lists)}
 
 

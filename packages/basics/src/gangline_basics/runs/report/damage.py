@@ -43,7 +43,7 @@ _WORDS = ("nan", "inf", "-inf")  # numbers that JSON lacks, as `StepRecord.to_js
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class StepRow:
     """Fields of one step record that a report shows, in little memory. names, values: its curves."""
 
     step: int
@@ -73,7 +73,7 @@ def count_damaged_attempts(run_dir: Path) -> int:
     return sum(content is None or "attempt" not in content for content in contents)
 
 
-def read_steps(run_dir: Path, steps: int | None) -> tuple[list[Row], list[str]]:
+def read_steps(run_dir: Path, steps: int | None) -> tuple[list[StepRow], list[str]]:
     """Return (the newest valid record of each step, in order; the reason for each record that was left out).
 
     steps: `run.steps` of the configuration, if it is known.
@@ -110,7 +110,7 @@ def read_steps(run_dir: Path, steps: int | None) -> tuple[list[Row], list[str]]:
     return records, whys + ["a truncated line"] * gaps
 
 
-def read_late_lists(run_dir: Path, rows: Iterable[Row]) -> Iterator[dict[str, list[Any]]]:
+def read_late_lists(run_dir: Path, rows: Iterable[StepRow]) -> Iterator[dict[str, list[Any]]]:
     """Yield the metrics of each row that are lists of numbers, by name, from the row's line of metrics.jsonl."""
     with open_regular(run_dir / "metrics.jsonl") as file:
         for row in rows:
@@ -134,7 +134,7 @@ def _shorten(content: Mapping[str, Any], begin: int, names: dict[tuple[str, ...]
     record = _make_record(content)
     curves = {name: float(value) for name, value in list_numbers(record).items() if not isinstance(value, list)}
     own = tuple(curves)
-    row = Row(
+    row = StepRow(
         step=record.step,
         attempt=record.attempt,
         generation=record.generation,
@@ -206,7 +206,7 @@ def _is_valid(name: str, value: Any) -> bool:
     if name in _TIMES:
         return isinstance(value, int | float) and isfinite(value) and 0 <= value < MOST_SECONDS
     if name in _CURVES:
-        return isinstance(value, dict) and (_are_floats(value.values()) or all(map(_is_number, value.values())))
+        return isinstance(value, dict) and (_is_all_floats(value.values()) or all(map(_is_number, value.values())))
     if name in _TABLES:
         return isinstance(value, dict) and all(_is_number(entry) or _is_list(entry) for entry in value.values())
     if name == "rank_mfu":
@@ -224,11 +224,11 @@ def _is_number(value: Any) -> bool:
 
 def _is_list(value: Any) -> bool:
     return isinstance(value, list) and (
-        _are_floats(value) or all(entry is None or _is_number(entry) for entry in value)
+        _is_all_floats(value) or all(entry is None or _is_number(entry) for entry in value)
     )
 
 
-def _are_floats(values: Iterable[Any]) -> bool:
+def _is_all_floats(values: Iterable[Any]) -> bool:
     """Return whether all values are floats: a quick check, which most records of a long run pass."""
     return set(map(type, values)) <= _FLOAT
 

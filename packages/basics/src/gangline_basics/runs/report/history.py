@@ -14,7 +14,7 @@ from gangline.run import attempts
 from gangline.run.directory import RunDirectory
 from gangline_basics.runs.listing import MARKS, RunSummary, read_summary
 from gangline_basics.runs.report.damage import (
-    Row,
+    StepRow,
     count_damaged_attempts,
     count_lines,
     describe_left_out,
@@ -93,7 +93,7 @@ def read_history(path: str, name: str) -> History:
     _note_damage(history, "events.jsonl", lines)
     history.attempts = read("Attempts", lambda: attempts.read(run_dir), [])
     _note_damage(history, "attempts.jsonl", read("Attempts", lambda: count_damaged_attempts(run_dir), -1))
-    no_records: tuple[list[Row], list[str]] = [], []
+    no_records: tuple[list[StepRow], list[str]] = [], []
     records, reasons = read("Steps", lambda: read_steps(run_dir, history.summary.steps), no_records)
     history.step, history.left_out = history.summary.step, len(reasons)
     if reasons:
@@ -118,7 +118,7 @@ def _note_damage(history: History, name: str, lines: int) -> None:
         history.missing.append(f"{count_lines(lines)} in {name}.")
 
 
-def _fill(history: History, records: list[Row]) -> None:
+def _fill(history: History, records: list[StepRow]) -> None:
     """Set the curves and numbers of a history from the records of its steps."""
     late = records[-max(1, len(records) // 10) :]
     for before, record in zip([None, *records], records, strict=False):
