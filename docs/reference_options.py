@@ -25,7 +25,8 @@ TOP = """\
 
 Every option of every part that the packages of this repository offer. `train group=name` chooses a part, and
 `train group.option=value` sets an option. `train group=name --help` prints the same in a terminal, third-party plugins
-included. A part that builds on another lists only what differs.
+included. A part that builds on another lists only what differs. [Names of other frameworks](migrate/names.md) for these
+options have their own table.
 
 | group | parts | default |
 |---|---|---|

@@ -37,3 +37,8 @@ def test_option_of_another_framework_suggests_gangline_option(
         said = capsys.readouterr().err
         assert known or ours in said, f"train {' '.join(form)}\n{said}"
     assert not list(tmp_path.iterdir())
+
+
+def test_readme_and_options_link_names_of_peers() -> None:
+    for page, link in (("README.md", "docs/migrate/names.md"), ("docs/options.md", "migrate/names.md")):
+        assert f"]({link})" in (Path(__file__).parent.parent / page).read_text()

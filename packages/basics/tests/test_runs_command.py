@@ -100,6 +100,28 @@ def test_runs_table_distinguishes_each_state(tmp_path: Path, capsys) -> None:
     assert "preempted" in capsys.readouterr().err
 
 
+def test_started_run_without_readable_events_is_damaged(tmp_path: Path, capsys) -> None:
+    for name in ("noise", "empty", "absent", "untouched"):
+        made(tmp_path / name, reason=None)
+    (tmp_path / "noise" / "events.jsonl").write_bytes(b"\x00" * 300)
+    (tmp_path / "empty" / "events.jsonl").write_bytes(b"")
+    (tmp_path / "absent" / "events.jsonl").unlink()
+    made(tmp_path / "early", losses=())
+    (tmp_path / "early" / "attempts.jsonl").write_text("{}\n")
+    made(tmp_path / "launched", losses=())
+    (tmp_path / "launched" / "events.jsonl").write_text("noise\n")
+    made(tmp_path / "fresh", losses=())
+    found = table(capsys, str(tmp_path))
+    assert found["untouched"]["state"] == "killed"
+    assert found["fresh"]["state"] == "new"
+    words = "and no ending was recorded: the run was started; its end is not known"
+    for name, fault in [("noise", "damaged"), ("launched", "damaged")]:
+        assert (found[name]["state"], found[name]["words"]) == ("damaged", f"events.jsonl is {fault}, {words}")
+    for name in ("empty", "absent", "early"):
+        assert (found[name]["state"], found[name]["words"]) == ("damaged", f"events.jsonl is missing or empty, {words}")
+    assert (found["noise"]["step"], found["noise"]["loss"]) == (3, 1.0)
+
+
 @pytest.mark.parametrize("name", ["config.yaml", "events.jsonl", "ending.json", "metrics.jsonl"])
 def test_named_pipe_does_not_hide_other_runs(tmp_path: Path, capsys, name: str) -> None:
     for each in ("good", "bad"):

@@ -282,6 +282,7 @@ def test_train_process_refuses_invalid_arguments(tmp_path, words, message):
         (["gradient_checkpointing=False"], "Leave it out: it is off by default  (to turn it on: run.recompute=full"),
         (["fsdp=none"], "(to turn it on: parallel=fsdp launch.processes=N)"),
         (["communication_data_type=fp32"], "Leave it out: it is off by default  (to turn it on: gradients=bf16)"),
+        (["gradient_checkpointing=fp32"], "Type  run.recompute=full"),
         (["communication_data_type=fp16"], "Type  gradients=NAME"),
         (["--training.mixed_precision_param=float32"], "Type  precision=fp32"),
         (["--training.mixed_precision_param=bfloat16"], "Type  precision=bf16"),

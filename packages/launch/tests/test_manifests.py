@@ -180,7 +180,13 @@ def test_only_dry_run_works_without_kubectl(tmp_path, monkeypatch, capsys):
     words = ["recipe=tiny", "parallel=ddp", "launch=kubernetes", "launch.nodes=2", "launch.image=x"]
     words += [f"launch.volume=runs:{tmp_path}", f"run.dir={tmp_path}/one"]
     assert train([*words, "launch.dry_run=true"]) == 0
-    assert yaml.safe_load(capsys.readouterr().out)["kind"] == "JobSet"
+    printed, said = capsys.readouterr()
+    assert yaml.safe_load(printed)["kind"] == "JobSet"
+    assert said == ""
+    assert train([*words, "launch.dry_run=true", "data.path=/pods/only"]) == 0
+    assert (
+        "not checked, because this machine does not have the files: data.path=/pods/only\n" in capsys.readouterr().err
+    )
     assert train(words) == 2
     assert "kubectl, which is not installed on this machine" in capsys.readouterr().err
     assert not (tmp_path / "one").exists()

@@ -89,6 +89,31 @@ def test_dry_run_prints_script_without_writing_files(words, tmp_path, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_dry_run_prints_script_for_absent_inputs(words, capsys):
+    words = [*words, "data.path=/lustre/corpus", "validate.every=5", "validate.sets={web: {path: 's3://lake/web'}}"]
+    assert train([*words, "launch.dry_run=true"]) == 0
+    printed, said = capsys.readouterr()
+    assert printed.startswith("#!/bin/bash\n#SBATCH --job-name=")
+    assert "validate.sets.web.path=s3://lake/web, data.path=/lustre/corpus\n" in said
+    assert said.count("note: not checked") == 1
+    assert train(words) == 2
+    assert "data.path=/lustre/corpus names no files." in capsys.readouterr().err
+
+
+def test_dry_run_prints_script_for_absent_weights(words, capsys):
+    words = [*words, "model.weights=/lustre/llama", "launch.dry_run=true"]
+    assert train(words) == 0
+    assert "model.weights=/lustre/llama\n" in capsys.readouterr().err
+
+
+def test_dry_run_checks_data_of_this_machine(words, tmp_path, capsys):
+    (tmp_path / "short.txt").write_text("short")
+    assert train([*words, "data.path=short.txt", "launch.dry_run=true"]) == 2
+    said = capsys.readouterr().err
+    assert "data.path=short.txt is too short." in said
+    assert "not checked" not in said
+
+
 def test_sweep_dry_run_prints_one_script(words, tmp_path, capsys):
     assert train(["-m", *words, "run.seed=1,2,3", "launch.dry_run=true"]) == 0
     printed = capsys.readouterr().out

@@ -115,19 +115,12 @@ def keep_newest(lines: Iterable[dict[str, Any] | None]) -> tuple[list[dict[str, 
 
 def read_records(path: str | Path, report: Callable[[str], object] = warnings.warn) -> list[dict[str, Any]]:
     """Return the newest record of each step in a file, in order. `report` gets a notice about missing records."""
-    records, gap_count = keep_newest(_iterate_lines(path))
+    records, gap_count = keep_newest(iterate_lines(path))
     _tell(path, gap_count, report)
     return records
 
 
-def read_every_record(path: str | Path, report: Callable[[str], object] = warnings.warn) -> list[dict[str, Any]]:
-    """Return every record of a file as written, also all records of repeated steps. `report` as in `read_records`."""
-    lines = [*_iterate_lines(path)]
-    _tell(path, keep_newest(lines)[1], report)
-    return [record for record in lines if record is not None]
-
-
-def _iterate_lines(path: str | Path) -> Iterator[dict[str, Any] | None]:
+def iterate_lines(path: str | Path) -> Iterator[dict[str, Any] | None]:
     """Yield the record of each line, None without a record; skip an incomplete last line of a run that still writes."""
     with open_regular(path) as file:
         for line in file:

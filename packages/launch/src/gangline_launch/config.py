@@ -10,11 +10,11 @@ from gangline import Problem, UserError
 from gangline.config import NonNegativeInt, OneOf, PositiveFloat, RunsCode
 from gangline_basics.launch.config import ElasticLaunch
 from gangline_basics.launch.nodes import parse_nodes
-from gangline_launch import fabric, setup
+from gangline_launch import fabric, setup, storage
 from gangline_launch.fabric import FABRICS
 
 if TYPE_CHECKING:
-    from gangline.config import Run
+    from gangline.config import PartConfig, Run
 
 STOP_SECONDS = 5.0  # time in seconds reserved at the end of launch.signal_seconds for the agents to stop
 
@@ -53,6 +53,9 @@ class ClusterLaunch(ElasticLaunch, ABC):
 
     def get_environment(self, run: Run) -> dict[str, str]:
         return fabric.get_variables(self.fabric)
+
+    def defers_check(self, config: PartConfig) -> bool:
+        return self.dry_run and bool(storage.find_absent_inputs("", config))
 
     def survives(self) -> bool:
         """Return whether the job can continue without one of its nodes."""

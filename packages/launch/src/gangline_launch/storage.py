@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,9 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gangline import Problem
+from gangline.config import DataConfig, ModelConfig
+from gangline.config.validation import PATH as SETS, read_sets
+from gangline_basics.launch.changed_data import CACHE
 
 if TYPE_CHECKING:
-    from gangline.config import Run
+    from gangline.config import PartConfig, Run
 
 BESIDE_IMAGE = "of this command (used by the last line of the batch script, outside the image)"
 
@@ -67,10 +71,51 @@ def list_needed_paths(run: Run, run_dir: Path, code: bool = True) -> Iterator[tu
     """
     yield "the run directory", str(run_dir)
     for place, config in run.iterate_parts():
-        for name in config.file_options:
-            value = getattr(config, name)
-            paths = [value] if isinstance(value, str) else value if isinstance(value, list) else []
-            for path in paths:
-                if path and "://" not in path:
-                    yield f"{place}.{name}", path
+        for option, path in _list_paths(place, config):
+            if "://" not in path:
+                yield option, path
     yield "the Python environment" if code else f"the Python environment {BESIDE_IMAGE}", sys.prefix
+
+
+def find_absent_inputs(place: str, config: PartConfig) -> dict[str, str]:
+    """Return path -> option of the inputs of data or of a model that this machine lacks; a URL counts as absent.
+
+    place: path of the part's options, such as "data". Returns {} for other parts: their paths may be outputs.
+    """
+    if not isinstance(config, DataConfig | ModelConfig):
+        return {}
+    paths = [(option, path) for option, path in _list_paths(place, config) if option != f"{place}.{CACHE}"]
+    return {path: option for option, path in paths if not _is_present(path)}
+
+
+def report_unchecked(runs: Iterable[Run]) -> None:
+    """Print one notice on stderr that names the inputs of the runs whose check a dry run leaves out."""
+    inputs: dict[str, str] = {}
+    for run in runs:
+        sets = [(f"{SETS}.{name}", config) for name, config in read_sets(run)[0].items()]
+        for place, config in [*sets, ("data", run.data), ("model", run.model)]:
+            inputs |= find_absent_inputs(place, config)
+    if inputs:
+        words = ", ".join(f"{option}={path}" for path, option in inputs.items())
+        print(
+            f"train: note: not checked, because this machine does not have the files: {words}\n"
+            "  The job needs them. The check runs when you submit without launch.dry_run.",
+            file=sys.stderr,
+        )
+
+
+def _is_present(path: str) -> bool:
+    """Return whether a path, a glob pattern, or a prefix of file names such as Megatron's matches a file here."""
+    path = os.path.expanduser(path)
+    patterns = (path, f"{glob.escape(path)}.*")
+    return "://" not in path and (os.path.exists(path) or any(glob.glob(pattern) for pattern in patterns))
+
+
+def _list_paths(place: str, config: PartConfig) -> Iterator[tuple[str, str]]:
+    """Yield (option, path) of each file that the options of a part name, such as ("data.sources.web", "/data/web")."""
+    for name in config.file_options:
+        value = getattr(config, name)
+        mapping = value if isinstance(value, dict) else {}
+        paths = value if isinstance(value, list) else [value]
+        yield from ((f"{place}.{name}.{key}", path) for key, path in mapping.items() if path)
+        yield from ((f"{place}.{name}", path) for path in paths if isinstance(path, str) and path)

@@ -14,7 +14,7 @@ from typing import Any
 
 from gangline.errors import UserError
 from gangline.record import keep_newest, record_of
-from gangline.run import ending, events
+from gangline.run import attempts, ending, events
 from gangline.run.directory import RunDirectory
 from gangline.run.generation import read_most_steps
 from gangline.storage.files import LINES_BYTES, open_regular
@@ -34,7 +34,8 @@ class RunSummary:
 
     state  "running", "silent" (on another machine, without a write for ten minutes), "done", "stopped" (by a
            verdict), "preempted" (saved, to be restarted), "signal" (not saved), "killed", "failed", "new" (not
-           started), "damaged" (no complete config.yaml, or a pipe in place of a file)
+           started), "damaged" (no complete config.yaml, a pipe in place of a file, or a started run without a
+           readable event and without an ending)
     words  last known message: why the run ended, or its last note
     time   time of the last write, seconds since the epoch
     unreadable  number of lines without a record in the part of metrics.jsonl that was read (its end)
@@ -109,10 +110,27 @@ def _state(directory: Path, record: dict[str, Any], told: list[dict[str, Any]], 
     if end is not None:
         return _ENDED.get(end.reason, "failed"), end.evidence or end.reason
     if not told:
-        return "new", ""
+        return ("damaged", _describe_lost_end(directory)) if _has_started(directory, record) else ("new", "")
     if told[-1].get("host") != os.uname().nodename:
         return ("running" if time.time() - written < SILENT_SECONDS else "silent"), words
     return "killed", words or "no ending was recorded"
+
+
+def _has_started(directory: Path, record: dict[str, Any]) -> bool:
+    """Return whether a run's events, attempts or step records show that its ranks were started."""
+    return bool(record) or any(_has_content(directory / name) for name in (events.FILE, attempts.FILE))
+
+
+def _describe_lost_end(directory: Path) -> str:
+    """Return the message for a started run whose end is not known, because no event of it can be read."""
+    fault = "damaged" if _has_content(directory / events.FILE) else "missing or empty"
+    return f"events.jsonl is {fault}, and no ending was recorded: the run was started; its end is not known"
+
+
+def _has_content(path: Path) -> bool:
+    with suppress(OSError):
+        return path.stat().st_size > 0
+    return False
 
 
 def _is_run(directory: Path) -> bool:
@@ -176,7 +194,7 @@ def _read_tail(path: Path, read: Callable[[bytes], dict[str, Any] | None]) -> li
 def _read_last_write(directory: Path) -> float:
     """Return when a file that a run writes was last written."""
     last_write = 0.0
-    for name in (*MARKS, ending.FILE, "attempts.jsonl"):
+    for name in (*MARKS, ending.FILE, attempts.FILE):
         with suppress(OSError):
             last_write = max(last_write, (directory / name).stat().st_mtime)
     return last_write

@@ -55,7 +55,7 @@ def find_problems(run: Run) -> list[Problem]:
 def _check_pretrained(run: Run) -> list[Problem]:
     """Return the problems of the model's directory of pretrained weights; [] for a model without one."""
     reader = _open_reader(run)
-    return reader.find_problems(run) if reader else []
+    return reader.find_problems(run) if reader and not run.launch.defers_check(run.model) else []
 
 
 def _open_reader(run: Run) -> Pretrained | None:

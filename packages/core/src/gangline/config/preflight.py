@@ -153,20 +153,21 @@ def read_request(words: Sequence[str], layers: Sequence[Mapping[str, Any]] = ())
     known_options = KnownOptions(offers)
     values = []
     for override in overrides:
-        if override.key_or_group in groups or _is_missing(override.key_or_group, missing):
+        path = override.key_or_group
+        if path in groups or any(path.startswith(f"{place}.") for place in missing):  # cannot be checked
             continue
         try:
             values.append(known_options.format_setting(override))
         except UserError as error:
             errors.append(error)
     if errors:
+        lines = (line.partition("is supplied by ")[2] for error in errors for line in error.details)
+        packages = dict.fromkeys(filter(None, (line.partition(":  pip install ")[2] for line in lines)))
+        if len(packages) > 1:
+            install = f"To install all of them:  pip install {' '.join(packages)}"
+            errors.append(UserError(f"{len(packages)} packages are missing.", install))
         raise UserError.of(error.to_problem() for error in errors)
     return Asked(choices, offers, layers, values)
-
-
-def _is_missing(path: str, missing: Iterable[str]) -> bool:
-    """Return whether an option belongs to a part that is not available, so that it cannot be checked."""
-    return any(path.startswith(f"{place}.") for place in missing)
 
 
 def _refuse_grammar(override: Override) -> None:

@@ -278,6 +278,10 @@ class LaunchConfig(PartConfig):
         """Return the maximum number of nodes that a run of this launcher has."""
         return 1
 
+    def defers_check(self, config: PartConfig) -> bool:
+        """Return whether the check of a part must wait, because its files are on other machines."""
+        return False
+
     def find_refusals(self, run: Run) -> list[Problem]:
         """Return the problems that prevent a start of the ranks. Called for a run that passes all other checks."""
         return []

@@ -21,7 +21,8 @@ def suggest_near(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
 # Product that other frameworks support by an option -> its group of parts.
 _GROUP = dict.fromkeys(["wandb", "mlflow", "comet", "neptune", "aim", "clearml"], "track")
 _DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
-_FALSE = ("false", "off", "0", "0.0", "no", "none", "null", "disabled", "fp32")
+_FALSE = ("false", "off", "0", "0.0", "no", "none", "null", "disabled")
+_USUAL = {"gradients": "fp32"}  # group -> number format of its default part, which a peer names by the format
 
 
 def answer(word: str, value: str, words: Mapping[str, str]) -> str:
@@ -40,7 +41,8 @@ def answer(word: str, value: str, words: Mapping[str, str]) -> str:
 def _fit(template: str, value: str) -> str:
     """Return an answer of the catalogue for a value, which may switch off, or name another part of the same group."""
     value = _DTYPES.get(value, value)
-    off = value in _FALSE and not re.search("[A-Z]", template)  # a template with a placeholder needs a value
+    usual = value == _USUAL.get(template.partition("=")[0])
+    off = (usual or value in _FALSE) and not re.search("[A-Z]", template)  # a placeholder in a template needs a value
     template = template.replace("{n}", value if value.isdecimal() and not off else "N")
     if match := re.fullmatch(r"((\w+)=\[?)((?:\w+,)*)(\w+)(\]?)", template):
         start, group, others, part, end = match.groups()

@@ -55,7 +55,7 @@ def check_sets(run: Run) -> list[Problem]:
 def check_part(place: str, config: PartConfig, run: Run) -> list[Problem]:
     """Return the problems that a part's check finds. A crash of the check keeps its traceback and names the part."""
     try:
-        return list(config.check(run))
+        return [] if run.launch.defers_check(config) else list(config.check(run))
     except UserError:
         raise
     except Exception as error:

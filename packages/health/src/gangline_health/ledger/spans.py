@@ -13,7 +13,7 @@ KINDS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Span:
     """Span of time from `begin` to `end`, in seconds; if spans overlap, the span with the highest `level` counts."""
 
@@ -28,7 +28,7 @@ def flatten_spans(spans: Iterable[Span], begin: float, end: float) -> list[Span]
 
     If spans of the highest level overlap, the span that began last counts.
     """
-    cut = [Span(max(s.begin, begin), min(s.end, end), s.kind, s.level) for s in spans]
+    cut = (_clip(s, begin, end) for s in spans)
     order = sorted((s for s in cut if s.end > s.begin), key=lambda s: s.begin)
     edges = sorted({begin, end, *(s.begin for s in order), *(s.end for s in order)})
     parts: list[Span] = []
@@ -47,6 +47,12 @@ def flatten_spans(spans: Iterable[Span], begin: float, end: float) -> list[Span]
         else:
             parts.append(Span(left, right, kind))
     return parts
+
+
+def _clip(span: Span, begin: float, end: float) -> Span:
+    if begin <= span.begin and span.end <= end:
+        return span
+    return Span(max(span.begin, begin), min(span.end, end), span.kind, span.level)
 
 
 def sum_seconds(parts: Iterable[Span]) -> dict[str, float]:

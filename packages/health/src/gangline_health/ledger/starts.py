@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gangline.record import read_every_record
+from gangline.record import describe_missing, iterate_lines, keep_newest
 from gangline_health.ledger.clock import Line, parse_time, set_right
+
+FIELDS = (  # of a step record
+    *("step", "time", "monotonic", "generation", "host", "event", "by", "found"),
+    *("step_seconds", "first_sample", "skipped", "seconds", "rank_phases"),
+)
+PHASES = ("data", "forward_backward", "optimizer", "sync")
 
 
 @dataclass
@@ -53,9 +60,7 @@ def read(run_dir: Path, events: Iterable[Line], report: Callable[[str], object])
         number = int(line.get("generation", 1))
         return starts.setdefault(number, RanksStart(number))
 
-    metrics = run_dir / "metrics.jsonl"
-    steps = [line for line in (read_every_record(metrics, report) if metrics.exists() else ()) if _is_step(line)]
-    for line in set_right([*events, *steps]):
+    for line in set_right([*events, *_read_steps(run_dir / "metrics.jsonl", report)]):
         if "event" not in line:
             get_start(line).steps.append(line)
         elif line["event"] == "launch":
@@ -66,6 +71,26 @@ def read(run_dir: Path, events: Iterable[Line], report: Callable[[str], object])
             get_start(line).events.append(line)
     known_starts = [each for each in starts.values() if each.launch or each.events or each.steps]
     return sorted(known_starts, key=lambda each: each.generation)
+
+
+def _read_steps(path: Path, report: Callable[[str], object]) -> list[Line]:
+    """Return every step record of a file that has times, also all records of repeated steps; [] without a file."""
+    lines = [record and _shorten(record) for record in iterate_lines(path)] if path.exists() else []
+    if missing := keep_newest(lines)[1]:
+        report(describe_missing(path, missing))
+    return [line for line in lines if line is not None and _is_step(line)]
+
+
+def _shorten(record: Line) -> Line:
+    """Return the fields of a step record that a ledger needs: a long run has many records."""
+    line = {name: record[name] for name in FIELDS if name in record}
+    if isinstance(seconds := record.get("seconds"), dict):
+        line["seconds"] = {phase: seconds[phase] for phase in PHASES if phase in seconds}
+    if isinstance(phases := record.get("rank_phases"), dict):
+        rows = phases.get("collective")
+        exact = isinstance(rows, list) and set(map(type, rows)) == {float}
+        line["rank_phases"] = {"collective": [statistics.fmean(rows)] if exact else rows}
+    return line
 
 
 def _is_step(line: Line) -> bool:

@@ -13,7 +13,7 @@ from gangline import UserError
 from gangline.launch.base import Launcher
 from gangline.run.ending import clear_ending, read_ending, write_ending
 from gangline.storage.files import write_whole
-from gangline_launch import clocks, job as jobs
+from gangline_launch import clocks, job as jobs, storage
 from gangline_launch.follow import follow
 from gangline_launch.give_back import give_back, keep_job_on_error
 from gangline_launch.job import SubmittedJob
@@ -45,6 +45,7 @@ class KubernetesLauncher(Launcher):
         assert in_pod is not None, "check() refuses a run directory that is not on the volume"
         text = dump(manifests.render(self.config, self.run, in_pod, mark))
         if self.config.dry_run:
+            storage.report_unchecked([self.run])
             print(text, end="")
             return give_back(directory)
         path = run_dir / jobs.FOLDER / FILE

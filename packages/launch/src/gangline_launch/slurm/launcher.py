@@ -40,6 +40,7 @@ class SlurmLauncher(Launcher):
         """Submit the run and follow its job to the end; return the run's exit code. Ctrl-C leaves the job running."""
         run_dir = directory.path.resolve()
         if self.config.dry_run:
+            storage.report_unchecked([self.run])
             print(script.render(self.config, self.run, run_dir), end="")
             return give_back(directory)
         self.config.refuse_unknown_gpus(self.run)
@@ -61,6 +62,7 @@ class SlurmLauncher(Launcher):
         refuse_different(self.config, runs, [str(directory.path) for directory in directories])
         above = Path(os.path.commonpath([path.parent for path in paths]))
         if self.config.dry_run:
+            storage.report_unchecked(runs)
             print(script.render(self.config, self.run, above, len(paths)), end="")
             return [give_back(directory) for directory in directories]
         self.config.refuse_unknown_gpus(self.run)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import reprlib
-from collections.abc import Iterator, Mapping
+from array import array
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import pairwise
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from gangline.errors import UserError
-from gangline.record import StepRecord, keep_newest
+from gangline.record import StepRecord, keep_newest, list_numbers
 from gangline.run import attempts, events
 from gangline.run.generation import read_most_steps
 from gangline.storage.files import LINES_BYTES, open_regular, read_regular
@@ -33,8 +35,28 @@ _COUNTS = ("attempt", "tokens", "generation")
 _TIMES = ("time", "step_seconds")
 _CURVES = ("seconds", "validation_losses", "rank_seconds")  # name -> number
 _TABLES = ("metrics", "rank_phases")  # name -> number, or list of numbers
-_FIELDS = frozenset(StepRecord.__dataclass_fields__)
+_FIELDS = StepRecord.__dataclass_fields__
+_REQUIRED = {name for name, spec in _FIELDS.items() if spec.default is spec.default_factory}  # both are MISSING
+_CHECKED = {*_NUMBERS, *_OPTIONAL, *_COUNTS, *_TIMES, *_CURVES, *_TABLES, "notes", "skipped"}
+_FLOAT = {float}
 _WORDS = ("nan", "inf", "-inf")  # numbers that JSON lacks, as `StepRecord.to_json` writes them
+
+
+@dataclass(frozen=True, slots=True)
+class StepRow:
+    """Fields of one step record that a report shows, in little memory. names, values: its curves."""
+
+    step: int
+    attempt: int
+    generation: int
+    tokens: int
+    time: float
+    step_seconds: float
+    skipped: str
+    notes: tuple[str, ...]
+    names: tuple[str, ...]
+    values: array[float]
+    begin: int  # offset of the record's line in metrics.jsonl, in bytes
 
 
 def read_events(run_dir: Path) -> tuple[list[dict[str, Any]], int]:
@@ -51,7 +73,7 @@ def count_damaged_attempts(run_dir: Path) -> int:
     return sum(content is None or "attempt" not in content for content in contents)
 
 
-def read_steps(run_dir: Path, steps: int | None) -> tuple[list[StepRecord], list[str]]:
+def read_steps(run_dir: Path, steps: int | None) -> tuple[list[StepRow], list[str]]:
     """Return (the newest valid record of each step, in order; the reason for each record that was left out).
 
     steps: `run.steps` of the configuration, if it is known.
@@ -59,7 +81,9 @@ def read_steps(run_dir: Path, steps: int | None) -> tuple[list[StepRecord], list
     path = run_dir / "metrics.jsonl"
     if not path.exists():
         return [], []
-    lines: list[dict[str, Any] | None] = []  # valid records; None for a line that a kill may have truncated
+    names: dict[tuple[str, ...], tuple[str, ...]] = {}  # equal names of curves, once for all rows
+    lines: list[dict[str, Any] | None] = []  # place and row of each valid record; None: a kill may have truncated it
+    begin = 0
     numbers: list[int] = []  # line number of each of `lines`
     reasons: dict[int, str] = {}  # line number -> why the record was left out
     try:
@@ -68,10 +92,11 @@ def read_steps(run_dir: Path, steps: int | None) -> tuple[list[StepRecord], list
                 record = _parse_object(line)
                 why = "not a JSON object" if record is None else _explain_invalid(record)
                 if not why or _is_truncated(line):
-                    lines.append(record)
+                    lines.append(record and _shorten(record, begin, names))
                     numbers.append(number)
                 elif line.strip():
                     reasons[number] = why
+                begin += len(line)
     except OSError as error:
         raise UserError(f"{path} cannot be read.", error.strerror or str(error)) from error
     most = max(steps, read_most_steps(run_dir)) if steps else MOST_STEPS
@@ -80,15 +105,49 @@ def read_steps(run_dir: Path, steps: int | None) -> tuple[list[StepRecord], list
     if lines and lines[-1] is None:  # a run that still writes
         lines, faults = lines[:-1], faults[:-1]
     newest, gaps = keep_newest(record for record, why in zip(lines, faults, strict=True) if not why)
-    records = [StepRecord(**{key: value for key, value in line.items() if key in _FIELDS}) for line in newest]
+    records = [line["row"] for line in newest]
     whys = [f"line {number}: {why}" for number, why in sorted(reasons.items())]
     return records, whys + ["a truncated line"] * gaps
+
+
+def read_late_lists(run_dir: Path, rows: Iterable[StepRow]) -> Iterator[dict[str, list[Any]]]:
+    """Yield the metrics of each row that are lists of numbers, by name, from the row's line of metrics.jsonl."""
+    with open_regular(run_dir / "metrics.jsonl") as file:
+        for row in rows:
+            file.seek(row.begin)
+            numbers = list_numbers(_make_record(json.loads(file.readline())))
+            yield {name: value for name, value in numbers.items() if isinstance(value, list)}
 
 
 def describe_left_out(reasons: list[str]) -> str:
     """Return the notice about records of metrics.jsonl that were left out."""
     records = "1 record of metrics.jsonl was" if len(reasons) == 1 else f"{len(reasons)} records of metrics.jsonl were"
     return f"{records} left out: not valid. First: {reasons[0]}."
+
+
+def _make_record(content: Mapping[str, Any]) -> StepRecord:
+    return StepRecord(**{key: value for key, value in content.items() if key in _FIELDS})
+
+
+def _shorten(content: Mapping[str, Any], begin: int, names: dict[tuple[str, ...], tuple[str, ...]]) -> dict[str, Any]:
+    """Return the fields of a valid record that order it, and its row. names: names of curves of earlier rows."""
+    record = _make_record(content)
+    curves = {name: float(value) for name, value in list_numbers(record).items() if not isinstance(value, list)}
+    own = tuple(curves)
+    row = StepRow(
+        step=record.step,
+        attempt=record.attempt,
+        generation=record.generation,
+        tokens=record.tokens,
+        time=record.time,
+        step_seconds=record.step_seconds,
+        skipped=record.skipped,
+        notes=tuple(record.notes),
+        names=names.setdefault(own, own),
+        values=array("d", curves.values()),
+        begin=begin,
+    )
+    return {**{name: content[name] for name in ("step", "attempt", "generation") if name in content}, "row": row}
 
 
 def count_lines(number: int) -> str:
@@ -125,16 +184,19 @@ def _explain_invalid(record: Mapping[str, Any]) -> str:
     step = record.get("step")
     if type(step) is not int or not 1 <= step <= MOST_STEPS:
         return f"step is {reprlib.repr(step)}" if "step" in record else "step is missing"
-    for name, spec in StepRecord.__dataclass_fields__.items():
-        if name in record and not _is_valid(name, record[name]):
-            return f"{name} is {reprlib.repr(record[name])}"
-        if name not in record and spec.default is spec.default_factory:  # both MISSING: a required field
+    for name in _FIELDS:
+        if name in record:
+            if name in _CHECKED and not _is_valid(name, record[name]):
+                return f"{name} is {reprlib.repr(record[name])}"
+        elif name in _REQUIRED:
             return f"{name} is missing"
     return ""
 
 
 def _is_valid(name: str, value: Any) -> bool:
     """Return whether the field of a record has the type that a report needs."""
+    if name in _NUMBERS and type(value) is float:  # the usual case
+        return True
     if value is None and name in _OPTIONAL:
         return True
     if name in _NUMBERS:
@@ -144,7 +206,7 @@ def _is_valid(name: str, value: Any) -> bool:
     if name in _TIMES:
         return isinstance(value, int | float) and isfinite(value) and 0 <= value < MOST_SECONDS
     if name in _CURVES:
-        return isinstance(value, dict) and all(map(_is_number, value.values()))
+        return isinstance(value, dict) and (_is_all_floats(value.values()) or all(map(_is_number, value.values())))
     if name in _TABLES:
         return isinstance(value, dict) and all(_is_number(entry) or _is_list(entry) for entry in value.values())
     if name == "rank_mfu":
@@ -161,7 +223,14 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_list(value: Any) -> bool:
-    return isinstance(value, list) and all(entry is None or _is_number(entry) for entry in value)
+    return isinstance(value, list) and (
+        _is_all_floats(value) or all(entry is None or _is_number(entry) for entry in value)
+    )
+
+
+def _is_all_floats(values: Iterable[Any]) -> bool:
+    """Return whether all values are floats: a quick check, which most records of a long run pass."""
+    return set(map(type, values)) <= _FLOAT
 
 
 def _mark_order(records: list[dict[str, Any] | None], most: int) -> Iterator[str]:

@@ -10,15 +10,16 @@ from statistics import fmean
 from typing import Any, TypeVar
 
 from gangline.errors import UserError
-from gangline.record import StepRecord, list_numbers
 from gangline.run import attempts
 from gangline.run.directory import RunDirectory
 from gangline_basics.runs.listing import MARKS, RunSummary, read_summary
 from gangline_basics.runs.report.damage import (
+    StepRow,
     count_damaged_attempts,
     count_lines,
     describe_left_out,
     read_events,
+    read_late_lists,
     read_steps,
 )
 
@@ -92,7 +93,7 @@ def read_history(path: str, name: str) -> History:
     _note_damage(history, "events.jsonl", lines)
     history.attempts = read("Attempts", lambda: attempts.read(run_dir), [])
     _note_damage(history, "attempts.jsonl", read("Attempts", lambda: count_damaged_attempts(run_dir), -1))
-    no_records: tuple[list[StepRecord], list[str]] = [], []
+    no_records: tuple[list[StepRow], list[str]] = [], []
     records, reasons = read("Steps", lambda: read_steps(run_dir, history.summary.steps), no_records)
     history.step, history.left_out = history.summary.step, len(reasons)
     if reasons:
@@ -117,16 +118,16 @@ def _note_damage(history: History, name: str, lines: int) -> None:
         history.missing.append(f"{count_lines(lines)} in {name}.")
 
 
-def _fill(history: History, records: list[StepRecord]) -> None:
+def _fill(history: History, records: list[StepRow]) -> None:
     """Set the curves and numbers of a history from the records of its steps."""
     late = records[-max(1, len(records) // 10) :]
     for before, record in zip([None, *records], records, strict=False):
         history.tokens += record.tokens
-        for name, value in list_numbers(record).items():
-            if not isinstance(value, list):
-                series = history.series.setdefault(name, Series())
-                series.steps.append(record.step)
-                series.values.append(float(value))
+        for name, value in zip(record.names, record.values, strict=True):
+            if (series := history.series.get(name)) is None:
+                series = history.series[name] = Series()
+            series.steps.append(record.step)
+            series.values.append(value)
         if before is not None and record.generation != before.generation:
             history.marks.restarts.append(record.step)
         if before is not None and record.attempt != before.attempt:
@@ -136,9 +137,9 @@ def _fill(history: History, records: list[StepRecord]) -> None:
         history.notes += [(record.step, note) for note in record.notes]
     history.note_count, history.notes = len(history.notes), history.notes[:NOTES]
     rows: dict[str, list[list[float]]] = {}
-    for record in late:
-        for name, value in list_numbers(record).items():
-            if isinstance(value, list) and None not in value:
+    for lists in read_late_lists(history.path, late):
+        for name, value in lists.items():
+            if None not in value:
                 rows.setdefault(name, []).append([float(number) for number in value])
     history.lists = {
         name: [fmean(column) for column in zip(*table, strict=True)]
