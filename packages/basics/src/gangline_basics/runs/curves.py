@@ -68,10 +68,11 @@ def _read_points(path: Path, metric: str, report: Callable[[str], object]) -> li
         raise UserError(f"{path} cannot be read.", error.strerror or str(error)) from error
     points: list[tuple[int, _Point]] = []
     for line in newest:
-        if isinstance(error := line["point"], TypeError):
-            why = str(error).replace("StepRecord.__init__()", "a line")
-            raise UserError(f"{path} was written by another version of gangline.", f"{why}.") from error
-        points.append((line["step"], line["point"]))
+        point = line["point"]
+        if isinstance(point, TypeError):
+            why = str(point).replace("StepRecord.__init__()", "a line")
+            raise UserError(f"{path} was written by another version of gangline.", f"{why}.") from point
+        points.append((line["step"], point))
     if missing and not points:
         raise UserError(f"{path} is damaged.", "The file contains no valid step record.")
     if missing:

@@ -88,8 +88,9 @@ def _shorten(record: Line) -> Line:
         line["seconds"] = {phase: seconds[phase] for phase in PHASES if phase in seconds}
     if isinstance(phases := record.get("rank_phases"), dict):
         rows = phases.get("collective")
-        exact = isinstance(rows, list) and set(map(type, rows)) == {float}
-        line["rank_phases"] = {"collective": [statistics.fmean(rows)] if exact else rows}
+        if isinstance(rows, list) and set(map(type, rows)) == {float}:
+            rows = [statistics.fmean(rows)]
+        line["rank_phases"] = {"collective": rows}
     return line
 
 

@@ -3,7 +3,7 @@
 Each refuses the data types and strides that the GPU's kernel refuses. The rules by which scaled_dot_product_attention
 chooses a kernel are torch's for an H100, without cuDNN.
 
-B rows, H query heads, K key heads, T queries, S keys, C width of a head, N tokens of all rows
+B batch, H query heads, K key heads, T queries, S keys, C width of a head, N tokens of all rows
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def compute_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scal
     scores = _compute_scores(q, k, bias, scale)
     lse = scores.logsumexp(-1)
     lse = lse.masked_fill(lse == -math.inf, math.inf)
-    return ((scores - lse[..., None]).exp() @ _repeat_heads(v.float(), q.shape[1])).to(q.dtype), lse
+    return ((scores - lse[..., None]).exp() @ _expand_heads(v.float(), q.shape[1])).to(q.dtype), lse
 
 
 def compute_gradients(
@@ -41,18 +41,18 @@ def compute_gradients(
     These may be those of more keys than k and v hold, as in ring attention.
     """
     probability = (_compute_scores(q, k, bias, scale) - lse[..., None]).exp()
-    dprobability = dout.float() @ _repeat_heads(v.float(), q.shape[1]).mT
+    dprobability = dout.float() @ _expand_heads(v.float(), q.shape[1]).mT
     dscores = probability * (dprobability - (dout.float() * out.float()).sum(-1, keepdim=True)) * scale
-    dq = dscores @ _repeat_heads(k.float(), q.shape[1])
+    dq = dscores @ _expand_heads(k.float(), q.shape[1])
     return dq.to(q.dtype), _sum_heads(dscores.mT @ q.float(), k), _sum_heads(probability.mT @ dout.float(), v)
 
 
 def _compute_scores(q: Tensor, k: Tensor, bias: Tensor | None, scale: float) -> Tensor:
-    scores = q.float() @ _repeat_heads(k.float(), q.shape[1]).mT * scale
+    scores = q.float() @ _expand_heads(k.float(), q.shape[1]).mT * scale
     return scores if bias is None else scores + bias
 
 
-def _repeat_heads(x_BKSC: Tensor, heads: int) -> Tensor:
+def _expand_heads(x_BKSC: Tensor, heads: int) -> Tensor:
     return x_BKSC.repeat_interleave(heads // x_BKSC.shape[1], 1)
 
 
@@ -117,7 +117,7 @@ def attend_flash(
     *,
     scale: float | None = None,
 ) -> Any:
-    """FlashAttention of (B, H, T, C); the output's heads of a token are adjacent in memory, as the kernel's are."""
+    """Compute FlashAttention of (B, H, T, C); a token's heads are adjacent in the memory of the output."""
     check_flash(q, k, v)
     q, k, v = map(to_host, (q, k, v))
     bias = make_bias(q.shape[2], k.shape[2], is_causal)
@@ -147,7 +147,7 @@ def attend_flash_backward(
     *,
     scale: float | None = None,
 ) -> tuple[Tensor, ...]:
-    """Backward pass of `attend_flash`."""
+    """Compute the backward pass of `attend_flash`."""
     check_flash(dout, q, k, v, out)
     _check_dense(lse)
     dout, q, k, v, out, lse = map(to_host, (dout, q, k, v, out, lse))
@@ -173,7 +173,7 @@ def attend_segments(
     window_size_right: int | None = None,
     **options: Any,
 ) -> Any:
-    """FlashAttention of (N, H, C) within segments, or of (B, T, H, C). Log-sum-exp: (H, N), or (B, H, T)."""
+    """Compute FlashAttention of (N, H, C) within segments, or of (B, T, H, C). Log-sum-exp: (H, N), or (B, H, T)."""
     check_flash(q, k, v)
     q, k, v = map(to_host, (q, k, v))
     out = torch.zeros_like(q)
@@ -207,7 +207,7 @@ def attend_segments_backward(
     window_size_left: int | None = None,
     window_size_right: int | None = None,
 ) -> tuple[Tensor, ...]:
-    """Backward pass of `attend_segments`."""
+    """Compute the backward pass of `attend_segments`."""
     check_flash(dout, q, k, v, out)
     _check_dense(lse)
     segmented = cum_q is not None and cum_q.numel() > 0
@@ -217,11 +217,11 @@ def attend_segments_backward(
     for number, (rows, columns) in enumerate(segments):
         own_q, own_k, own_v = map(_swap, (q[rows], k[columns], v[columns]))
         own_lse = lse[None, :, rows] if segmented else lse[number][None]
-        window = _or_all(window_size_left), _or_all(window_size_right)
+        window = _get_width(window_size_left), _get_width(window_size_right)
         bias = make_bias(own_q.shape[2], own_k.shape[2], is_causal, *window)
         outputs = _swap(out[rows]), own_lse
-        found = compute_gradients(_swap(dout[rows]), own_q, own_k, own_v, *outputs, bias, _get_scale(q, scale))
-        for gradient, part, place in zip(gradients, found, (rows, columns, columns), strict=True):
+        own_gradients = compute_gradients(_swap(dout[rows]), own_q, own_k, own_v, *outputs, bias, _get_scale(q, scale))
+        for gradient, part, place in zip(gradients, own_gradients, (rows, columns, columns), strict=True):
             gradient[place] += part[0].transpose(0, 1)
     return tuple(map(to_device, gradients))
 
@@ -231,7 +231,7 @@ def _attend_part(
 ) -> tuple[Tensor, Tensor]:
     """Return the output (t, H, C) and log-sum-exp (H, t) of one segment."""
     own_q, own_k, own_v = map(_swap, (q[rows], k[columns], v[columns]))
-    bias = make_bias(own_q.shape[2], own_k.shape[2], causal, _or_all(left), _or_all(right))
+    bias = make_bias(own_q.shape[2], own_k.shape[2], causal, _get_width(left), _get_width(right))
     out, lse = compute_attention(own_q, own_k, own_v, bias, _get_scale(q, scale))
     return out[0].transpose(0, 1), lse[0]
 
@@ -254,7 +254,7 @@ def _swap(x_NHC: Tensor) -> Tensor:
     return x_NHC.transpose(0, 1)[None]
 
 
-def _or_all(window: int | None) -> int:
+def _get_width(window: int | None) -> int:
     return -1 if window is None else window
 
 
@@ -278,7 +278,7 @@ def attend_efficient(
     *,
     scale: float | None = None,
 ) -> Any:
-    """Memory-efficient attention with an additive mask."""
+    """Compute memory-efficient attention with an additive mask."""
     q, k, v = map(to_host, (q, k, v))
     whole = _merge_bias(q, k, bias, is_causal)
     out, lse = compute_attention(q, k, v, whole, _get_scale(q, scale))
@@ -302,7 +302,7 @@ def attend_efficient_backward(
     *,
     scale: float | None = None,
 ) -> tuple[Any, ...]:
-    """Backward pass of `attend_efficient`, without a gradient of the mask."""
+    """Compute the backward pass of `attend_efficient`, without a gradient of the mask."""
     if grad_input_mask[3]:
         raise NotImplementedError("the fake device computes no gradient of an attention mask")
     dout, q, k, v, out, lse = map(to_host, (dout, q, k, v, out, lse))
@@ -328,8 +328,8 @@ def attend_scores(
     enable_gqa: bool = False,
     return_aux: Any = None,
 ) -> tuple[Tensor, Any]:
-    """FlexAttention without its compiled kernel: (output, object with the log-sum-exp)."""
-    scores = q.float() @ _repeat_heads(k.float(), q.shape[1]).mT * _get_scale(q, scale)
+    """Compute FlexAttention without its compiled kernel; return (output, object with the log-sum-exp)."""
+    scores = q.float() @ _expand_heads(k.float(), q.shape[1]).mT * _get_scale(q, scale)
     sizes = scores.shape
     b, h, i, j = (
         torch.arange(size, device=q.device).view([-1 if axis == dim else 1 for axis in range(4)])
@@ -340,5 +340,5 @@ def attend_scores(
     if block_mask is not None:
         scores = torch.where(block_mask.mask_mod(b, h, i, j), scores, -math.inf)
     lse = scores.logsumexp(-1)
-    out = (scores - lse[..., None]).exp() @ _repeat_heads(v.float(), q.shape[1])
+    out = (scores - lse[..., None]).exp() @ _expand_heads(v.float(), q.shape[1])
     return out.to(q.dtype), SimpleNamespace(lse=lse)

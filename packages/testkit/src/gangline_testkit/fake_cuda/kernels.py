@@ -13,7 +13,7 @@ _library: list[torch.library.Library] = []
 
 
 def install() -> None:
-    """Register the operators for CUDA, for the rest of the process."""
+    """Add the operators to torch until the process ends."""
     library = torch.library.Library("aten", "IMPL")
     kernels = {
         "_fused_sdp_choice": attention.choose_attention,
@@ -31,14 +31,14 @@ def install() -> None:
     for name, kernel in kernels.items():
         library.impl(name, kernel, "CUDA")
     _library.append(library)
-    flex._make_kernel = lambda: attention.attend_scores
+    vars(flex)["_make_kernel"] = lambda: attention.attend_scores
 
 
 # ---- RMS norm ----
 
 
 def normalise(x: Tensor, shape: list[int], weight: Tensor | None, eps: float | None) -> tuple[Tensor, Tensor]:
-    """RMS norm over the last dimension: (output in x's type, reciprocal root mean square in float32 or float64)."""
+    """Compute the RMS norm over the last dimension; return (output, reciprocal root mean square of each row)."""
     x, weight = to_host(x), None if weight is None else to_host(weight)
     wide = x.double() if x.dtype == torch.float64 else x.float()
     limit = torch.finfo(wide.dtype).eps if eps is None else eps
@@ -50,7 +50,7 @@ def normalise(x: Tensor, shape: list[int], weight: Tensor | None, eps: float | N
 def normalise_backward(
     dout: Tensor, x: Tensor, shape: list[int], rstd: Tensor, weight: Tensor | None, output_mask: list[bool]
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Backward pass of `normalise`: gradients of x and of the weight."""
+    """Compute the backward pass of `normalise`; return the gradients of x and of the weight."""
     dout, x, rstd = map(to_host, (dout, x, rstd))
     kind = rstd.dtype
     scaled = dout.to(kind) if weight is None else dout.to(kind) * to_host(weight).to(kind)
@@ -66,13 +66,13 @@ def normalise_backward(
 
 
 def multiply_wide(a: Tensor, b: Tensor, out_dtype: torch.dtype) -> Tensor:
-    """Product with a result of a wider type."""
+    """Return a product in a wider data type."""
     return to_device(to_host(a).to(out_dtype) @ to_host(b).to(out_dtype))
 
 
 def add_product_wide(
     total: Tensor, a: Tensor, b: Tensor, out_dtype: torch.dtype, *, beta: float = 1, alpha: float = 1
 ) -> Tensor:
-    """`total` plus a product, with a result of a wider type."""
+    """Return `total` plus a product, in a wider data type."""
     product = to_host(a).to(out_dtype) @ to_host(b).to(out_dtype)
     return to_device(beta * to_host(total).to(out_dtype) + alpha * product)

@@ -35,7 +35,7 @@ _numbers = itertools.count(1)
 _current = threading.local()
 
 
-class Event:
+class FakeEvent:
     """An event that has always happened."""
 
     def __init__(self, *args: Any, **options: Any) -> None: ...
@@ -50,23 +50,20 @@ class Event:
     def query(self) -> bool:
         return True
 
-    def elapsed_time(self, other: Event) -> float:
-        return 1.0
 
-
-class Stream:
+class FakeStream:
     """A stream of the fake device, which has a number and no queue."""
 
     def __init__(self, device: Any = None, priority: int = 0, number: int | None = None) -> None:
         self.cuda_stream = next(_numbers) if number is None else number
         self.device = torch.device("cuda", 0)
 
-    def wait_stream(self, other: Stream) -> None: ...
+    def wait_stream(self, other: FakeStream) -> None: ...
 
-    def wait_event(self, event: Event) -> None: ...
+    def wait_event(self, event: FakeEvent) -> None: ...
 
-    def record_event(self, event: Event | None = None) -> Event:
-        return event or Event()
+    def record_event(self, event: FakeEvent | None = None) -> FakeEvent:
+        return event or FakeEvent()
 
     def synchronize(self) -> None:
         note_wait("stream.synchronize")
@@ -75,7 +72,7 @@ class Stream:
         return True
 
 
-DEFAULT = Stream(number=0)
+DEFAULT = FakeStream(number=0)
 
 
 def install(library: ctypes.CDLL) -> None:
@@ -83,8 +80,8 @@ def install(library: ctypes.CDLL) -> None:
     resize = torch.UntypedStorage.resize_
 
     @contextmanager
-    def use_stream(stream: Stream | None) -> Iterator[None]:
-        before = current_stream()
+    def use_stream(stream: FakeStream | None) -> Iterator[None]:
+        before = get_stream()
         _set_stream(library, before if stream is None else stream)
         try:
             yield
@@ -97,11 +94,11 @@ def install(library: ctypes.CDLL) -> None:
         library.fake_cuda_resize(ctypes.c_void_p(self._cdata), ctypes.c_size_t(size))
         return self
 
-    def register(memory: int, size: int, flags: int) -> int:
+    def add_memory(memory: int, size: int, flags: int) -> int:
         library.fake_cuda_pin(ctypes.c_void_p(memory), ctypes.c_size_t(size))
         return 0
 
-    def unregister(memory: int) -> int:
+    def release_memory(memory: int) -> int:
         library.fake_cuda_unpin(ctypes.c_void_p(memory))
         return 0
 
@@ -123,14 +120,14 @@ def install(library: ctypes.CDLL) -> None:
         "reset_peak_memory_stats": lambda device=None: None,
         "empty_cache": lambda: None,
         "synchronize": lambda device=None: note_wait("cuda.synchronize"),
-        "current_stream": current_stream,
+        "current_stream": get_stream,
         "default_stream": lambda device=None: DEFAULT,
         "stream": use_stream,
         "set_stream": lambda stream: _set_stream(library, stream),
-        "Stream": Stream,
-        "Event": Event,
+        "Stream": FakeStream,
+        "Event": FakeEvent,
         "check_error": lambda code: None,
-        "cudart": lambda: SimpleNamespace(cudaHostRegister=register, cudaHostUnregister=unregister),
+        "cudart": lambda: SimpleNamespace(cudaHostRegister=add_memory, cudaHostUnregister=release_memory),
         "get_rng_state": lambda device=None: torch.get_rng_state(),
         "set_rng_state": lambda state, device=None: torch.set_rng_state(state),
         "is_current_stream_capturing": lambda: False,
@@ -141,11 +138,11 @@ def install(library: ctypes.CDLL) -> None:
     torch.UntypedStorage.resize_ = resize_storage  # type: ignore[method-assign, assignment]
 
 
-def current_stream(device: Any = None) -> Stream:
+def get_stream(device: Any = None) -> FakeStream:
     """Return the current stream of this thread."""
     return getattr(_current, "stream", DEFAULT)
 
 
-def _set_stream(library: ctypes.CDLL, stream: Stream) -> None:
+def _set_stream(library: ctypes.CDLL, stream: FakeStream) -> None:
     _current.stream = stream
     library.fake_cuda_use_stream(ctypes.c_long(stream.cuda_stream))

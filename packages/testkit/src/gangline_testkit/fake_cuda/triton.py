@@ -18,9 +18,9 @@ def install() -> None:
     os.environ["TRITON_INTERPRET"] = "1"
     from triton.runtime import interpreter
 
-    import gangline_basics.model.kernels
+    from gangline_basics.model import kernels
 
-    gangline_basics.model.kernels._launches = lambda: True
+    vars(kernels)["_launches"] = lambda: True
     launch: Callable[..., Any] = interpreter.GridExecutor.__call__
 
     def launch_on_host(self: Any, *args: Any, **options: Any) -> None:

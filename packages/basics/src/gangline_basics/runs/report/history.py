@@ -138,9 +138,9 @@ def _fill(history: History, records: list[StepRow]) -> None:
     history.note_count, history.notes = len(history.notes), history.notes[:NOTES]
     rows: dict[str, list[list[float]]] = {}
     for lists in read_late_lists(history.path, late):
-        for name, value in lists.items():
-            if None not in value:
-                rows.setdefault(name, []).append([float(number) for number in value])
+        for name, numbers in lists.items():
+            if None not in numbers:
+                rows.setdefault(name, []).append([float(number) for number in numbers])
     history.lists = {
         name: [fmean(column) for column in zip(*table, strict=True)]
         for name, table in rows.items()
