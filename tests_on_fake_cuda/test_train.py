@@ -19,6 +19,17 @@ from gangline_testkit.sessions import SETTINGS, TEXT, read_lines
 
 RUN = (*SETTINGS, TEXT, "checkpoint=zarr", "checkpoint.every=3", "validate.every=3", "run.steps=6", "precision=fp32")
 
+# Waits of the run for the device: at the start, in 6 steps, 2 validations of 8 samples, and 2 saves.
+WAITS = {
+    "host to device, blocking at gangline/draws.py:draw": 22,
+    "event.synchronize at gangline/train/batches.py:_wait_for_copies": 6,  # of the batch before, which is there
+    "device to host, blocking at gangline_basics/parallel/metrics.py:_to_host": 6,
+    "stream.synchronize at gangline/train/batches.py:read_held_out": 16,
+    "device to host, blocking at gangline_basics/parallel/sample_losses.py:sum_evaluated": 2,
+    "device to host, blocking at gangline/train/save.py:find_nonfinite_weights": 2,
+    "stream.synchronize at gangline_ckpt_zarr/save/staging.py:fill": 2,
+}
+
 
 def train_on(device: torch.device, folder: Path, *settings: str) -> Watch:
     """Train in this process, or go on with the run in the folder."""
@@ -45,6 +56,7 @@ def test_a_run_with_checkpoints_gives_the_losses_of_the_cpu(tmp_path: Path) -> N
         assert [*ours] == steps
         assert ours == pytest.approx(read_numbers(tmp_path / "cpu", name), rel=1e-5)
     assert sum(watch.kernels.values()) > 1000
+    assert watch.waits == WAITS
 
 
 def test_a_checkpoint_of_the_device_goes_on_on_the_cpu_and_back(tmp_path: Path) -> None:

@@ -47,51 +47,6 @@ def made(samples, numbers=(7, 8)) -> Batch:
     return expand(stack_samples(samples, numbers, KeptMemory(CPU)), 0, CPU)
 
 
-@pytest.mark.parametrize(
-    ("fields", "expected"),
-    [
-        ((), 2),  # tokens, sample numbers
-        (("document", "restarting"), 4),  # the mask; numbers, starts and lengths of documents in one copy
-        (("document", "position", "filled", "loss_mask", "patches"), 8),
-    ],
-)
-def test_copies_to_gpu_are_pinned_and_nonblocking(monkeypatch, fields, expected):
-    """Record the copies to the meta device, with a stub of pinned memory: a blocking copy would drain a GPU."""
-    every = {
-        "document": np.array([0, 0, 1, 1, 2]),
-        "position": np.array([3, 4, 0, 1, 0]),
-        "restarting": np.array([0, 1, 0, 1, 0]),
-        "filled": 4,
-        "loss_mask": np.array([1, 1, 0, 1, 0], bool),
-        "patches": np.ones((2, 3), np.float32),
-    }
-    sample = {
-        "tokens": np.arange(6, dtype=np.uint16),
-        **{name.replace("restarting", "position"): every[name] for name in fields},
-    }
-    stored = stack_samples([sample, sample], (7, 8), KeptMemory(CPU))
-    pinned, copies, real = set(), [], torch.Tensor.to
-
-    def pin(x):
-        twin = x.clone()
-        pinned.add(twin.data_ptr())
-        return twin
-
-    def send(x, *given, **more):
-        if "meta" in map(str, given):
-            copies.append((x.data_ptr() in pinned, more.get("non_blocking", False)))
-        return real(x, *given, **more)
-
-    monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
-    monkeypatch.setattr(torch.Tensor, "to", send)
-    batch = expand(stored, 0, torch.device("meta"))
-    assert copies == [(True, True)] * expected
-    host = expand(stored, 0, CPU)
-    for name in ("tokens", "sample", "document", "position", "padding", "loss_mask"):
-        there, here = getattr(batch, name), getattr(host, name)
-        assert here is there is None or (there.shape, there.dtype) == (here.shape, here.dtype)
-
-
 def test_valid_tokens_are_counted_before_device_copy():
     """Count before the copy, because the host would wait for a mask on the device, and forever on the meta device."""
     (batch,) = taken(2, 2, 0, 1, 0, step=0)

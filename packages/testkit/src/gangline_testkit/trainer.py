@@ -12,6 +12,7 @@ from gangline.comm.transport import connect
 from gangline.config.schema import Run
 from gangline.mesh import Mesh
 from gangline.model.compose import Composed, compose_model
+from gangline.model.document_ends import find_ends, tell_ends
 from gangline.model.init import initialise
 from gangline.optimizer import Optimizer
 from gangline.plugin import registry
@@ -73,7 +74,13 @@ class Trainer:
             "length": batch.sequence_length,
             "vocab_size": vocabulary,
         }
-        return [one.to(self.device) for one in share(number, index, width, **sizes, kind=kind)]
+        batches = []
+        for batch in share(number, index, width, **sizes, kind=kind):
+            batches.append(batch.to(self.device))
+            if batch.document is not None:
+                assert batches[-1].document is not None
+                tell_ends(batches[-1].document, find_ends(batch.document))  # as the readers of `train` do
+        return batches
 
     def step(self, number: int, kind: str = "ragged") -> tuple[float, float]:
         """Run step `number`; return (loss per token, gradient norm)."""

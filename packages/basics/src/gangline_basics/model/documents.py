@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gangline.data.expand import send
 from gangline.model.calls import AttentionCall
 from gangline.model.document_ends import find_ends, get_ends
 from gangline.model.untraced import untraced
@@ -158,7 +159,7 @@ def attend_varlen(
     B, T = q_BHTC.shape[0], q_BHTC.shape[2]
     q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q_BHTC, k_BKTC, v_BKTC))
     q, k, v = (_make_rows_dense(x) for x in (q, k, v))
-    bounds = spans.bounds.to(q.device, non_blocking=True)
+    bounds = send(spans.bounds, q.device)
     grouped = {"enable_gqa": True} if q.shape[1] != k.shape[1] else {}
     window = (-1, 0) if call.causal else (-1, -1)
     kernel = kernel or _find_kernel()

@@ -19,13 +19,13 @@ def expand(stored: StoredBatch, step: int, device: torch.device) -> Batch:
 
     Tokens are copied in their stored dtype and then cast. The host counts valid targets before it copies the mask.
     """
-    tokens = _send(stored.tokens, device, torch.int64)
+    tokens = send(stored.tokens, device, torch.int64)
     B, T = tokens.shape[0], tokens.shape[1] - 1
     mask = torch.ones(B, T, dtype=torch.bool, device=device)
     if stored.loss_mask is not None:
-        mask = _send(stored.loss_mask, device, torch.bool)
+        mask = send(stored.loss_mask, device, torch.bool)
     elif stored.ends is not None:
-        mask.view(-1)[_send(stored.ends, device, torch.int64) - 1] = False
+        mask.view(-1)[send(stored.ends, device, torch.int64) - 1] = False
     if stored.counted is not None:
         mask[stored.counted :] = False
     document = ends = None
@@ -34,12 +34,12 @@ def expand(stored: StoredBatch, step: int, device: torch.device) -> Batch:
         ends = _add_rows(stored.ends, B, T)
         document, position = _derive(ends, B, T, device)
     if stored.document is not None:
-        document = _send(stored.document, device, torch.int64)
+        document = send(stored.document, device, torch.int64)
     if stored.position is not None:
-        position = _send(stored.position, device, torch.int64)
+        position = send(stored.position, device, torch.int64)
     padding = None
     if stored.filled is not None:
-        padding = torch.arange(T, device=device) >= _send(stored.filled, device, torch.int64)[:, None]
+        padding = torch.arange(T, device=device) >= send(stored.filled, device, torch.int64)[:, None]
     if document is not None and ends is not None and stored.document is None:
         tell_ends(document, ends)
     return Batch(
@@ -47,19 +47,19 @@ def expand(stored: StoredBatch, step: int, device: torch.device) -> Batch:
         targets=tokens[:, 1:],
         loss_mask=mask,
         position=position,
-        sample=_send(stored.sample, device),
+        sample=send(stored.sample, device),
         document=document,
         padding=padding,
         ends=ends,
         step=step,
         valid=None if device.type == "cpu" else count(stored),
-        extra={name: _send(x, device) for name, x in stored.extra.items()},
+        extra={name: send(x, device) for name, x in stored.extra.items()},
     )
 
 
-def _send(x: Tensor, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+def send(x: Tensor, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
     """Return a copy on the device, through pinned memory, from which a copy to a GPU does not block the host."""
-    if x.device.type == "cpu" != device.type and not x.is_pinned():
+    if x.device.type == "cpu" and device.type == "cuda" and not x.is_pinned():
         x = x.pin_memory()
     return x.to(device, dtype, non_blocking=True, copy=True)
 
@@ -89,7 +89,7 @@ def _find_repeated(x: Tensor, total: int, device: torch.device) -> Tensor:
     """Return rows x[:-1] (k, n) as (k, total) on the device, with column j repeated `x[-1, j]` times."""
     if device.type == "cpu":  # on the CPU torch gathers by index, many times slower than numpy
         return torch.from_numpy(np.repeat(x[:-1].numpy(), x[-1].numpy(), axis=1))
-    x = _send(x, device)
+    x = send(x, device)
     return x[:-1].repeat_interleave(x[-1], dim=1, output_size=total)
 
 

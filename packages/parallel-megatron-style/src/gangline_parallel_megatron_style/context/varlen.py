@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gangline.data.expand import send
 from gangline_parallel_megatron_style.context.blocks import CUDA, Kernel, choose_kernel
 from gangline_parallel_megatron_style.context.segments import SegmentGroup
 
@@ -139,12 +140,12 @@ def _list_places(ranges: list[tuple[int, int]], size: tuple[int, int], device: t
     places = np.concatenate([np.arange(start, stop) for start, stop in ranges])
     if np.array_equal(places, np.arange(size[0] * size[1])):
         return None
-    return torch.from_numpy(places).to(device, non_blocking=True)
+    return send(torch.from_numpy(places), device)
 
 
 def _make_bounds(ranges: list[tuple[int, int]], device: torch.device) -> Tensor:
     ends = np.cumsum([stop - start for start, stop in ranges])
-    return torch.from_numpy(np.concatenate(([0], ends)).astype(np.int32)).to(device, non_blocking=True)
+    return send(torch.from_numpy(np.concatenate(([0], ends)).astype(np.int32)), device)
 
 
 def _list_bounds(call: Packed) -> tuple[Tensor, Tensor, int, int]:
