@@ -10,7 +10,7 @@ from gangline.plugin.registry import Installed
 
 
 def test_message_installs_exactly_the_missing_packages(monkeypatch: pytest.MonkeyPatch) -> None:
-    absent = {("parallel", "fsdp"): "one", ("checkpoint", "zarr"): "two", ("data", "tokens"): "one"}
+    absent = {("parallel", "rings"): "one", ("checkpoint", "vault"): "two", ("data", "shelf"): "one"}
 
     def explain(self: Installed, group: str, name: str) -> list[str]:
         return [f"{group}={name} is supplied by {absent[group, name]}:  pip install -e /src/{absent[group, name]}"]
@@ -23,9 +23,9 @@ def test_message_installs_exactly_the_missing_packages(monkeypatch: pytest.Monke
     own = Installed.find
     monkeypatch.setattr(Installed, "find", find)
     with pytest.raises(UserError) as error:
-        read_request(["parallel=fsdp", "checkpoint=zarr", "data=tokens"])
+        read_request(["parallel=rings", "checkpoint=vault", "data=shelf"])
     assert "4. 2 packages are missing." in str(error.value)
     assert "To install all of them:  pip install -e /src/one -e /src/two\n" in f"{error.value}\n"
     with pytest.raises(UserError) as error:
-        read_request(["parallel=fsdp", "data=tokens"])
+        read_request(["parallel=rings", "data=shelf"])
     assert "To install" not in str(error.value)

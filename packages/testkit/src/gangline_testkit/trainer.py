@@ -75,11 +75,11 @@ class Trainer:
             "vocab_size": vocabulary,
         }
         batches = []
-        for made in share(number, index, width, **sizes, kind=kind):
-            batches.append(made.to(self.device))
-            if made.document is not None:
+        for source in share(number, index, width, **sizes, kind=kind):
+            batches.append(source.to(self.device))
+            if source.document is not None:
                 assert batches[-1].document is not None
-                tell_ends(batches[-1].document, find_ends(made.document))  # as the readers of `train` do
+                tell_ends(batches[-1].document, find_ends(source.document))  # as the readers of `train` do
         return batches
 
     def step(self, number: int, kind: str = "ragged") -> tuple[float, float]:
