@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import pytest
+
 from gangline_testkit.fake_cuda.load import load
 
-LIBRARY = load()
 
-from gangline_testkit.fake_cuda import kernels, runtime, triton  # noqa: E402
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests() -> None:
+    """Load the device, before a conftest.py imports torch. Raises RuntimeError if torch is already imported."""
+    library = load()
+    from gangline_testkit.fake_cuda import kernels, runtime, triton
 
-runtime.install(LIBRARY)
-kernels.install()
-triton.install()
+    runtime.install(library)
+    kernels.install()
+    triton.install()
