@@ -100,12 +100,6 @@ def test_dry_run_prints_script_for_absent_inputs(words, capsys):
     assert "data.path=/lustre/corpus names no files." in capsys.readouterr().err
 
 
-def test_dry_run_prints_script_for_absent_weights(words, capsys):
-    words = [*words, "model.weights=/lustre/llama", "launch.dry_run=true"]
-    assert train(words) == 0
-    assert "model.weights=/lustre/llama\n" in capsys.readouterr().err
-
-
 def test_dry_run_checks_data_of_this_machine(words, tmp_path, capsys):
     (tmp_path / "short.txt").write_text("short")
     assert train([*words, "data.path=short.txt", "launch.dry_run=true"]) == 2
