@@ -1,4 +1,4 @@
-"""Blocks under torch.compile on the fake device: how many graphs they become, and that no score matrix is in them."""
+"""Blocks under torch.compile on the fake device: how many graphs they become."""
 
 from __future__ import annotations
 

@@ -65,17 +65,14 @@ class Watch(TorchDispatchMode):
 
     waits    waits of the host for the device, by "what at file:function"
     kernels  operators that compute on the device, by name; a call of a Triton kernel is one
-    squares  operators with results whose last two sizes are both `length`, by "shape at file:function"
     """
 
     supports_higher_order_operators = True  # FlexAttention
 
-    def __init__(self, length: int | None = None) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.length = length
         self.waits: Counter[str] = Counter()
         self.kernels: Counter[str] = Counter()
-        self.squares: Counter[str] = Counter()
 
     def __enter__(self) -> Watch:
         _active.append(self)
@@ -104,12 +101,7 @@ class Watch(TorchDispatchMode):
                 self.waits[f"{wait} at {find_place()}"] += 1
             if computes(operator, name):
                 self.kernels[name] += 1
-        result = operator(*args, **options)
-        if on_device and self.length:
-            for x in tree_leaves(result):
-                if isinstance(x, Tensor) and x.shape[-2:] == (self.length, self.length):
-                    self.squares[f"{tuple(x.shape)} of {name} at {find_place()}"] += 1
-        return result
+        return operator(*args, **options)
 
 
 def refuses(name: str, tensors: list[Tensor]) -> bool:
@@ -120,7 +112,7 @@ def refuses(name: str, tensors: list[Tensor]) -> bool:
 
 
 def computes(operator: Any, name: str) -> bool:
-    """Return whether an operator starts a kernel: it is no view and no allocation."""
+    """Return whether an operator starts a kernel: views and allocations do not."""
     if name in NO_KERNEL or not name.startswith("aten::"):
         return False
     aliases = [value.alias_info for value in operator._schema.returns]
@@ -163,7 +155,7 @@ def describe_copy(source: Tensor, to: str, non_blocking: bool, pinned: bool) -> 
 
 
 def note_wait(what: str) -> None:
-    """Count a wait that is no operator."""
+    """Count a wait outside of an operator, such as a synchronisation of a stream."""
     for watch in _active[-1:]:
         watch.waits[f"{what} at {find_place()}"] += 1
 
