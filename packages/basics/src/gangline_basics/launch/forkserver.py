@@ -148,9 +148,19 @@ def find_usual() -> set[str]:
     return list_preloads(build_default_run())
 
 
+def find_default_suppliers() -> set[str]:
+    """Return the distributions that supply the installed default parts."""
+    from gangline.config.defaults import get_default_choices
+    from gangline.plugin.registry import installed
+
+    choices = get_default_choices().items()
+    pairs = [(group, name) for group, choice in choices for name in ([choice] if isinstance(choice, str) else choice)]
+    offers = [installed().get_offers(group).get(name) for group, name in pairs]
+    return {offer.distribution for offer in offers if offer is not None}
+
+
 def list_modules(run: Run) -> set[str]:
     """Return the modules of `find_needed`, and the modules of all parts of the run from the default distributions."""
-    from gangline.config.defaults import find_default_suppliers
     from gangline.plugin.registry import installed
 
     usual, offers = find_default_suppliers(), [installed().find_part(config) for _, config in run.iterate_parts()]

@@ -5,9 +5,8 @@ from __future__ import annotations
 from contextlib import suppress
 from importlib import import_module
 
-from gangline.config.defaults import find_default_suppliers
 from gangline.plugin.registry import installed
-from gangline_basics.launch.forkserver import find_usual
+from gangline_basics.launch.forkserver import find_default_suppliers, find_usual
 
 _usual = find_default_suppliers()
 

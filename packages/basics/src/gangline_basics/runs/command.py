@@ -52,7 +52,7 @@ def _print(found: list[RunSummary], folder: Path) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from gangline.cli.terminal import format_quantity
+    from gangline_basics.quantities import format_quantity
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("directory", "name"):

@@ -13,9 +13,9 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
-from gangline.cli.terminal import format_quantity
 from gangline.record import StepRecord
 from gangline.track import Start, Tracker
+from gangline_basics.quantities import format_quantity
 
 if TYPE_CHECKING:
     from gangline.config.schema import Run

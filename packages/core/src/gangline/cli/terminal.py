@@ -49,12 +49,3 @@ def escape_streams() -> Iterator[None]:
         yield
     finally:
         sys.stdout, sys.stderr = before
-
-
-def format_quantity(number: float) -> str:
-    """Return a number with three significant digits and a metric prefix: 12345 -> "12.3 k"."""
-    for unit in ("", "k", "M", "G", "T"):
-        if abs(number) < 1000 or unit == "T":
-            return f"{number:.3g} {unit}" if unit else f"{number:.3g}"
-        number /= 1000
-    return ""

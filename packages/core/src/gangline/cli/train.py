@@ -84,6 +84,7 @@ def read(argv: Sequence[str]) -> CommandLine:
 
 def _refuse_flag(word: str, rest: Sequence[str]) -> UserError:
     from gangline.config.command_line import list_options
+    from gangline.config.sections import SECTIONS
     from gangline.config.suggest import answer, find_options, suggest_near
     from gangline.plugin.registry import installed
 
@@ -99,7 +100,8 @@ def _refuse_flag(word: str, rest: Sequence[str]) -> UserError:
         hints = [f"Set options without dashes:  {'  or  '.join(f'{path}={value}' for path in paths)}"]
     else:
         hints = known_options.suggest(name, value or "true")  # --bf16
-        hints = hints or [f"Set options without dashes:  {name}={value}" if sign else suggest_near(word, flags)]
+        grouped = sign and name.partition(".")[0].partition("/")[0] in (*SECTIONS, *installed().list_groups())
+        hints = hints or [f"Set options without dashes:  {name}={value}" if grouped else suggest_near(word, flags)]
     return UserError(f"there is no flag {word}.", *hints, f"Flags: {', '.join(flags)}.")
 
 

@@ -31,13 +31,6 @@ def build_default_part(group: str) -> PartConfig:
     return _build_config(group, str(get_default_choices()[group]))
 
 
-def find_default_suppliers() -> set[str]:
-    """Return the distributions that supply the installed default parts."""
-    pairs = [(group, name) for group, choice in get_default_choices().items() for name in _as_list(choice)]
-    offers = [installed().get_offers(group).get(name) for group, name in pairs]
-    return {offer.distribution for offer in offers if offer is not None}
-
-
 def build_default_run(**given: Any) -> Run:
     """Return a complete run of default sections and parts, except the sections and groups in `given`.
 

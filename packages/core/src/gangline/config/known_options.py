@@ -53,6 +53,9 @@ class KnownOptions:
                 self._refuse_section(path)
             raise self._explain_unknown(path, text)
         value = override.value()
+        if _is_mapping(option.hint) and path == option.path and isinstance(value, list | int | float | str):
+            typed = f"Type  {path}={{NAME:VALUE}}  ({option.comment})"
+            raise UserError(f"{path}={text}: this option is a mapping.", typed)
         if _is_text(option.hint) and isinstance(value, bool | int | float) and path == option.path:
             text = f'"{text}"'  # text that looks like a number stays text
         return f"++{path}={text}"

@@ -12,7 +12,7 @@ _ANSWER = {word: answer for words, answer in catalogue.WORDS.items() for word in
 _OURS = {theirs: ours for ours, words in catalogue.SYNONYMS.items() for theirs in words.split()}
 
 
-def suggest_near(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+def suggest_near(word: str, known: Iterable[str], cutoff: float = 0.67) -> str:
     """Return "Did you mean X?" with the entry of `known` that is closest to `word`; "" if none is close."""
     close = difflib.get_close_matches(word, list(known), 1, cutoff)
     return f"Did you mean {close[0]}?" if close else ""
@@ -32,10 +32,21 @@ def answer(word: str, value: str, words: Mapping[str, str]) -> str:
     """
     name = _get_name(word)
     template = _ANSWER.get(name) or next((advice for theirs, advice in words.items() if name in theirs.split()), "")
-    template = template or catalogue.PEERS.get(word.lower().replace("-", "_"), "")
+    template = template or _find_peer_answer(word.lower().replace("-", "_"))
     if re.fullmatch(r"[a-z_]+(\.[a-z_]+)+", template):
         return f"Did you mean {template}?"
     return _fit(template, value.lower().strip("'\"[]")) if template else ""
+
+
+def _find_peer_answer(path: str) -> str:
+    """Return the migration tables' answer for a path or for a last name of several words; GROUP.name: GROUP=NAME."""
+    if path in catalogue.PEERS:
+        return catalogue.PEERS[path]
+    group, _, name = path.rpartition(".")
+    if name in ("name", "type") and catalogue.list_names(group):
+        return f"{group}=NAME"
+    answers = {ours for theirs, ours in catalogue.PEERS.items() if theirs.endswith(f".{name}") and "_" in name}
+    return answers.pop() if len(answers) == 1 else ""
 
 
 def _fit(template: str, value: str) -> str:
@@ -51,8 +62,8 @@ def _fit(template: str, value: str) -> str:
             return f"Type  {start}{others}{choice}{end}"
         if off and others and part in catalogue.list_defaults(group):
             return f"Type  {start}{others[:-1]}{end}  ({part} is on by default)"
-        if names and not off and (value in _DTYPES.values() or value in _GROUP):
-            return f"Type  {start}{others}NAME{end}"
+        if names and not off and (part == "NAME" or value in _DTYPES.values() or value in _GROUP):
+            return f"Type  {start}{others}NAME{end}  ({', '.join(names)})"
     line = f"Leave it out: it is off by default  (to turn it on: {template})" if off else template
     return line if line.startswith("Leave") else f"Type  {line}"
 

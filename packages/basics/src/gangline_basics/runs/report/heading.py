@@ -9,9 +9,9 @@ from statistics import median
 from xml.etree.ElementTree import Element
 
 from gangline.checkpoint.id import CheckpointId
-from gangline.cli.terminal import format_quantity
 from gangline.run import attempts
 from gangline.run.directory import RunDirectory
+from gangline_basics.quantities import format_quantity
 from gangline_basics.runs.report.history import History, Series
 from gangline_basics.runs.report.markup import Child, make, make_facts
 from gangline_basics.runs.report.plots import format_number

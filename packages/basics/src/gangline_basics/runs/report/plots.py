@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gangline.cli.terminal import format_quantity
 from gangline.errors import escape_controls
 from gangline_basics.figure import INK, add_legend, add_tip, make_subplots, use_integer_ticks, use_style
+from gangline_basics.quantities import format_quantity
 from gangline_basics.runs.report.figures import WIDTH
 from gangline_basics.runs.report.history import Marks, Series
 
