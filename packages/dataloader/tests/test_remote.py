@@ -350,6 +350,21 @@ def test_forbidden_file_is_not_retried(server, texts, make_store, tmp_path, stat
     assert time.monotonic() - begun < 200, "it waited for its deadline of ten minutes"
 
 
+def test_missing_credentials_are_not_retried(monkeypatch):
+    class NoCredentialsError(Exception):  # as botocore's, which is known by its name
+        pass
+
+    def ask(path):
+        raise NoCredentialsError("Unable to locate credentials")
+
+    remote = Remote("memory://store", deadline=5)
+    monkeypatch.setattr(type(remote.files), "cat_file", lambda files, path: ask(path))
+    with pytest.raises(UserError, match=r"^access to memory://store/manifest.json is denied") as refused:
+        remote.read_small_file("manifest.json")
+    assert "Set the credentials" in str(refused.value)
+    assert remote.retries == 0
+
+
 @pytest.mark.parametrize("data", ["tokens", "mix", "dali"])
 def test_cache_options_may_change_on_resume(data):
     here = {"cache": "/scratch", "cache_bytes": 7, "deadline": 5.0} | ({"prefetch": 3} if data == "dali" else {})

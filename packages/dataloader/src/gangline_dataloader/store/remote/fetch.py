@@ -22,6 +22,8 @@ from gangline.storage.retry import RetryTimeout, get_http_status, retry
 RANGE = 8 << 20  # bytes of a request
 AT_ONCE = 16  # maximum parallel requests for a file
 LOOKERS, LOOK = 32, 10.0  # maximum parallel requests for file sizes, and timeout in seconds for all sizes
+# Class names of errors of botocore and google.auth, because the drivers may not be installed.
+_NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "DefaultCredentialsError"}
 
 log = logging.getLogger(__name__)
 
@@ -170,7 +172,9 @@ class Remote:
 
 
 def _is_denied(error: BaseException) -> bool:
-    return isinstance(error, PermissionError) or get_http_status(error) in (401, 403)
+    """Return whether the store denied access, or the driver found no credentials to ask with."""
+    anonymous = any(kind.__name__ in _NO_CREDENTIALS for kind in type(error).__mro__)
+    return anonymous or isinstance(error, PermissionError) or get_http_status(error) in (401, 403)
 
 
 def _is_retryable(error: BaseException) -> bool:
