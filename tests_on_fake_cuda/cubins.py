@@ -23,6 +23,7 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction, mangle_type
 
 from gangline_basics.model import loss_triton
+from gangline_moe import gated_triton
 from gangline_moe.dispatch import permute_triton
 from gangline_parallel_megatron_style.precision import quantise_triton
 from gangline_parallel_megatron_style.precision.formats import Format, Grain
@@ -51,6 +52,13 @@ def call_permute() -> None:
     permute_triton.gather_rows(rows, place, None)
     permute_triton.gather_rows(rows, place, weight)
     permute_triton.gather_gradients(make(TOKENS, WIDTH), rows, place, weight)
+
+
+def call_gated() -> None:
+    for dtype in (torch.bfloat16, torch.float32):
+        gate, up, dh = (make(TOKENS * CHOSEN, WIDTH, dtype=dtype) for _ in range(3))
+        gated_triton.join(gate, up)
+        gated_triton.compute_gradients(gate, up, dh)
 
 
 def call_quantise() -> None:
@@ -111,7 +119,7 @@ def compile_launch(launch: Launch, arch: int) -> list[int]:
 
 def main() -> None:
     found: dict[str, dict[str, Any]] = {}
-    for work in (call_loss, call_permute, call_quantise):
+    for work in (call_loss, call_permute, call_gated, call_quantise):
         for text, launch in record_launches(work).items():
             for arch in map(int, sys.argv[1:]):
                 if work is not call_quantise or arch >= FLOAT8:

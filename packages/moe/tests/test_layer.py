@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -51,7 +52,7 @@ def x_of(tokens=7, sequences=2, dtype=torch.float64, dim=D):
     )
 
 
-def one_by_one(module, x: Tensor) -> Tensor:
+def one_by_one(module, x: Tensor, activation=F.silu) -> Tensor:
     """Compute the output token by token and expert by expert."""
     choice = module.router(x)
     flat, E = x.flatten(0, 1), len(module.experts.w_gate.weight)
@@ -61,7 +62,7 @@ def one_by_one(module, x: Tensor) -> Tensor:
         for expert, weight in zip(choice.expert_Nk[n].tolist(), choice.weight_Nk[n], strict=True):
             if expert < E:
                 gate, up = module.experts.w_gate.weight[expert] @ token, module.experts.w_up.weight[expert] @ token
-                y = y + weight.to(y.dtype) * (module.experts.w_down.weight[expert] @ (F.silu(gate) * up))
+                y = y + weight.to(y.dtype) * (module.experts.w_down.weight[expert] @ (activation(gate) * up))
         rows.append(y)
     y = torch.stack(rows).view_as(x)
     return y if module.shared is None else y + module.shared(x)
@@ -80,6 +81,11 @@ ROUTERS = [
 @pytest.mark.parametrize("router", ROUTERS, ids=str)
 def test_layer_matches_per_token_reference(router):
     compare_with_one_by_one(layer(router, shared=1), one_by_one)
+
+
+def test_experts_with_gelu_match_reference():
+    dense = FeedForwardNode(dim=D, ffn_dim=20, gating=Gating(activation="gelu_tanh"))
+    compare_with_one_by_one(layer(dense=dense), partial(one_by_one, activation=partial(F.gelu, approximate="tanh")))
 
 
 def bounded_one_by_one(module, x: Tensor) -> Tensor:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from gangline.model import forward_context
 from gangline.model.build import construct
 from gangline.precision import Precision
-from gangline_basics.model.feed_forward import apply_gate, bound_gradients
+from gangline_basics.model.feed_forward import apply_gate
 from gangline_basics.model.gating import Gating
+from gangline_moe.gated import compute_gradients, join
 from gangline_moe.matmuls import GroupedMatmuls, PlainMatmuls, choose_matmuls
 from gangline_moe.nodes import ExpertsNode, StackNode
 
@@ -40,7 +40,8 @@ class Stack(nn.Module):
 class Experts(nn.Module):
     """Gated feed-forward of all experts: rows (A, D), sorted by expert -> W_down gated(W_gate x, W_up x), (A, D).
 
-    Uses one autograd function that saves few activations, or separate matmuls if an edit wraps stacked weights.
+    Uses one autograd function that saves few activations, or separate matmuls if an edit wraps stacked weights or the
+    activation is not silu.
     """
 
     def __init__(self, node: ExpertsNode) -> None:
@@ -50,7 +51,7 @@ class Experts(nn.Module):
 
     def forward(self, x_AD: Tensor, bounds: Tensor) -> Tensor:
         stacks = self.w_gate, self.w_up, self.w_down
-        if all(type(stack) is Stack for stack in stacks):
+        if self.gating.activation == "silu" and all(type(stack) is Stack for stack in stacks):
             weights, biases = (stack.weight for stack in stacks), (stack.bias for stack in stacks)
             return GatedMatmuls.apply(x_AD, *weights, *biases, bounds, self.w_gate.matmuls, self.gating)
         return self.w_down(apply_gate(self.gating, self.w_gate(x_AD, bounds), self.w_up(x_AD, bounds)), bounds)
@@ -122,7 +123,7 @@ class GatedMatmuls(torch.autograd.Function):
         gate_AH = add_expert_bias(matmuls.multiply_rows(x_AD, w_gate, bounds), b_gate, bounds)
         up_AH = add_expert_bias(matmuls.multiply_rows(x_AD, w_up, bounds), b_up, bounds)
         ctx.save_for_backward(x_AD, gate_AH, up_AH, w_gate, w_up, w_down, bounds)
-        joined_AH = F.silu(gate_AH).mul_(up_AH) if gating.plain else apply_gate(gating, gate_AH, up_AH)
+        joined_AH = join(gating, gate_AH, up_AH)
         return add_expert_bias(matmuls.multiply_rows(joined_AH, w_down, bounds), b_down, bounds)
 
     @staticmethod
@@ -140,16 +141,10 @@ class GatedMatmuls(torch.autograd.Function):
                 ctx.weights[index], lambda: matmuls.compute_grad_w(dy, x, bounds)
             )
 
-        if ctx.gating.plain:
-            active_AH = F.silu(gate_AH)
-            dw_down = compute_weight_gradient(2, dy_AD, active_AH * up_AH)
-            dh_AH = matmuls.compute_grad_x(dy_AD, w_down, bounds)
-            dup_AH = active_AH.mul_(dh_AH)
-            dgate_AH = torch.ops.aten.silu_backward(dh_AH.mul_(up_AH), gate_AH)
-        else:
-            dw_down = compute_weight_gradient(2, dy_AD, apply_gate(ctx.gating, gate_AH, up_AH))
-            dh_AH = matmuls.compute_grad_x(dy_AD, w_down, bounds)
-            dgate_AH, dup_AH = bound_gradients(ctx.gating, gate_AH, up_AH, dh_AH)
+        dh_AH = matmuls.compute_grad_x(dy_AD, w_down, bounds)
+        joined_AH, dgate_AH, dup_AH = compute_gradients(ctx.gating, gate_AH, up_AH, dh_AH)
+        dw_down = compute_weight_gradient(2, dy_AD, joined_AH)
+        del joined_AH
         dw_gate = compute_weight_gradient(0, dgate_AH, x_AD)
         dw_up = compute_weight_gradient(1, dup_AH, x_AD)
         biases = zip(ctx.biases, need[3:], (dgate_AH, dup_AH, dy_AD), strict=True)
