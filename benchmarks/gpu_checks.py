@@ -19,7 +19,9 @@ from gangline.model.calls import AttentionCall
 from gangline.model.compose import compose_model
 from gangline.model.init import make_whole_model
 from gangline_basics.model.attention import get_plain_attention
+from gangline_basics.model.gating import SWIGLU
 from gangline_basics.optimizer.muon import orthogonalise
+from gangline_moe.gated import compute_gradients, join
 from gangline_moe.matmuls import PlainMatmuls
 from gangline_parallel_megatron_style.context import blocks
 from gangline_parallel_megatron_style.precision.fp8 import RECIPES, Fp8Precision
@@ -175,14 +177,24 @@ def grouped(place: Place) -> str:
     x = _like(A, I, dtype=dtype, seed=1, device=place.device)
     y = _like(A, O, dtype=dtype, seed=2, device=place.device)
     w = _like(E, O, I, dtype=dtype, seed=3, device=place.device)
-    made, matmuls = PlainMatmuls(), [("rows", x, w), ("back", y, w), ("outer", y, x)]
+    made = PlainMatmuls()
+    matmuls = [(made.multiply_rows, x, w), (made.compute_grad_x, y, w), (made.compute_grad_w, y, x)]
     found = {
-        name: apart(
-            getattr(made, name)(a, b, bounds),
-            getattr(made, name)(a.to(CPU).double(), b.to(CPU).double(), bounds.to(CPU)),
-        )
-        for name, a, b in matmuls
+        call.__name__: apart(call(a, b, bounds), call(a.to(CPU).double(), b.to(CPU).double(), bounds.to(CPU)))
+        for call, a, b in matmuls
     }
+    return within(found, ROUNDING[dtype])
+
+
+def gated(place: Place) -> str:
+    """Check the experts' gated product and its gradients."""
+    dtype = torch.bfloat16 if place.cuda else torch.float32
+    gate, up, dh = (_like(place.sized(2048, 64), 1024, dtype=dtype, seed=n, device=place.device) for n in (1, 2, 3))
+    wide = [x.to(CPU).double() for x in (gate, up, dh)]
+    calls = {"product": (join(SWIGLU, gate, up), join(SWIGLU, *wide[:2]))}
+    names = ("product again", "gradient of the gate", "gradient of the other factor")
+    pairs = zip(compute_gradients(SWIGLU, gate, up, dh), compute_gradients(SWIGLU, *wide), strict=True)
+    found = {name: apart(*pair) for name, pair in {**calls, **dict(zip(names, pairs, strict=True))}.items()}
     return within(found, ROUNDING[dtype])
 
 
@@ -354,6 +366,7 @@ CHECKS: dict[str, Callable[[Place], str]] = {
     "documents": documents_kernel,
     "fp8": fp8,
     "grouped matmuls": grouped,
+    "gated product of experts": gated,
     "Newton-Schulz": muon,
     "random numbers": random,
     "offload": offload,
