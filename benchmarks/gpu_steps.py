@@ -131,7 +131,7 @@ def train(compiled: bool) -> Callable[[Place], str]:
             sizes = (
                 ["model=llama3-1b", "model.layers=8", "batch.sequence_length=4096", "batch.global_size=16"]
                 if not place.tiny
-                else ["recipe=tiny"]
+                else ["recipe=quick"]
             )
             words = [
                 *sizes,
