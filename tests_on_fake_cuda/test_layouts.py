@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from layouts import CPU, Layout, measure, run_layout
+from page import UPDATES, describe_waits, read_waits
 
 MOE = ("moe=on", "moe.experts=4", "moe.top_k=2")
 GRID = "parallel=3d"
@@ -36,9 +37,10 @@ LAYOUTS = [
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_losses_are_those_of_the_cpu(layout: Layout) -> None:
+def test_losses_are_those_of_the_cpu_and_waits_those_of_the_page(layout: Layout) -> None:
     ours = measure(layout)
     assert not ours.problems
+    assert UPDATES or read_waits().get(layout.name) == describe_waits(ours.waits)
     theirs = run_layout(layout, CPU, *([] if layout.states_precision else ["precision=fp32"]))
     assert ours.losses == pytest.approx(theirs.losses, rel=0.02)
     assert ours.norms == pytest.approx(theirs.norms, rel=0.1)
