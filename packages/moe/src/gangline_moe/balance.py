@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from gangline.model.forward_context import emit_loss, emit_metric, get_loss_mask, get_padding, sum_over_sequence
+from gangline.model.untraced import untraced
 from gangline_moe.routers.base import Choice, Router
 
 
@@ -23,19 +24,25 @@ def apply_balance(hidden_BTD: Tensor, router: Router, choice: Choice, load_E: Te
     load_E: number of (token, expert) pairs per expert on this rank, padding included, before drops over capacity.
     """
     node = router.node
+    terms: dict[str, Tensor] = {}
     if router.training and node.emits_loss():
         counts_BT = get_loss_mask(hidden_BTD)
         counts_N = counts_BT.reshape(-1)
         if node.seq_aux_loss:
-            term = node.seq_aux_loss * compute_sequence_loss(choice, counts_BT)
-            hidden_BTD = emit_loss(hidden_BTD, term, "seq_aux_loss")
+            terms["seq_aux_loss"] = node.seq_aux_loss * compute_sequence_loss(choice, counts_BT)
         if node.global_aux_loss and router.share is not None:
-            term = node.global_aux_loss * compute_step_loss(choice.prob_NE, router.share, counts_N)
-            hidden_BTD = emit_loss(hidden_BTD, term, "global_aux_loss")
+            terms["global_aux_loss"] = node.global_aux_loss * compute_step_loss(choice.prob_NE, router.share, counts_N)
         if node.z_loss:
-            hidden_BTD = emit_loss(hidden_BTD, node.z_loss * compute_z_loss(choice.logits_NE, counts_N), "z_loss")
-    emit_metric("load", drop_padding(load_E, choice), "sum")
-    emit_metric("entropy", compute_entropy(choice.prob_NE.detach()).mean(), "mean")
+            terms["z_loss"] = node.z_loss * compute_z_loss(choice.logits_NE, counts_N)
+    return _emit(hidden_BTD, terms, drop_padding(load_E, choice), compute_entropy(choice.prob_NE.detach()).mean())
+
+
+@untraced  # all at once: one break of a compiled block's graph
+def _emit(hidden_BTD: Tensor, terms: dict[str, Tensor], load_E: Tensor, entropy: Tensor) -> Tensor:
+    for name, term in terms.items():
+        hidden_BTD = emit_loss(hidden_BTD, term, name)
+    emit_metric("load", load_E, "sum")
+    emit_metric("entropy", entropy, "mean")
     return hidden_BTD
 
 

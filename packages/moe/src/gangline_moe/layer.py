@@ -7,11 +7,16 @@ from torch import Tensor, nn
 from gangline.comm.base import Comm
 from gangline.model.build import construct
 from gangline.model.forward_context import emit_metric
+from gangline.model.untraced import untraced
 from gangline_moe.balance import apply_balance
 from gangline_moe.dispatch.dispatcher import TokenDispatcher
 from gangline_moe.dispatch.permute import Combine, Permutation, Permute, drop_over_capacity, sort_by_expert
 from gangline_moe.nodes import MoeNode
 from gangline_moe.routers.base import Choice
+
+# Untraced: torch.compile would compile each layer apart, because the split sizes of a transfer are its constants.
+_start, _dispatch = untraced(TokenDispatcher), untraced(TokenDispatcher.dispatch)
+_combine = untraced(TokenDispatcher.combine)
 
 
 class MoeLayer(nn.Module):
@@ -42,9 +47,9 @@ class MoeLayer(nn.Module):
             rows_AD = self.experts(rows_AD, permutation.bounds)
             shared_BTD = self.compute_shared(x_BTD)
         else:
-            dispatcher = TokenDispatcher(self.axis, rows_AD, permutation.counts, self.node.ranks_per_node)
+            dispatcher = _start(self.axis, rows_AD, permutation.counts, self.node.ranks_per_node)
             shared_BTD = self.compute_shared(x_BTD)
-            rows_AD = dispatcher.combine(self.experts(dispatcher.dispatch(), dispatcher.route.bounds))
+            rows_AD = _combine(dispatcher, self.experts(_dispatch(dispatcher), dispatcher.route.bounds))
         y_BTD = Combine.apply(rows_AD, choice.weight_Nk, permutation).view_as(x_BTD)
         if shared_BTD is not None:
             y_BTD = y_BTD + shared_BTD

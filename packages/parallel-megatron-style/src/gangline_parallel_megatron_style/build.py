@@ -18,6 +18,7 @@ from gangline.comm.base import Comm, Comms
 from gangline.mesh import Mesh
 from gangline.model.linear import Linear
 from gangline.model.tree import Node, map_paths
+from gangline.model.untraced import untraced
 from gangline.plan import Plan
 from gangline.precision import Precision
 from gangline.runtime import Job
@@ -143,6 +144,7 @@ def split_matmuls(model: nn.Module, precision: Precision) -> None:
     for module in model.modules():
         if isinstance(module, Linear) and module.matmul == precision.linear:
             module.matmul = split_linear(precision)
+            module.forward = untraced(module.forward)  # type: ignore[method-assign]
 
 
 def find_first_rows(

@@ -147,12 +147,7 @@ class _AddTerm(torch.autograd.Function):
         return grad_hidden, torch.full_like(ctx.like, ctx.surroundings.coefficient), None
 
 
-@untraced  # torch.compile would treat the coefficient of the forward pass as a constant
-def _add_term(hidden: Tensor, term: Tensor, frame: Frame) -> Tensor:
-    output: Tensor = _AddTerm.apply(hidden, term, frame)
-    return output
-
-
+@untraced  # torch.compile would treat path, microbatch and coefficient as constants, and compile each layer apart
 def emit_loss(hidden: Tensor, term: Tensor, name: str = "loss") -> Tensor:
     """Add `term` to the objective and return `hidden`.
 
@@ -164,7 +159,7 @@ def emit_loss(hidden: Tensor, term: Tensor, name: str = "loss") -> Tensor:
         return hidden
     if current.collected is not None:
         current.collected.losses[(current.microbatch, _path, name)] = term.detach()
-    return _add_term(hidden, term, current)
+    return _AddTerm.apply(hidden, term, current)
 
 
 def get_loss_mask(like: Tensor) -> Tensor:
@@ -180,6 +175,7 @@ def get_padding() -> Tensor | None:
     return None if _frame is None else _frame.padding
 
 
+@untraced
 def emit_metric(name: str, value: Tensor, reduce: MetricReduce = "sum") -> None:
     """Report a number or a vector under the block's path; `reduce` reduces it over microbatches and ranks.
 
@@ -210,6 +206,7 @@ def gather_heads(x_BtF: Tensor) -> Tensor:
     return x_BtF if current is None or current.for_all_heads is None else current.for_all_heads(x_BtF)
 
 
+@untraced
 def draw(like: Tensor, site: str, first_feature: int = 0) -> Tensor:
     """Return uniforms in [0, 1), float32, shaped like `like` (B, T, F).
 

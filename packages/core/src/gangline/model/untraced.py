@@ -10,34 +10,22 @@ import torch
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_every: list[Untraced] = []
-_compiles = False
 
+class untraced(Generic[P, R]):
+    """Decorator of a function that torch.compile leaves out after `keep_out`. is_out: whether it was called."""
 
-class Untraced(Generic[P, R]):
-    """A function that torch.compile leaves out once `keep_out` was called; `is_out`: whether it was called."""
+    is_out = False
 
     def __init__(self, function: Callable[P, R]) -> None:
-        self._function, self.is_out, self.__doc__ = function, False, function.__doc__
-        _every.append(self)
-        if _compiles:
-            self.keep_out()
+        self._function, self.__doc__ = function, function.__doc__
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         return self._function(*args, **kwargs)
 
-    def keep_out(self) -> None:
-        """Keep torch.compile out of the function: compiled code calls it uncompiled."""
-        if not self.is_out:
-            self._function, self.is_out = torch.compiler.disable(self._function), True
-
-
-untraced = Untraced  # as a decorator
-
 
 def keep_out() -> None:
-    """Keep torch.compile out of all `Untraced` functions, also of functions that are defined later."""
-    global _compiles
-    _compiles = True
-    for function in _every:
-        function.keep_out()
+    """Keep torch.compile out of all `untraced` functions: compiled code calls them uncompiled."""
+    if not untraced.is_out:
+        # The method, not each function: else Dynamo would compile this method, with guards on the arguments of all.
+        untraced.__call__ = torch.compiler.disable(untraced.__call__)  # type: ignore[method-assign]
+        untraced.is_out = True

@@ -27,7 +27,6 @@ def make_finish(recompute: Recompute, compile: bool, every: int = 1, seams: Sequ
     only between queries, keys and values and the output of attention, at the attention seams in `seams` (Korthikanti et
     al., arXiv 2205.05198, section 5).
     """
-
     if compile:
         keep_out()
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from gangline.comm.base import Comm
 from gangline.model.build import Wrapper, construct
 from gangline.model.forward_context import draw
+from gangline.model.untraced import untraced
 from gangline_finetune.lora.nodes import DoraNode, DroppedLoraNode, LengthsNode, LoraNode
 
 
@@ -70,9 +71,14 @@ class DroppedLowRank(LowRank, ABC):
     def drop_inputs(self, x: Tensor) -> Tensor:
         if not (self.dropout and self.training):
             return x
-        first = self.row_cut.index * x.shape[-1] if self.row_cut else 0
-        kept = draw(x, self.site, first) >= self.dropout
-        return x * (kept.to(x.dtype) / (1 - self.dropout))
+        return _drop(self, x)
+
+
+@untraced  # torch.compile would treat the site as a constant, and compile each linear apart
+def _drop(adapted: DroppedLowRank, x: Tensor) -> Tensor:
+    first = adapted.row_cut.index * x.shape[-1] if adapted.row_cut else 0
+    kept = draw(x, adapted.site, first) >= adapted.dropout
+    return x * (kept.to(x.dtype) / (1 - adapted.dropout))
 
 
 class DroppedLora(DroppedLowRank):

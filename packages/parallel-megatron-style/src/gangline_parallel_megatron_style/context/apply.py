@@ -11,6 +11,7 @@ from gangline import UserError
 from gangline.comm.base import Comm
 from gangline.model.calls import AttentionCall, Call, call_of
 from gangline.model.contracts import get_seam_function
+from gangline.model.untraced import untraced
 from gangline.plan import Plan, matches, names
 from gangline_basics.model.last_value_cache import LastValueCache
 from gangline_basics.model.seams import call_at
@@ -46,10 +47,10 @@ def set_attention(
             continue
         call = _match_call(path, inner, call_at(declared, path), method)
         attentions.append((module, inner))
+        over_ranks: Callable[..., Tensor] = UlyssesAttention(comm, inner, cache)
         if method == "ring":
-            module.attention = rings.setdefault(call, RingAttention(comm, call))
-        else:
-            module.attention = UlyssesAttention(comm, inner, cache)
+            over_ranks = rings.setdefault(call, RingAttention(comm, call))
+        module.attention = untraced(over_ranks)
         attention_paths.append(path)
     for path in modules:
         named = any(names(pattern, path) for pattern in patterns)

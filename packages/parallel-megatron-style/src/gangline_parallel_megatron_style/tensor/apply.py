@@ -14,6 +14,7 @@ from gangline.comm.base import Comm
 from gangline.model.calls import Call, LossCall, call_of
 from gangline.model.contracts import OwnMatmuls, bind_around, bind_linear, get_seam_function
 from gangline.model.linear import Embedding, Linear
+from gangline.model.untraced import untraced
 from gangline.plan import Plan, matches
 from gangline.precision import Precision
 from gangline_basics.model.loss import CrossEntropy
@@ -108,6 +109,7 @@ class _Cutter:
         else:
             region = self.regions[_get_parent(path)]
             linear.matmul = region.multiply_rowwise if dim else region.multiply_colwise
+            linear.forward = untraced(linear.forward)  # type: ignore[method-assign]  # with its transfers
             bind_linear(linear, path, self.setting.comm, self.bound)
 
     def _set_lookup(self, path: str, embedding: Embedding) -> None:

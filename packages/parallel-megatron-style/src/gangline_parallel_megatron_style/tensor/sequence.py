@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gangline.comm.base import Comm
+from gangline.model.untraced import untraced
 from gangline_basics.parallel.autograd import all_gather, all_reduce
 from gangline_parallel_megatron_style.tensor.rows import from_rows, to_rows
 from gangline_parallel_megatron_style.tensor.setting import Setting
@@ -30,7 +31,7 @@ def gather_sequence(x: Tensor, comm: Comm) -> Tensor:
 
 def make_sequence_reducer(comm: Comm) -> Callable[[Tensor], Tensor]:
     """Return the function `forward_context.Frame.over_sequence`: x -> differentiable sum of x over `comm`."""
-    return partial(all_reduce, comm=comm)
+    return untraced(partial(all_reduce, comm=comm))
 
 
 def make_head_gatherer(comm: Comm, sequence_parallel: bool) -> Callable[[Tensor], Tensor]:
@@ -38,7 +39,7 @@ def make_head_gatherer(comm: Comm, sequence_parallel: bool) -> Callable[[Tensor]
 
     The backward of the function sums the gradients of all tp ranks.
     """
-    return partial(gather_sequence, comm=comm) if sequence_parallel else partial(_Shared.apply, comm)
+    return untraced(partial(gather_sequence, comm=comm) if sequence_parallel else partial(_Shared.apply, comm))
 
 
 class _Shared(torch.autograd.Function):
