@@ -1,4 +1,4 @@
-"""The table in docs/how-to/fake-gpu.md of the host waits of each layout."""
+"""The tables in docs/how-to/fake-gpu.md: the host waits of each layout, and the kernels of a block."""
 
 from __future__ import annotations
 
@@ -13,21 +13,30 @@ from layouts import Layout, measure
 PAGE = Path(__file__).parent.parent / "docs/how-to/fake-gpu.md"
 UPDATES = bool(os.environ.get("GANGLINE_UPDATE"))  # whether the tests write the table instead of comparing it
 RECORD = re.compile(r"device to host, blocking at .*metrics\.py:_to_host")  # of the step record
-TABLE = re.compile(r"(?<=<!-- begin: waits -->\n).*?(?=<!-- end: waits -->)", re.DOTALL)
+
+
+def read_table(name: str) -> list[str]:
+    """Return the lines of a table of the page."""
+    return PAGE.read_text().split(f"<!-- begin: {name} -->\n")[1].split(f"<!-- end: {name} -->")[0].splitlines()
+
+
+def write_table(name: str, lines: Iterable[str]) -> None:
+    """Replace a table of the page."""
+    begin, end = f"<!-- begin: {name} -->\n", f"<!-- end: {name} -->"
+    before, rest = PAGE.read_text().split(begin)
+    PAGE.write_text(before + begin + "".join(f"{line}\n" for line in lines) + end + rest.split(end)[1])
 
 
 def read_waits() -> dict[str, str]:
     """Return layout -> its waits, as the page states them, in the order of the page."""
-    table = TABLE.search(PAGE.read_text())
-    assert table
-    return dict(re.findall(r"^\| ([^|]+?) \| (.+) \|$", table[0], re.MULTILINE)[1:])
+    rows = (re.fullmatch(r"\| ([^|]+?) \| (.+) \|", line) for line in read_table("waits")[2:])
+    return {row[1]: row[2] for row in rows if row}
 
 
 def write_waits(layouts: Iterable[Layout]) -> None:
     """Measure each layout and write the table."""
     rows = [f"| {layout.name} | {describe_waits(measure(layout).waits)} |" for layout in layouts]
-    table = "\n".join(["| layout | waits in a step |", "|---|---|", *rows, ""])
-    PAGE.write_text(TABLE.sub(lambda found: table, PAGE.read_text()))
+    write_table("waits", ["| layout | waits in a step |", "|---|---|", *rows])
 
 
 def describe_waits(waits: Counter[str]) -> str:
