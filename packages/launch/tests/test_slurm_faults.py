@@ -108,6 +108,14 @@ def test_last_array_task_requeues_only_itself(out, fake, tmp_path, monkeypatch):
     assert "requeue 7_2" in calls(tmp_path, "scontrol")[-1]
 
 
+def test_record_has_the_exit_code_of_the_job(out, fake):
+    """srun returns 138 if one node's agent ends before the other has written the ending."""
+    fake("scontrol", RUNS)
+    write_ending(out, PREEMPTED)
+    assert after.main(str(out), "138") == 75
+    assert requeues.read(out)[-1].code == 75
+
+
 def test_requeue_is_retried_after_controller_restart(out, fake, tmp_path):
     fake("scontrol", once(tmp_path, AWAY, RUNS))
     write_ending(out, PREEMPTED)

@@ -60,7 +60,7 @@ def main(run_dir: str, code: str) -> int:
     try:
         lines = retry_while_away(lambda: commands.show_job(job))
         if lines and lines[0].get("JobState") == "RUNNING":  # otherwise the job was cancelled, or Slurm restarts it
-            restart_job(path, job, ending, int(code))
+            restart_job(path, job, ending, end)
     except (SlurmError, UserError, OSError) as error:
         print(f"train: job {job} is not restarted: {error}\n{jobs.format_resume_hint(path)}", flush=True)
     return end
