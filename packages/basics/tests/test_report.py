@@ -166,13 +166,15 @@ def test_failures_come_first_and_oldest_first(quick: Path, tmp_path: Path) -> No
     verdict = {"event": "verdict", **about, "where": "step 7", "confidence": 1.0}
     events = [
         {**verdict, "kind": "info", "evidence": "only a note", "suggestion": "note"},
+        {**verdict, "kind": "not-compared", "evidence": "too few ranks", "suggestion": "warn"},
         {**verdict, "kind": "loss-spike", "evidence": "loss 9", "suggestion": "roll_back"},
         {"event": "launch", **about, "why": "rank", "evidence": "rank 1 failed first", "processes": 2},
     ]
     write_lines(run, read_lines(run, "events.jsonl") + events, "events.jsonl")
     page = write_report(run)
     rows = [row for row in page.rows if row and row[0] == "step 7, 2026-01-02 03:04:05"]
-    assert [row[1] for row in rows] == ["verdict loss-spike (step 7)", "restart (rank)", "verdict info (step 7)"]
+    grave = ["verdict not-compared (step 7)", "verdict loss-spike (step 7)", "restart (rank)"]
+    assert [row[1] for row in rows] == [*grave, "verdict info (step 7)"]
     first = "First failure: step 7, 2026-01-02 03:04:05, verdict loss-spike (step 7): loss 9; suggestion: roll_back"
     assert first in page.notes
 

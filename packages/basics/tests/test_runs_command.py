@@ -122,6 +122,16 @@ def test_started_run_without_readable_events_is_damaged(tmp_path: Path, capsys) 
     assert (found["noise"]["step"], found["noise"]["loss"]) == (3, 1.0)
 
 
+def test_a_long_message_alone_is_shortened(tmp_path: Path, capsys) -> None:
+    run = made(tmp_path / "a-run-with-a-name", "run.name=the-name")
+    write_ending(run, RunEnding(generation=1, reason="failed", exit_code=1, evidence="rank 1 is slow; " * 30))
+    assert runs([str(tmp_path)]) == 0
+    _, line = capsys.readouterr().out.splitlines()
+    assert line.split()[:7] == ["a-run-with-a-name", "the-name", "3/10", "1.0000", "12.3", "k", "failed"]
+    assert line.endswith("…")
+    assert len(line) == 200  # if the output is not a terminal
+
+
 @pytest.mark.parametrize("name", ["config.yaml", "events.jsonl", "ending.json", "metrics.jsonl"])
 def test_named_pipe_does_not_hide_other_runs(tmp_path: Path, capsys, name: str) -> None:
     for each in ("good", "bad"):
@@ -397,6 +407,8 @@ def test_differences_list_changed_parts_and_options() -> None:
     one = {"parts": {"optimizer": "adamw"}, "optimizer": {"eps": 1e-8}, "run": {"dir": "a", "seed": 1}}
     two = {"parts": {"optimizer": "muon"}, "optimizer": {"eps": 1e-8, "momentum": 0.9}, "run": {"dir": "b", "seed": 1}}
     assert find_differences([one, two]) == {"optimizer": ["adamw", "muon"], "optimizer.momentum": [None, 0.9]}
+    one, two = ({"parts": {"precision": name}, "precision": {}, "batch": {"ramp": {}}} for name in ("fp32", "bf16"))
+    assert find_differences([one, two]) == {"precision": ["fp32", "bf16"]}
 
 
 def test_compare_reports_unreadable_and_unwritable_files(tmp_path: Path) -> None:

@@ -151,6 +151,8 @@ def test_resume_extends_a_finished_run(runs):
         steps = words[0] if words else "run.steps=9"
         assert said.startswith(f"train: the run has ended: step 9 is done, and {steps}.\n  To continue:  train resume=")
         assert said.endswith("out run.steps=18\n")
+    (runs.directory / "out" / "ending.json").unlink()  # as after a kill
+    assert "step 9 is done, and run.steps=2." in runs.expect_refusal("resume=out", "run.steps=2")
     assert (runs.directory / "out" / "config.yaml").read_text() == before
 
 

@@ -7,12 +7,19 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gangline.cli import make_notes, open_console
 from gangline.errors import escape_controls
 from gangline.record import describe_missing, to_plain
+from gangline_basics.quantities import format_quantity
 from gangline_basics.runs.listing import STATES, RunSummary, read_summaries
 
+if TYPE_CHECKING:
+    from rich.console import JustifyMethod
+
+COLUMNS = ("directory", "name", "step", "loss", "tokens/s", "state", "last message")
+LEAST_WORDS = 12  # width of the last message, below which the other columns are shortened too
 STYLES = {"running": "green", "failed": "red", "killed": "red", "damaged": "red", "stopped": "yellow"}
 
 
@@ -49,26 +56,31 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _print(found: list[RunSummary], folder: Path) -> None:
+    from rich.cells import cell_len, set_cell_size
     from rich.table import Table
     from rich.text import Text
 
-    from gangline_basics.quantities import format_quantity
-
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("directory", "name"):
-        table.add_column(column, no_wrap=True, overflow="ellipsis")
-    for column in ("step", "loss", "tokens/s"):
-        table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("state", no_wrap=True)
-    table.add_column("last message", overflow="ellipsis", no_wrap=True)
-    for run in found:
-        place = Path(run.directory)
-        path = place.relative_to(folder) if place != folder else place
-        step = f"{run.step}" if run.steps is None else f"{run.step}/{run.steps}"
-        loss = "" if run.loss is None else f"{run.loss:.4f}"
-        rate = "" if run.tokens_per_second is None else format_quantity(run.tokens_per_second)
-        state = Text(run.state, STYLES.get(run.state, ""))
-        words = " ".join(run.words.split())
-        cells = [Text(escape_controls(cell)) for cell in (str(path), run.name)]
-        table.add_row(*cells, step, loss, rate, state, Text(escape_controls(words)))
-    open_console().print(table)
+    for column in COLUMNS:
+        align: JustifyMethod = "right" if column in ("step", "loss", "tokens/s") else "left"
+        table.add_column(column, justify=align, no_wrap=True, overflow="ellipsis")
+    console = open_console()
+    rows = [_describe(run, folder) for run in found]
+    widths = [max(map(cell_len, (name, *cells))) for name, *cells in zip(COLUMNS, *rows, strict=True)]
+    # Only the message is cut: rich would shorten all columns alike.
+    room = console.width - sum(widths[:-1]) - 2 * len(widths[:-1])
+    for run, (*cells, words) in zip(found, rows, strict=True):
+        shown = words if cell_len(words) <= room or room < LEAST_WORDS else f"{set_cell_size(words, room - 1)}…"
+        table.add_row(*map(Text, cells[:-1]), Text(cells[-1], STYLES.get(run.state, "")), Text(shown))
+    console.print(table)
+
+
+def _describe(run: RunSummary, folder: Path) -> list[str]:
+    """Return the cells of a run's row: directory, name, step, loss, tokens/s, state and last message."""
+    place = Path(run.directory)
+    step = f"{run.step}" if run.steps is None else f"{run.step}/{run.steps}"
+    loss = "" if run.loss is None else f"{run.loss:.4f}"
+    rate = "" if run.tokens_per_second is None else format_quantity(run.tokens_per_second)
+    path = place.relative_to(folder) if place != folder else place
+    words = escape_controls(" ".join(run.words.split()))
+    return [escape_controls(str(path)), escape_controls(run.name), step, loss, rate, run.state, words]

@@ -161,6 +161,6 @@ def flatten_options(content: Any, prefix: str = "") -> dict[str, Any]:
         path = f"{prefix}{key}"
         if isinstance(value, dict) and value:
             flat_content |= flatten_options(value, f"{path}.")
-        else:
+        elif value != {} or prefix:  # else the section of a part without options, which would hide its name
             flat_content[path.removeprefix("parts.")] = value
     return flat_content

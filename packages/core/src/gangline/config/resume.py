@@ -44,14 +44,14 @@ def continue_run(path: str, content: Mapping[str, Any], words: Sequence[str]) ->
 
 
 def refuse_ended(run: Run, directory: str | Path) -> None:
-    """Raise UserError for a finished run to which `run.steps` adds no step, if its checkpoints are in `directory`."""
-    ending = read_ending(directory)
-    folder = Path(directory, "checkpoints")
-    if ending is None or ending.reason != "done" or not folder.is_dir():
+    """Raise UserError if `run.steps` adds no step to a finished run, or is below the step of a run's checkpoint."""
+    ending, folder = read_ending(directory), Path(directory, "checkpoints")
+    if not folder.is_dir():
         return
+    done = ending is not None and ending.reason == "done"
     ids = [id for entry in folder.iterdir() if (id := CheckpointId.parse(entry.name))]
     newest = attempts.find_latest(directory, ids)
-    if newest is not None and newest.step >= run.steps:
+    if newest is not None and (newest.step > run.steps or (done and newest.step == run.steps)):
         raise UserError(
             f"the run has ended: step {newest.step} is done, and run.steps={run.steps}.",
             f"To continue:  train resume={directory} run.steps={2 * newest.step}",

@@ -24,7 +24,7 @@ RUNNING = ("running", "silent")
 def show_head(history: History, account: TimeAccount | None) -> Element:
     """Return the header of the page of one run."""
     summary = history.summary
-    failure = next(iter(list_failures(history)), None)
+    failure = next((incident for incident in list_failures(history) if not incident.warns), None)
     command = format_command(history)
     return make(
         "header",

@@ -14,17 +14,18 @@ MOST = 200  # maximum number of rows of each table
 RESPONSES = ("response",)  # events (events.jsonl) that record the response to a verdict
 REQUESTED = ("signal", "preempted")  # reasons of endings that a user or a scheduler requested
 LOST = ("rank", "node")  # reasons of launches after a failure
-NOTICE = "note"  # suggested action of a verdict that only informs
+NOTICE, WARNING = "note", "warn"  # suggested actions of a verdict that only informs or warns
 
 
 @dataclass(frozen=True)
 class Incident:
-    """One event. grave: whether it is a failure or asks for an action."""
+    """One event. grave: whether it is a failure or asks for an action. warns: whether it only asks for attention."""
 
     when: str
     what: str
     words: str
     grave: bool = True
+    warns: bool = False
 
 
 def list_incidents(history: History) -> Iterator[Incident]:
@@ -36,7 +37,8 @@ def list_incidents(history: History) -> Iterator[Incident]:
             grave = event.get("suggestion") != NOTICE
             what = f"verdict {event.get('kind')} ({event.get('where')})"
             suggestion = f"suggestion: {event.get('suggestion') or 'not recorded'}"
-            yield Incident(when, what, f"{words}; {suggestion}" if words else suggestion, grave)
+            warns = event.get("suggestion") == WARNING
+            yield Incident(when, what, f"{words}; {suggestion}" if words else suggestion, grave, warns)
         elif kind in RESPONSES:
             kinds = event.get("kinds")
             answered = ", ".join(map(str, kinds)) if isinstance(kinds, list) else ""
