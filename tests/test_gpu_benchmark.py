@@ -35,7 +35,17 @@ def gpu(monkeypatch):
     return gpu
 
 
-FEW = ("ring kernel", "fp8", "checkpoint", "8B blocks, fp8", "grouped", "gated", "cross-entropy", "profile, 8B blocks")
+FEW = (
+    "ring kernel",
+    "fp8",
+    "checkpoint",
+    "8B blocks, fp8",
+    "grouped matmuls",
+    "gated product of experts",
+    "grouped rate",
+    "cross-entropy",
+    "profile, 8B blocks",
+)
 OF_A_GPU = {"captured streams", "staging rate", "documents", "NCCL", "registered memory", "host waits"}
 
 

@@ -216,7 +216,7 @@ def test_unknown_attention_call_is_wrapped_by_ulysses_only(call):
         return v
 
     function.computes = call
-    assert isinstance(model_with(function, call, "ulysses").blocks[1].attention.attention, UlyssesAttention)
+    assert isinstance(model_with(function, call, "ulysses").blocks[1].attention.attention.function, UlyssesAttention)
     with pytest.raises(UserError, match=r"blocks\.1\.attention"):
         model_with(function, call)
     for build in (get_plain_attention, lambda call: RingAttention(two("cp"), call)):
@@ -226,7 +226,7 @@ def test_unknown_attention_call_is_wrapped_by_ulysses_only(call):
 
 def test_ring_attention_follows_each_layer_declaration():
     model = model_with(get_plain_attention(WINDOW), WINDOW)
-    rings = [block.attention.attention for block in model.blocks]
+    rings = [block.attention.attention.function for block in model.blocks]
     assert all(isinstance(ring, RingAttention) for ring in rings)
     assert [ring.computes for ring in rings] == [AttentionCall(), WINDOW]
 

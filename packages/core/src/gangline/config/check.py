@@ -138,7 +138,7 @@ def _check_device(run: Run) -> Iterator[Problem]:
         else "Type run.device=cpu or run.device=null: this machine has no GPU."
     )
     if not re.fullmatch(DEVICES, device):
-        guess = "The name of a GPU is cuda." if name in ("gpu", "nvidia") else suggest_near(device, ["cpu", "cuda"])
+        guess = "The name of a GPU is cuda." if name in ("gpu", "nvidia") else suggest_near(name, ["cpu", "cuda"])
         yield Problem(f"run.device={device} must be cpu, cuda or cuda:N.", guess, take)
     elif name == "cuda" and not count_gpus():
         yield Problem(f"run.device={device}: this machine has no GPU.", "", take)

@@ -12,15 +12,15 @@ R = TypeVar("R")
 
 
 class untraced(Generic[P, R]):
-    """Decorator of a function that torch.compile leaves out after `keep_out`. is_out: whether it was called."""
+    """Decorator of `function`, which torch.compile leaves out after `keep_out`. is_out: whether that was called."""
 
     is_out = False
 
     def __init__(self, function: Callable[P, R]) -> None:
-        self._function, self.__doc__ = function, function.__doc__
+        self.function, self.__doc__ = function, function.__doc__
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        return self._function(*args, **kwargs)
+        return self.function(*args, **kwargs)
 
 
 def keep_out() -> None:
