@@ -53,7 +53,8 @@ class KnownOptions:
                 self._refuse_section(path)
             raise self._explain_unknown(path, text)
         value = override.value()
-        if _is_mapping(option.hint) and path == option.path and isinstance(value, list | int | float | str):
+        refers = text.startswith("${")  # to another option, or to a variable of the environment
+        if _is_mapping(option.hint) and path == option.path and not refers and not isinstance(value, dict | None):
             typed = f"Type  {path}={{NAME:VALUE}}  ({option.comment})"
             raise UserError(f"{path}={text}: this option is a mapping.", typed)
         if _is_text(option.hint) and isinstance(value, bool | int | float) and path == option.path:
